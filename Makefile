@@ -1,0 +1,68 @@
+# Everything a contributor runs. Each target sets up what it needs, in folders that `make clean` removes.
+# With another interpreter: make test PYTHON=/opt/python3.12/bin/python
+
+VERSIONS := 3.11 3.12 3.13
+EXTRAS   := test,lint,cli
+WORKERS  ?= 2
+
+# A name on PATH may be a shim for an interpreter that is not installed, so each one has to run.
+runs = $(shell $(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 </dev/null && echo $(1))
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(firstword $(foreach version,$(VERSIONS),$(call runs,python$(version))))
+endif
+
+VENV := .venv
+BIN  := $(VENV)/bin
+
+# $(1) the interpreter, $(2) the folder. Debian without python3-venv has no ensurepip: there the
+# system's pip puts a pip inside.
+define install
+	@test -n "$(1)" || { echo "no Python 3.11, 3.12 or 3.13 on PATH; name one: make PYTHON=..." >&2; exit 1; }
+	@echo "setting up $(2) with $(1)"
+	@$(1) -m venv --clear $(2) >/dev/null 2>&1 || { \
+	  $(1) -m venv --clear --without-pip $(2) && $(1) -m pip --python $(2) install --quiet pip; }
+	@$(2)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $(2)/.installed
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-all clean
+
+help: ## Say what there is (the default)
+	@echo "make <target>, one of"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
+	  printf '  %-10s %s\n' $$target "$$text"; done
+
+demo: $(VENV)/.installed ## See a save and a restore at work, with their stages and memory
+	@$(BIN)/penstock demo
+
+test: lint ## Check style and types, then run the suite
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.installed ## Check style and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
+	@ran=; failed=; for version in $(VERSIONS); do \
+	  if ! python$$version -c 'import sys' >/dev/null 2>&1; then echo "Python $$version: not here"; continue; fi; \
+	  ran="$$ran $$version"; echo "Python $$version:"; \
+	  { $(MAKE) --no-print-directory .venv-$$version/.installed \
+	    && .venv-$$version/bin/python -m pytest -n $(WORKERS); } || failed="$$failed $$version"; \
+	done; \
+	test -n "$$ran" || { echo "no Python of $(VERSIONS) on PATH" >&2; exit 1; }; \
+	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
+	echo "passed on$$ran"
+
+clean: ## Remove the environments, caches and build products
+	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find kernel stages handlers src tests -name __pycache__ -type d -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml
+	$(call install,$(PYTHON),$(VENV))
+
+.venv-%/.installed: pyproject.toml
+	$(call install,python$*,.venv-$*)

@@ -1,0 +1,1 @@
+"""The names and JSON files of a checkpoint directory."""

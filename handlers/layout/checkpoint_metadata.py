@@ -1,0 +1,79 @@
+"""`_CHECKPOINT_METADATA`: what wrote a checkpoint, when, and the caller's own metadata.
+
+Source:
+    ORBAX_FORMAT.md §3.2. An unknown member at the top breaks Orbax, so there is none of ours.
+"""
+
+from __future__ import annotations
+
+__all__ = ("PYTREE_HANDLER", "CheckpointMetadata", "decode", "encode")
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from penstock.handlers.json_values import as_object, as_string, parse_object
+from penstock.kernel.errors import CorruptCheckpointError, SpecError
+
+PYTREE_HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+"""What Orbax is told to read a flat checkpoint with; v0 and v1 know it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CheckpointMetadata:
+    """What a reader needs of the document."""
+
+    item_handlers: Mapping[str, str] | str | None = None  #: by item; one string for a flat checkpoint
+    committed_at_ns: int | None = None
+    custom_metadata: Mapping[str, Any] | None = None
+
+
+def encode(*, started_ns: int, committed_ns: int, custom_metadata: Mapping[str, Any] | None) -> bytes:
+    """Encode the document of a flat checkpoint.
+
+    Raises:
+        SpecError: If `custom_metadata` cannot be written as JSON.
+    """
+    document = {
+        "item_handlers": PYTREE_HANDLER,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": started_ns,
+        "commit_timestamp_nsecs": committed_ns,
+        "custom_metadata": dict(custom_metadata or {}),
+    }
+    try:
+        return json.dumps(document).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
+
+
+def decode(path: str, data: bytes) -> CheckpointMetadata:
+    """Read the document, of any Orbax version. An empty file says nothing, and that is allowed.
+
+    Raises:
+        CorruptCheckpointError: If it is not what such a document would be.
+    """
+    if not data:
+        return CheckpointMetadata()
+
+    document = parse_object(path, data)
+    handlers = document.get("item_handlers")
+    if isinstance(handlers, dict):
+        items = as_object(path, "item_handlers", document["item_handlers"])
+        handlers = {item: as_string(path, f"the handler of {item!r}", name) for item, name in items.items()}
+    elif handlers is not None:
+        handlers = as_string(path, "item_handlers", handlers)
+
+    committed = document.get("commit_timestamp_nsecs")
+    if committed is not None and type(committed) is not int:
+        raise CorruptCheckpointError(path, f"commit_timestamp_nsecs is {committed!r}, not an integer")
+
+    custom = document.get("custom_metadata", document.get("custom"))
+    return CheckpointMetadata(
+        item_handlers=handlers,
+        committed_at_ns=committed,
+        custom_metadata=None if custom is None else as_object(path, "custom_metadata", custom),
+    )

@@ -1,0 +1,92 @@
+"""Where the chunks and the metadata of every array lie, whether in OCDBT or in plain directories."""
+
+from __future__ import annotations
+
+__all__ = ("check_files", "directory_index", "read_value")
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from penstock.handlers.ocdbt.values import Indirect, Inline, Value
+from penstock.handlers.zarr import METADATA_KEYS
+from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError
+from penstock.kernel.protocols import Store
+
+
+def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[bytes, Value]:
+    """Index arrays that lie in a directory each, as an OCDBT database would.
+
+    Raises:
+        CorruptCheckpointError: If a name leads out of `directory`.
+    """
+    index: dict[bytes, Value] = {}
+    for name in names:
+        _check_inside(directory, name)
+        for key in _files(store, directory, name):
+            path = os.path.join(directory, key)
+            if key.rpartition("/")[2] in METADATA_KEYS:
+                index[key.encode()] = Inline(store.read_file(path))
+            else:
+                index[key.encode()] = Indirect(key, 0, store.size(path))
+
+    return index
+
+
+def read_value(store: Store, directory: str, value: Value) -> bytes:
+    """Fetch a small value from wherever it lies."""
+    if isinstance(value, Inline):
+        return value.value
+
+    data = bytearray(value.length)
+    file = store.open_data_file(os.path.join(directory, value.file))
+    try:
+        file.read_at(value.offset, [memoryview(data)])
+    finally:
+        file.close()
+
+    return bytes(data)
+
+
+def check_files(store: Store, directory: str, index: Mapping[bytes, Value]) -> None:
+    """Check that every data file is there, and as long as the index needs.
+
+    Raises:
+        TruncatedDataError: If one is too short.
+        CorruptCheckpointError: If one is missing, or lies outside of `directory`.
+    """
+    needed: dict[str, int] = {}
+    for value in index.values():
+        if isinstance(value, Indirect):
+            end = value.offset + value.length
+            if end > needed.get(value.file, -1):
+                needed[value.file] = end
+
+    for file, nbytes in needed.items():
+        _check_inside(directory, file)
+        path = os.path.join(directory, file)
+        if store.kind(path) != "file":
+            raise CorruptCheckpointError(path, "is missing, and the index refers to it")
+
+        found = store.size(path)
+        if found < nbytes:
+            raise TruncatedDataError(path, nbytes, found)
+
+
+def _check_inside(directory: str, name: str) -> None:
+    # A checkpoint may come from anywhere; it must not make its reader open other files.
+    if os.path.isabs(name) or ".." in name.split("/"):
+        raise CorruptCheckpointError(directory, f"{name!r} leads out of the checkpoint")
+
+
+def _files(store: Store, directory: str, name: str) -> Iterator[str]:
+    """Yield every file below a directory, by its path from `directory`."""
+    path = os.path.join(directory, name)
+    if store.kind(path) != "directory":
+        return
+
+    for entry in store.list_directory(path):
+        inner = f"{name}/{entry}" if name else entry
+        if store.kind(os.path.join(directory, inner)) == "directory":
+            yield from _files(store, directory, inner)
+        else:
+            yield inner

@@ -1,0 +1,48 @@
+"""The flat Orbax layout, behind the kernel's `Layout` protocol."""
+
+from __future__ import annotations
+
+__all__ = ("OrbaxLayout",)
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
+
+from penstock.handlers.layout.names import DATA_FOLDER, TEMPORARY_SUFFIX
+from penstock.handlers.layout.opening import open_checkpoint
+from penstock.handlers.layout.stored import OrbaxCheckpoint
+from penstock.handlers.layout.writing import flat_documents
+from penstock.kernel.messages import Document, Leaf, Written
+from penstock.kernel.protocols import Store
+
+
+@final
+class OrbaxLayout:
+    """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Holds no state.
+
+    Written is the flat layout: OCDBT, zarr v2, no compression, one manifest. Read are also items of
+    a step (the one that holds the tree), zarr v3, codecs, and arrays in directories of their own.
+    """
+
+    __slots__ = ()
+
+    def temporary_name(self, path: str) -> str:
+        return path + TEMPORARY_SUFFIX
+
+    def data_file(self) -> str:
+        return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        written: Sequence[Written],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+    ) -> Iterable[Document]:
+        """Make every document; see `flat_documents` for what it raises."""
+        return flat_documents(leaves, written, started_ns=started_ns, custom_metadata=custom_metadata)
+
+    def open(self, store: Store, path: str) -> OrbaxCheckpoint:
+        """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""
+        return open_checkpoint(store, path)

@@ -1,0 +1,46 @@
+"""`_sharding`: the sharding of each jax.Array, as a JSON text within a JSON document.
+
+What the texts mean is the array handler's business.
+
+Source:
+    ORBAX_FORMAT.md §1.3.
+"""
+
+from __future__ import annotations
+
+__all__ = ("decode", "encode")
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+
+from penstock.handlers.json_values import as_string, parse_object
+from penstock.kernel.errors import CorruptCheckpointError
+
+
+def encode(shardings: Iterable[tuple[str, str]]) -> bytes:
+    """Encode stored names with their sharding texts.
+
+    Orbax fails to restore an array that the file lacks while the file is there, so either every
+    jax.Array is in it or there is no file.
+    """
+    document = {urlsafe_b64encode(name.encode()).decode(): text for name, text in shardings}
+    return json.dumps(document).encode()
+
+
+def decode(path: str, data: bytes) -> dict[str, str]:
+    """Read the document: stored name to sharding text.
+
+    Raises:
+        CorruptCheckpointError: If it is not what such a document would be.
+    """
+    found: dict[str, str] = {}
+    for encoded, text in parse_object(path, data).items():
+        try:
+            name = urlsafe_b64decode(encoded.encode("ascii")).decode()
+        except ValueError as error:
+            raise CorruptCheckpointError(path, f"the key {encoded!r} is not base64 of a name") from error
+
+        found[name] = as_string(path, f"the sharding of {name!r}", text)
+
+    return found

@@ -1,0 +1,195 @@
+"""A checkpoint whose documents have been read: its leaves, and how to read each."""
+
+from __future__ import annotations
+
+__all__ = ("OrbaxCheckpoint", "StoredArray")
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.names import MANIFEST
+from penstock.handlers.layout.regions import (
+    Bounds,
+    StoredChunk,
+    chunk_reads,
+    chunks_in,
+    intersect,
+    merge_direct,
+    shape_of,
+)
+from penstock.handlers.ocdbt.values import Inline, Value
+from penstock.handlers.zarr import ArrayFormat
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf
+from penstock.kernel.protocols import Destination
+
+if TYPE_CHECKING:
+    from penstock.handlers.layout.driver import ArrayDriver
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """What this layout keeps in `StoredLeaf.detail` of a leaf that has array bytes."""
+
+    format: ArrayFormat
+    prefix: str  #: of the array's keys in the index: the stored name and a slash, or nothing
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OrbaxCheckpoint:
+    """An Orbax checkpoint, opened. Immutable; may be used from several threads."""
+
+    path: str  #: as it was asked for
+    directory: str  #: what holds the tree: `path`, or an item in it
+    leaves: Sequence[StoredLeaf]
+    custom_metadata: Mapping[str, Any] | None
+    committed_at_ns: int | None
+    uses_ocdbt: bool
+    all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
+    checksums: Mapping[str, Sequence[Checksum]]  #: by data file; empty if Orbax wrote it
+    index: Mapping[bytes, Value]  #: where every chunk lies
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether penstock wrote it, and so recorded what each byte should be."""
+        return bool(self.checksums)
+
+    def expected_crc32c(self, file: str) -> Sequence[Checksum]:
+        """Return the recorded checksums of a data file, by ascending offset; empty if there are none.
+
+        Args:
+            file: Relative to `directory`.
+        """
+        return self.checksums.get(file, ())
+
+    def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
+        """Plan the reads that fill `region`; see `StoredCheckpoint.reads`.
+
+        A chunk that lies in the index itself is a `ScatterRead` of 0 bytes of the manifest.
+        """
+        array = stored.detail
+        if not isinstance(array, StoredArray):
+            return iter(())
+
+        bounds = region.bounds
+        if not all(start < stop for start, stop in bounds):
+            return iter(())
+        if not array.format.plain:
+            return self._coded_reads(index, stored, array, region, piece_bytes)
+
+        reads = self._plain_reads(index, stored, array, region, piece_bytes)
+        return reads if array.format.shape == array.format.chunk_shape else merge_direct(reads, piece_bytes)
+
+    def _plain_reads(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
+    ) -> Iterator[Read]:
+        form = array.format
+        bounds, shape, itemsize = region.bounds, form.chunk_shape, stored.spec.itemsize
+        nbytes = stored.spec.chunk_nbytes
+        for index in itertools.product(*itertools.starmap(range, chunks_in(bounds, shape))):
+            value = self._chunk(stored, array, index, nbytes)
+            start = tuple(map(int.__mul__, index, shape))
+            if value is None:
+                part = intersect(bounds, _bounds_of(start, shape))
+                yield self._driver_read(leaf, stored, array, region, part)
+            elif isinstance(value, Inline):
+                yield from self._inline_reads(leaf, value, StoredChunk("", 0, start, shape, itemsize), region)
+            else:
+                file = os.path.join(self.directory, value.file)
+                if nbytes == region.nbytes <= piece_bytes and bounds == _bounds_of(start, shape):
+                    yield DirectRead(leaf, file, value.offset, nbytes, region, 0)
+                else:
+                    chunk = StoredChunk(file, value.offset, start, shape, itemsize)
+                    yield from chunk_reads(leaf, chunk, region, piece_bytes)
+
+    def _inline_reads(
+        self, leaf: int, value: Inline, chunk: StoredChunk, region: Destination
+    ) -> Iterator[ScatterRead]:
+        file = os.path.join(self.directory, MANIFEST)
+        for read in chunk_reads(leaf, chunk, region, len(value.value)):
+            data = memoryview(value.value)[read.offset : read.offset + read.nbytes]
+            yield ScatterRead(leaf, file, 0, 0, partial(_fill, read, data))
+
+    def _coded_reads(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
+    ) -> Iterator[Read]:
+        chunk_shape = array.format.chunk_shape
+        grid = chunks_in(region.bounds, chunk_shape)
+        for index in itertools.product(*itertools.starmap(range, grid)):
+            self._chunk(stored, array, index, None)
+
+        for chunks in _parts(grid, max(1, piece_bytes // stored.spec.chunk_nbytes)):
+            covered = tuple([(lo * n, hi * n) for (lo, hi), n in zip(chunks, chunk_shape, strict=True)])
+            yield self._driver_read(leaf, stored, array, region, intersect(region.bounds, covered))
+
+    def _driver_read(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, part: Bounds
+    ) -> DriverRead:
+        nbytes = stored.spec.itemsize
+        for n in shape_of(part):
+            nbytes *= n
+
+        perform = partial(self._driver.read, array.format, array.prefix, stored.info.key_path, region, part)
+        return DriverRead(leaf, nbytes, perform)
+
+    def _chunk(
+        self, stored: StoredLeaf, array: StoredArray, index: tuple[int, ...], nbytes: int | None
+    ) -> Value | None:
+        """Look up a chunk, which must be of `nbytes` if that is given."""
+        key = array.prefix + array.format.chunk_key(index)
+        value = self.index.get(key.encode())
+        if value is None:
+            if self.all_chunks_written:
+                problem = f"chunk {key!r} is missing"
+                raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
+            return None
+
+        found = len(value.value) if isinstance(value, Inline) else value.length
+        if nbytes is not None and found != nbytes:
+            problem = f"chunk {key!r} has {found} bytes, not {nbytes}"
+            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
+
+        return value
+
+    @cached_property
+    def _driver(self) -> ArrayDriver:
+        # Here, because it imports tensorstore, which plain chunks never need.
+        from penstock.handlers.layout.driver import ArrayDriver
+
+        return ArrayDriver(self.directory, ocdbt=self.uses_ocdbt)
+
+
+def _bounds_of(start: tuple[int, ...], shape: tuple[int, ...]) -> Bounds:
+    return tuple([(at, at + n) for at, n in zip(start, shape, strict=True)])
+
+
+def _parts(grid: Bounds, limit: int) -> Iterator[Bounds]:
+    """Cut a range of chunk indices into parts of at most `limit` chunks, along the first axes first."""
+    extent = shape_of(grid)
+    count = 1
+    for n in extent:
+        count *= n
+    axis = next((axis for axis, n in enumerate(extent) if n > 1), None)
+    if count <= limit or axis is None:
+        yield grid
+        return
+
+    start, stop = grid[axis]
+    step = max(1, limit * extent[axis] // count)
+    for at in range(start, stop, step):
+        yield from _parts((*grid[:axis], (at, min(at + step, stop)), *grid[axis + 1 :]), limit)
+
+
+def _fill(read: DirectRead | ScatterRead, data: memoryview, _: memoryview) -> None:
+    """Perform a read whose bytes are at hand."""
+    if isinstance(read, DirectRead):
+        read.into()[:] = data
+    else:
+        read.scatter(data)

@@ -1,0 +1,1 @@
+"""Type handlers, one file per kind of leaf."""

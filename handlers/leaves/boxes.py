@@ -1,0 +1,71 @@
+"""Cutting an array into parts whose bytes follow one another in C order."""
+
+from __future__ import annotations
+
+__all__ = ("Box", "boxes")
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangular part of an array that is one flat range of its elements in C order."""
+
+    starts: tuple[int, ...]  #: along each axis
+    sizes: tuple[int, ...]  #: along each axis
+    first: int  #: index of its first element in C order
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(
+            slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True)
+        )
+
+
+def boxes(shape: tuple[int, ...], most: int) -> Iterator[Box]:
+    """Cut an array of `shape` into boxes, in C order, that together cover it once.
+
+    One axis is cut into nearly equal steps, the axes before it into single indices, those after it
+    not at all; so there are at most two different sizes, and a compiler sees few shapes.
+
+    Args:
+        shape: Of the array; if an axis is empty there are no boxes.
+        most: Elements that a box may have, at least 1.
+    """
+    if 0 in shape:
+        return
+
+    axis, inner = _cut_axis(shape, most)
+    if axis < 0:
+        yield Box((0,) * len(shape), shape, 0)
+        return
+
+    length, tail = shape[axis], shape[axis + 1 :]
+    n_steps = -(-length // min(length, most // inner))
+    step = -(-length // n_steps)
+    for row, outer in enumerate(itertools.product(*map(range, shape[:axis]))):
+        for at in range(0, length, step):
+            starts = (*outer, at, *(0,) * len(tail))
+            sizes = (*(1,) * axis, min(step, length - at), *tail)
+            yield Box(starts, sizes, (row * length + at) * inner)
+
+
+def _cut_axis(shape: tuple[int, ...], most: int) -> tuple[int, int]:
+    """Find the axis to cut (-1 if the whole fits) and the elements behind one index of it."""
+    inner = 1
+    for axis in reversed(range(len(shape))):
+        if inner * shape[axis] > most:
+            return axis, inner
+
+        inner *= shape[axis]
+
+    return -1, inner

@@ -1,0 +1,121 @@
+"""Leaves that are no leaves: None, and containers with nothing in them."""
+
+from __future__ import annotations
+
+__all__ = ("EmptyHandler", "EmptyNamedTuple")
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, cast, final
+
+from penstock.handlers.leaves.differences import different
+from penstock.kernel.errors import InvalidLeafError, TreeDifference
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+
+Marker: TypeAlias = Literal["None", "Dict", "List", "Tuple", "NamedTuple"]
+
+# Which stored markers an empty target accepts. Structures are compared as they are stored, where a
+# list and a tuple, or a namedtuple and a dict, are the same; an empty namedtuple is stored as None,
+# and so was an empty tuple before Orbax 0.8.
+_ACCEPTS: Final[Mapping[str, frozenset[str]]] = {
+    "None": frozenset({"None", "NamedTuple"}),
+    "NamedTuple": frozenset({"None", "NamedTuple", "Dict", "Tuple"}),
+    "Tuple": frozenset({"Tuple", "List", "None"}),
+    "List": frozenset({"List", "Tuple"}),
+    "Dict": frozenset({"Dict", "NamedTuple"}),
+}
+
+
+@final
+class EmptyNamedTuple:
+    """Stands in a registry for all namedtuples without fields, which have no common type."""
+
+    __slots__ = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EmptyHandler:
+    """Stores the fact that there is nothing: no pieces, no regions, only a type name.
+
+    Args:
+        typestr: The marker that this instance is registered for. They all do the same.
+    """
+
+    typestr: Marker = "None"
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say which marker is stored of None, `{}`, `[]`, `()` or an empty namedtuple.
+
+        Raises:
+            InvalidLeafError: If the container has something in it.
+        """
+        marker = _marker(value)
+        if marker is None or (value is not None and len(value)):
+            raise InvalidLeafError(
+                info.key_path,
+                f"a {type(value).__qualname__} with content is no leaf; let it be a node of the tree",
+            )
+
+        # What has no fields to name it is stored as None, as in Orbax's default format.
+        return LeafSpec("None" if marker == "NamedTuple" else marker)
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        return iter(())
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Accept an empty target for an empty marker; the value is then as the target is.
+
+        An array on disk where the target is empty is a difference, not a reason to skip the array.
+        """
+        if not has_like:
+            return Target(detail=_default(stored.spec.typestr))
+
+        empty = _instance(like)
+        marker = _marker(empty)
+        if marker is None or stored.spec.typestr not in _ACCEPTS[marker]:
+            return different("type", stored, "None" if like is None else f"empty {_name(like)}")
+
+        return Target(detail=empty)
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        """Return the empty values, a fresh one for each leaf that is mutable."""
+        return [copy.copy(leaf.target.detail) for leaf in leaves]
+
+
+def _marker(value: object) -> Marker | None:
+    if value is None:
+        return "None"
+    if isinstance(value, tuple):
+        return "NamedTuple" if isinstance(getattr(cast("object", value), "_fields", None), tuple) else "Tuple"
+    if isinstance(value, list):
+        return "List"
+    if isinstance(value, dict):
+        return "Dict"
+
+    return None
+
+
+def _instance(like: Any) -> object:
+    """The empty value that a target stands for: itself, or what its type makes of nothing."""
+    if not isinstance(like, type):
+        return like
+
+    return None if like is type(None) else like()
+
+
+def _default(typestr: str) -> object:
+    match typestr:
+        case "Dict":
+            return {}
+        case "List":
+            return []
+        case "Tuple":
+            return ()
+        case _:
+            return None
+
+
+def _name(like: object) -> str:
+    return (like if isinstance(like, type) else type(like)).__qualname__

@@ -1,0 +1,106 @@
+"""Leaves that are numpy arrays."""
+
+from __future__ import annotations
+
+__all__ = ("NumpyHandler",)
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.leaves.boxes import Box, boxes
+from penstock.handlers.leaves.differences import different, different_array, stored_dtype
+from penstock.handlers.leaves.regions import HostRegion
+from penstock.kernel.errors import InvalidLeafError, TreeDifference
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NumpyHandler:
+    """Stores an `np.ndarray` as one chunk, in C order and little-endian.
+
+    The caller may change the array after it was staged, so every piece is a copy.
+    """
+
+    typestr: str = "np.ndarray"
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say what would be stored of an ndarray of any strides and byte order.
+
+        Raises:
+            InvalidLeafError: If it is a subclass of ndarray, or of a dtype that cannot be stored.
+        """
+        if type(value) is not np.ndarray:
+            raise InvalidLeafError(info.key_path, _no_plain_array(value))
+
+        array = cast("npt.NDArray[Any]", value)
+        name = dtype_name(array.dtype)
+        if not storable(name):
+            raise InvalidLeafError(info.key_path, _not_storable(array.dtype))
+
+        chunk_shape = tuple(size or 1 for size in array.shape)
+        return LeafSpec(self.typestr, array.shape, name, array.dtype.itemsize, chunk_shape)
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        """Plan copies in C order, each costing its bytes. An array without elements has none."""
+        array = cast("npt.NDArray[Any]", leaf.value)
+        itemsize, chunk = array.dtype.itemsize, (0,) * array.ndim
+        for box in boxes(array.shape, max(1, piece_bytes // itemsize)):
+            nbytes = box.n_elements * itemsize
+            yield PiecePlan(chunk, box.first * itemsize, nbytes, nbytes, partial(_copied, array, box))
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.
+
+        Of a stored jax.Array, the value is all of it on the host; of a typed PRNG key, its key data.
+        """
+        if has_like and isinstance(like, np.ndarray):
+            array = cast("npt.NDArray[Any]", like)
+            found = different_array(stored, "np.ndarray", array.shape, dtype_name(array.dtype))
+            if found is not None:
+                return found
+
+        if stored.spec.shape is None:
+            return different("type", stored, "np.ndarray")
+
+        return Target((HostRegion.whole(stored.spec.shape, stored_dtype(stored)),))
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        """Return the regions' own memory as writable, aligned arrays of native byte order."""
+        return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
+
+
+def _copied(array: npt.NDArray[Any], box: Box) -> memoryview:
+    dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
+    copied = np.array(array[box.slices], dtype=dtype, order="C", copy=True)
+    return memoryview(copied.reshape(-1).view(np.uint8))
+
+
+def _no_plain_array(value: object) -> str:
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, np.ma.MaskedArray):
+        return f"a {name} would lose its mask; save value.data and value.mask as two leaves"
+
+    return f"a {name} would come back as a plain np.ndarray; save np.asarray(value), or register a handler"
+
+
+def _not_storable(dtype: np.dtype[Any]) -> str:
+    what = f"an array of dtype {dtype} cannot be stored; "
+    if dtype.names is not None:
+        return what + "save its fields as separate leaves"
+
+    match dtype.kind:
+        case "O":
+            return what + "make it a list of leaves, or an array of numbers"
+        case "U" | "S" | "T":
+            return what + "save a list of str leaves, or the bytes as uint8"
+        case "M" | "m":
+            return what + "save value.view(np.int64)"
+        case _:
+            return what + "convert it with .astype() to a dtype that can, such as float32 or int8"

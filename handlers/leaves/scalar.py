@@ -1,0 +1,128 @@
+"""Leaves that are single numbers: Python's and numpy's."""
+
+from __future__ import annotations
+
+__all__ = ("ScalarHandler",)
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast, final
+
+import jax
+import numpy as np
+
+from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.leaves.differences import different, stored_dtype
+from penstock.handlers.leaves.regions import HostRegion
+from penstock.kernel.errors import InvalidLeafError, TreeDifference
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+
+_STORED_AS: Final[Mapping[type, np.dtype[Any]]] = {
+    bool: np.dtype(np.bool_),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
+    complex: np.dtype(np.complex128),
+}
+_KIND: Final[Mapping[type, type[np.generic]]] = {
+    bool: np.bool_,
+    int: np.integer,
+    float: np.floating,
+    complex: np.complexfloating,
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarHandler:
+    """Stores a number as a 0-d array: int64, float64, bool, complex128, or a numpy scalar's own dtype.
+
+    Without a target a number comes back as Python's; with one, as exactly the type asked for, which
+    must be of the stored kind: numbers are never rounded, and never change from int to float.
+    """
+
+    typestr: str = "scalar"
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say what would be stored of a number.
+
+        Raises:
+            InvalidLeafError: If it is an int beyond int64, a subclass of Python's numbers, or a numpy
+                scalar of a dtype that cannot be stored.
+        """
+        dtype = _dtype_of(value, info)
+        if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+            raise InvalidLeafError(
+                info.key_path, f"the int {_shortened(value)} does not fit int64; save str(value), or a uint64 array"
+            )
+
+        return LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        """Plan one piece of a few bytes, which cost nothing worth counting."""
+        dtype = _dtype_of(leaf.value, leaf.info)
+        data = memoryview(np.asarray(leaf.value, dtype).tobytes())
+        yield PiecePlan((), 0, len(data), 0, lambda: data)
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Accept a number, or a type of numbers, whose kind (numpy: whose dtype) is the stored one."""
+        wanted = cast("type", like if isinstance(like, type) else type(like)) if has_like else None
+        spec = stored.spec
+        if spec.shape is None:
+            return different("type", stored, _name(wanted))
+        if spec.shape != ():
+            return different("shape", stored, _name(wanted))
+
+        dtype = stored_dtype(stored)
+        if wanted is not None and not _fits(wanted, dtype):
+            return different("dtype", stored, _name(wanted))
+
+        # A few bytes of staging are not worth a lease.
+        return Target((HostRegion((), dtype),), detail=wanted)
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        """Make each number, of the type asked for or else Python's."""
+        return [_value(leaf) for leaf in leaves]
+
+
+def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
+    dtype = _STORED_AS.get(type(value))
+    if dtype is not None:
+        return dtype
+
+    if not isinstance(value, np.generic):
+        raise InvalidLeafError(
+            info.key_path,
+            f"a {type(value).__qualname__} would come back as a plain number; convert it, or register a handler",
+        )
+
+    dtype = cast("np.dtype[Any]", value.dtype)
+    if not storable(dtype_name(dtype)):
+        raise InvalidLeafError(info.key_path, f"a scalar of dtype {dtype} cannot be stored; convert it to a number")
+
+    return dtype
+
+
+def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
+    kind = _KIND.get(wanted)
+    if kind is not None:
+        return jax.dtypes.issubdtype(dtype, kind)
+
+    # A concrete numpy type is the dtype's own; an abstract one, such as np.floating, a base of it.
+    return issubclass(wanted, np.generic) and issubclass(dtype.type, wanted)
+
+
+def _value(leaf: ReadLeaf) -> object:
+    number = cast("HostRegion", leaf.target.regions[0]).array()[()]
+    wanted = cast("type | None", leaf.target.detail)
+    return number.item() if wanted is None or wanted in _KIND else number
+
+
+def _name(wanted: type | None) -> str:
+    if wanted is None:
+        return "a number"
+
+    return wanted.__qualname__ if wanted.__module__ == "builtins" else f"{wanted.__module__}.{wanted.__qualname__}"
+
+
+def _shortened(value: int) -> str:
+    return str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"

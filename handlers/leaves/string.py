@@ -1,0 +1,63 @@
+"""Leaves that are strings."""
+
+from __future__ import annotations
+
+__all__ = ("StringHandler",)
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from penstock.handlers.leaves.differences import different
+from penstock.kernel.errors import InvalidLeafError, TreeDifference
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StringHandler:
+    """Stores a `str` in a document of the layout: it has no pieces and needs no regions."""
+
+    typestr: str = "string"
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say what would be stored of a `str` or `np.str_`.
+
+        Raises:
+            InvalidLeafError: If it is another subclass of `str`, which could not be given back, or
+                has surrogates, which no UTF-8 document can hold.
+        """
+        if type(value) is not str and type(value) is not np.str_:
+            raise InvalidLeafError(
+                info.key_path,
+                f"a {type(value).__qualname__} would come back as str; save str(value), or register a handler",
+            )
+
+        text = str(value)
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidLeafError(
+                    info.key_path, f"the string is no valid Unicode text ({error.reason}); save bytes as uint8"
+                ) from error
+
+        return LeafSpec(self.typestr, text=text)
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        return iter(())
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Accept a target that is a string or the type `str`; its own text does not matter."""
+        if stored.spec.text is None:
+            return different("type", stored, "string")
+
+        wanted = like if isinstance(like, type) else type(like)
+        return Target(detail=np.str_ if has_like and wanted is np.str_ else str)
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        """Return the texts, each as `str`, or as `np.str_` where the target was one."""
+        texts = (leaf.stored.spec.text for leaf in leaves)
+        return [np.str_(text) if leaf.target.detail is np.str_ else text for leaf, text in zip(leaves, texts, strict=True)]

@@ -1,0 +1,1 @@
+"""The OCDBT index: reading and writing its B+tree and manifest."""

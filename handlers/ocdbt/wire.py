@@ -1,0 +1,213 @@
+"""The pieces that OCDBT manifests and nodes are made of: varints, the envelope and its checksum.
+
+Source:
+    TensorStore's OCDBT page, section "Storage format".
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "ENVELOPE_BYTES",
+    "MANIFEST_MAGIC",
+    "MAX_KEY_BYTES",
+    "MAX_NODE_ENTRIES",
+    "MAX_OFFSET",
+    "MAX_PATH_BYTES",
+    "MISSING",
+    "NODE_MAGIC",
+    "UNCOMPRESSED",
+    "ZSTD",
+    "Cursor",
+    "Origin",
+    "path_problem",
+    "seal",
+    "unseal",
+    "varint",
+    "varints",
+)
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from crc32c import crc32c
+
+from penstock.kernel.errors import (
+    ChecksumError,
+    CorruptCheckpointError,
+    TruncatedDataError,
+    UnsupportedFormatError,
+)
+
+MANIFEST_MAGIC = bytes.fromhex("0cdb3a2a")
+NODE_MAGIC = bytes.fromhex("0cdb20de")
+UNCOMPRESSED = 0
+ZSTD = 1
+MISSING = 2**64 - 1  #: offset and length of the root of a database without keys
+MAX_OFFSET = 2**63 - 1  #: where the last byte of a node or value may end; TensorStore's limit
+MAX_KEY_BYTES = 65535
+MAX_PATH_BYTES = 65535
+MAX_NODE_ENTRIES = 1024 * 1024  #: TensorStore refuses a wider node, although the format names no limit
+
+_HEADER_BYTES = 14  # magic 4, length 8, and one each for version 0 and the compression method
+_CHECKSUM_BYTES = 4
+ENVELOPE_BYTES = _HEADER_BYTES + _CHECKSUM_BYTES
+_UINT64_END = 1 << 64
+
+
+def varint(number: int) -> bytes:
+    """Encode a non-negative integer, seven bits a byte, lowest first."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def varints(numbers: Sequence[int]) -> bytes:
+    """Encode a column of non-negative integers, one varint after the other."""
+    if max(numbers, default=0) < 0x80:
+        return bytes(numbers)
+
+    # Lengths and file ids repeat, so that each distinct number is worth encoding only once.
+    encoded = {number: varint(number) for number in set(numbers)}
+    return b"".join([encoded[number] for number in numbers])
+
+
+def path_problem(path: str) -> str | None:
+    """Say why `path` must not name a data file, or None if it may.
+
+    A checkpoint may come from anybody, so its index must not lead out of its own directory.
+    """
+    if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        return f"data file path {path!r} is not a plain relative path"
+
+    return None
+
+
+def seal(magic: bytes, body: bytes) -> bytes:
+    """Put the header before an uncompressed body and the checksum behind it."""
+    length = (ENVELOPE_BYTES + len(body)).to_bytes(8, "little")
+    sealed = b"".join((magic, length, bytes((0, UNCOMPRESSED)), body))
+    return sealed + crc32c(sealed).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where bytes came from, for the errors about them."""
+
+    path: str  #: the file
+    part: str  #: what of it, as in `B+tree node at byte 0`
+
+    def corrupt(self, problem: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(self.path, f"{self.part}: {problem}")
+
+
+def unseal(origin: Origin, magic: bytes, data: bytes) -> tuple[int, Cursor]:
+    """Check header and checksum.
+
+    Args:
+        origin: Where `data` came from.
+        magic: The four bytes it must start with.
+        data: A whole manifest or node, and nothing else.
+
+    Returns:
+        The compression method, `UNCOMPRESSED` or `ZSTD`, and a cursor on the body.
+
+    Raises:
+        TruncatedDataError: If bytes are missing at the end.
+        ChecksumError: If the checksum does not match.
+        UnsupportedFormatError: If the checksum matches, and the version or the method is unknown.
+        CorruptCheckpointError: If the magic is wrong, or there are bytes too many.
+    """
+    if len(data) < ENVELOPE_BYTES:
+        raise TruncatedDataError(origin.path, ENVELOPE_BYTES, len(data))
+    if data[:4] != magic:
+        raise origin.corrupt(f"starts with {data[:4].hex()}, not {magic.hex()}")
+
+    length = int.from_bytes(data[4:12], "little")
+    if length > len(data):
+        raise TruncatedDataError(origin.path, length, len(data))
+    if length < len(data):
+        raise origin.corrupt(f"{len(data)} bytes, but its header says {length}")
+
+    end = length - _CHECKSUM_BYTES
+    if crc32c(memoryview(data)[:end]) != int.from_bytes(data[end:], "little"):
+        raise ChecksumError(origin.path, f"{origin.part}: checksum mismatch")
+
+    cursor = Cursor(origin, data, 12, end)
+    version, method = cursor.varint(), cursor.varint()
+    if version != 0:
+        raise UnsupportedFormatError(origin.path, f"{origin.part}: OCDBT format version {version}")
+    if method not in (UNCOMPRESSED, ZSTD):
+        raise UnsupportedFormatError(origin.path, f"{origin.part}: compression method {method}")
+
+    return method, cursor
+
+
+@final
+class Cursor:
+    """Read the fields of a body one after the other; whatever is wrong is a `CorruptCheckpointError`."""
+
+    __slots__ = ("_data", "_end", "_position", "origin")
+
+    def __init__(self, origin: Origin, data: bytes, position: int, end: int) -> None:
+        self.origin = origin
+        self._data = data
+        self._position = position
+        self._end = end
+
+    def take(self, nbytes: int) -> bytes:
+        start, self._position = self._position, self._position + nbytes
+        if self._position > self._end:
+            raise self.origin.corrupt(f"its body ends {self._position - self._end} bytes too early")
+
+        return self._data[start : self._position]
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def varint(self) -> int:
+        return self.varints(1)[0]
+
+    def varints(self, count: int) -> Sequence[int]:
+        """Read a column of `count` varints."""
+        short = self.take(count)  # no varint is shorter than a byte, so this also bounds `count`
+        if short.isascii():
+            return short  # all of one byte each: the bytes are the numbers
+
+        position = self._position - count
+        numbers: list[int] = []
+        for _ in range(count):
+            number, position = self._long_varint(position)
+            numbers.append(number)
+
+        self._position = position
+        self.take(0)
+        return numbers
+
+    def _long_varint(self, position: int) -> tuple[int, int]:
+        number = shift = 0
+        data = self._data
+        while position < self._end:
+            byte = data[position]
+            position += 1
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if number >= _UINT64_END:
+                    raise self.origin.corrupt("a number of more than 64 bits")
+                return number, position
+
+            shift += 7
+            if shift > 63:
+                raise self.origin.corrupt("a number of more than 64 bits")
+
+        raise self.origin.corrupt("its body ends within a number")
+
+    def finish(self) -> None:
+        """Check that nothing is left over."""
+        if self._position != self._end:
+            raise self.origin.corrupt(f"{self._end - self._position} bytes left over")

@@ -1,0 +1,60 @@
+"""One file descriptor with one owner, and the one place where `OSError` becomes `StorageError`."""
+
+from __future__ import annotations
+
+__all__ = ("Descriptor", "translated")
+
+import os
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import final
+
+from penstock.kernel.errors import StorageError
+
+
+@contextmanager
+def translated(operation: str, path: str) -> Generator[None]:
+    """Turn an `OSError` of the block into a `StorageError` with its number and its words, once."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError.of(operation, path, error) from error
+
+
+@final
+class Descriptor:
+    """An open file. Warns if it is dropped without having been closed.
+
+    Args:
+        path: What to open.
+        flags: As for `os.open`, which adds O_CLOEXEC: no child process inherits it.
+
+    Raises:
+        StorageError: If it cannot be opened.
+    """
+
+    __slots__ = ("number", "path")
+
+    number: int  #: -1 once closed, with which every operation fails by EBADF
+    path: str
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.number = -1
+        self.path = path
+        with translated("open", path):
+            self.number = os.open(path, flags, 0o666)
+
+    def close(self) -> None:
+        """Close it; idempotent. Not to be called while another thread is using it."""
+        number, self.number = self.number, -1
+        if number >= 0:
+            with translated("close", self.path):
+                os.close(number)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            warnings.warn(f"{self.path!r} was not closed", ResourceWarning, stacklevel=1, source=self)
+            self.close()

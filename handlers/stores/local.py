@@ -1,0 +1,175 @@
+"""The local file system, and any other that is mounted and keeps POSIX promises."""
+
+from __future__ import annotations
+
+__all__ = ("LocalStore",)
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from typing import Literal, final
+
+from penstock.handlers.stores.descriptor import Descriptor, translated
+from penstock.handlers.stores.files import LocalDataFile, LocalReadableFile
+from penstock.handlers.stores.renaming import exchange, rename_to_absent
+from penstock.handlers.stores.vectored import write_vectored
+from penstock.kernel.errors import StorageError
+
+
+@final
+class LocalStore:
+    """Files and directories of a POSIX file system. Holds no state; every method blocks.
+
+    Failures are `StorageError`s that keep the operating system's number: a file that is not there
+    has `errno.ENOENT`. Symbolic links are followed. No descriptor is inherited by child processes.
+    """
+
+    __slots__ = ()
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        """What lies at `path`; None if nothing does, or a link that leads nowhere."""
+        status = _status(path)
+        if status is None:
+            return None
+
+        return "directory" if stat.S_ISDIR(status.st_mode) else "file"
+
+    def size(self, path: str) -> int:
+        """Bytes in the file at `path`."""
+        with translated("stat", path):
+            return os.stat(path).st_size
+
+    def check_writable(self, path: str) -> None:
+        """Raise `StorageError` unless `path`, whose parents may be missing, could be created.
+
+        Looks at the nearest parent that exists, and writes nothing; a full disk is not noticed.
+        """
+        parent = os.path.dirname(os.path.abspath(path))
+        while (status := _status(parent)) is None:
+            if os.path.islink(parent):
+                raise StorageError("create", path, f"{parent!r} is a link that leads nowhere", errno.ENOENT)
+
+            parent = os.path.dirname(parent)
+
+        if not stat.S_ISDIR(status.st_mode):
+            raise StorageError("create", path, f"{parent!r} is not a directory", errno.ENOTDIR)
+
+        with translated("create", path):
+            read_only = os.statvfs(parent).f_flag & os.ST_RDONLY
+        if read_only:
+            raise StorageError("create", path, f"{parent!r} is on a read-only file system", errno.EROFS)
+
+        # As the user whose rights the system will check, who in a set-uid program is not the real one.
+        effective = os.access in os.supports_effective_ids
+        if not os.access(parent, os.W_OK | os.X_OK, effective_ids=effective):
+            raise StorageError("create", path, f"no permission to write to {parent!r}", errno.EACCES)
+
+    def make_directory(self, path: str) -> None:
+        """Create it and its missing parents; it may exist.
+
+        The entry of each directory that was missing is durable when this returns.
+        """
+        path = os.path.abspath(path)
+        missing: list[str] = []
+        while _status(path) is None:
+            missing.append(path)
+            path = os.path.dirname(path)
+
+        for made in reversed(missing):
+            with translated("mkdir", made):
+                try:
+                    os.mkdir(made)
+                except FileExistsError:
+                    # Somebody else made it just now, and may not have synced its entry yet.
+                    if not os.path.isdir(made):
+                        raise
+
+            self.sync_directory(os.path.dirname(made))
+
+        if not missing and self.kind(path) != "directory":
+            raise StorageError("mkdir", path, "exists and is not a directory", errno.EEXIST)
+
+    def list_directory(self, path: str) -> Sequence[str]:
+        """Names in the directory, sorted."""
+        with translated("list", path):
+            return sorted(os.listdir(path))
+
+    def read_file(self, path: str) -> bytes:
+        """Return all that the file holds."""
+        with translated("read", path), open(path, "rb", buffering=0) as file:
+            return file.readall()
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Create the file (or replace its content, not atomically) and make the content durable.
+
+        The directory entry is not durable before `sync_directory`. After a failure the file may be
+        there, with any part of the content.
+        """
+        file = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            with translated("write", path):
+                write_vectored(file.number, 0, [memoryview(data)])
+            with translated("fsync", path):
+                os.fsync(file.number)
+        finally:
+            file.close()
+
+    def create_data_file(self, path: str) -> LocalDataFile:
+        """Create a file that does not exist yet, for writing at chosen offsets."""
+        return LocalDataFile(path)
+
+    def open_data_file(self, path: str) -> LocalReadableFile:
+        """Open a file for reading at chosen offsets."""
+        return LocalReadableFile(path)
+
+    def sync_directory(self, path: str) -> None:
+        """Make the directory's entries durable.
+
+        A file system that cannot sync a directory at all says EINVAL, which is accepted: nothing
+        more could be done there.
+        """
+        directory = Descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with translated("fsync", path):
+                os.fsync(directory.number)
+        except StorageError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            directory.close()
+
+    def rename(self, source: str, destination: str) -> None:
+        """Rename atomically; a destination that exists is an error, not replaced."""
+        with translated("rename", source):
+            rename_to_absent(source, destination)
+
+    def exchange(self, first: str, second: str) -> None:
+        """Swap two directories in one step, so that neither name is ever absent.
+
+        Where the file system has no such step (renameat2 of Linux 3.15), `second` is absent for a
+        moment. See `renaming.exchange_in_steps` for what a crash in that moment leaves behind.
+        """
+        with translated("exchange", second):
+            exchange(first, second)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all in it; it may be absent, and others may be removing it too."""
+        with translated("remove", path):
+            while os.path.lexists(path):
+                try:
+                    shutil.rmtree(path)
+                except FileNotFoundError:
+                    continue  # an entry went away under our hands: look again
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        with translated("stat", path):
+            return os.stat(path)
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return None
+
+        raise

@@ -1,0 +1,96 @@
+"""The two renames that POSIX lacks: onto nothing only, and two names for each other (renameat2)."""
+
+from __future__ import annotations
+
+__all__ = ("exchange", "exchange_in_steps", "rename_to_absent")
+
+import ctypes
+import errno
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
+
+AT_FDCWD = -100
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+
+# A file system without the flag says EINVAL (NFS, some FUSE), a kernel without the call ENOSYS.
+_UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+
+
+def rename_to_absent(source: str, destination: str) -> None:
+    """Rename atomically. Where the system cannot refuse to replace by itself, look before.
+
+    Raises:
+        FileExistsError: If the destination exists, even as an empty directory.
+        OSError: As `os.rename` does.
+    """
+    if _renameat2(source, destination, RENAME_NOREPLACE):
+        return
+    if os.path.lexists(destination):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+
+    os.rename(source, destination)
+
+
+def exchange(first: str, second: str) -> None:
+    """Swap two names in one step, or in three where the file system has no such step.
+
+    Raises:
+        OSError: As `os.rename` does; the names are then as they were.
+    """
+    if not _renameat2(first, second, RENAME_EXCHANGE):
+        exchange_in_steps(first, second)
+
+
+def exchange_in_steps(first: str, second: str) -> None:
+    """Swap two names by three renames.
+
+    `second` is renamed aside, to `<second>.penstock-aside-<hex>`; `first` takes its place; what is
+    aside takes the place of `first`. So `second` is absent between the first two, and `first`
+    between the last two. A process that dies there leaves the old content of `second` whole under
+    the name aside; an error that is seen is undone.
+
+    Raises:
+        OSError: As `os.rename` does; the names are then as they were.
+    """
+    aside = f"{second}.penstock-aside-{uuid.uuid4().hex}"
+    with ExitStack() as undo:
+        for source, destination in ((second, aside), (first, second), (aside, first)):
+            os.rename(source, destination)
+            undo.callback(os.rename, destination, source)
+
+        undo.pop_all()
+
+
+def _renameat2(source: str, destination: str, flags: int) -> bool:
+    """Return whether it was done; False if this system cannot do it.
+
+    Raises:
+        OSError: If it can, and refused.
+    """
+    call = _find_renameat2()
+    if call is None:
+        return False
+    if call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(destination), flags) == 0:
+        return True
+
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+
+    raise OSError(number, os.strerror(number), source, None, destination)
+
+
+@cache
+def _find_renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return None  # not Linux, or a C library before glibc 2.28
+
+    call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    call.restype = ctypes.c_int
+    return call

@@ -1,0 +1,58 @@
+"""`pwritev` and `preadv` over any number of buffers, however little the system does at a time."""
+
+from __future__ import annotations
+
+__all__ = ("read_vectored", "write_vectored")
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from errno import EIO
+from itertools import islice
+
+MAX_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  #: of one call; 1024 on Linux
+
+
+def write_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
+    """Write all buffers one after another, beginning at `offset`.
+
+    Raises:
+        OSError: As `os.pwritev` does, after any number of bytes.
+    """
+    end = offset + sum(buffer.nbytes for buffer in buffers)
+    if _transfer(os.pwritev, descriptor, offset, buffers) < end:
+        raise OSError(EIO, "the system wrote nothing and reported no error")
+
+
+def read_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill the buffers one after another, beginning at `offset`.
+
+    Returns:
+        The offset reached: that of the end of the last buffer, or less where the file ends.
+
+    Raises:
+        OSError: As `os.preadv` does, after any number of bytes.
+    """
+    return _transfer(os.preadv, descriptor, offset, buffers)
+
+
+def _transfer(
+    call: Callable[[int, list[memoryview], int], int],
+    descriptor: int,
+    offset: int,
+    buffers: Sequence[memoryview],
+) -> int:
+    # One Linux call moves at most 2 GiB - 4 KiB, and any call may move less than it was asked to.
+    pending = deque(buffer.cast("B") for buffer in buffers if buffer.nbytes)
+    while pending:
+        moved = call(descriptor, list(islice(pending, MAX_BUFFERS)), offset)
+        if moved == 0:
+            break
+
+        offset += moved
+        while pending and moved >= pending[0].nbytes:
+            moved -= pending.popleft().nbytes
+        if moved:
+            pending[0] = pending[0][moved:]
+
+    return offset

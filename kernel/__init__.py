@@ -1,0 +1,1 @@
+"""Mechanism only: streams, the memory regulator, pipelines and futures; knows no array type and no format."""

@@ -1,0 +1,91 @@
+"""Makes a stage worker of a third party's `TypeHandler`, which knows nothing of pieces and streams."""
+
+from __future__ import annotations
+
+__all__ = ("AdaptedHandler",)
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.kernel.errors import HandlerFailedError, PenstockError
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, Pending, ReadLeaf
+from penstock.kernel.protocols import TypeHandler, Waitable
+from penstock.kernel.threads import Threads
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AdaptedHandler:
+    """A batch-level `TypeHandler` in the pipeline: it writes and reads files of its own.
+
+    Its values are staged when its `serialize` returns, under a lease of what its `memory_size`
+    says; they are written when every future it returned is done.
+    """
+
+    inner: TypeHandler
+
+    @property
+    def name(self) -> str:
+        """The handler's class, for messages."""
+        kind = type(self.inner)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+    @property
+    def typestr(self) -> str:
+        """The type name that `_METADATA` records."""
+        return self.inner.typestr()
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say that the leaf is stored by somebody else: no shape, no chunks."""
+        return LeafSpec(self.typestr)
+
+    def write_size(self, leaf: Leaf) -> int:
+        """Host bytes that saving the leaf holds."""
+        with self._blame(leaf.info):
+            return self.inner.memory_size([leaf.value])[0][0]
+
+    async def save(self, leaf: Leaf, threads: Threads) -> Pending:
+        """Have the leaf copied. The `Pending` waits for its background work.
+
+        Raises:
+            HandlerFailedError: If the handler raised, here or in a future; its error is the cause.
+        """
+        with self._blame(leaf.info):
+            futures = await self.inner.serialize([leaf.value], [leaf.info])
+
+        async def wait() -> None:
+            with self._blame(leaf.info):
+                await threads.run(_wait_all, futures)
+
+        return Pending(leaf, wait)
+
+    async def load(self, leaf: ReadLeaf) -> Any:
+        """Read the leaf's value.
+
+        Raises:
+            HandlerFailedError: If the handler raised; its error is the cause.
+        """
+        with self._blame(leaf.info):
+            return (await self.inner.deserialize([leaf.info]))[0]
+
+    def finalize(self, directory: str) -> None:
+        """Let the handler complete its files before the commit. Blocking."""
+        with self._blame(None):
+            self.inner.finalize(directory)
+
+    @contextmanager
+    def _blame(self, info: ParamInfo | None) -> Iterator[None]:
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:
+            key_path = info.key_path if info is not None else "finalize"
+            raise HandlerFailedError(key_path, self.name, f"{type(error).__name__}: {error}") from error
+
+
+def _wait_all(futures: Sequence[Waitable]) -> None:
+    for future in futures:
+        future.result()

@@ -1,0 +1,377 @@
+"""Every error penstock raises: one base, four families by what the caller can do about them.
+
+`SpecError` is about what was asked for, `HandlerError` about a type nobody handles or a handler
+that failed, `StorageError` about the medium, `CorruptCheckpointError` about what lies on it.
+Where Python already has a word (`FileNotFoundError`, `TypeError`), the class inherits it too.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "AmbiguousHandlerError",
+    "ChecksumError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptCheckpointError",
+    "DeletedLeafError",
+    "DestinationExistsError",
+    "DuplicateNameError",
+    "HandlerError",
+    "HandlerFailedError",
+    "IncompleteCheckpointError",
+    "IncompletePipelineError",
+    "InvalidLeafError",
+    "LeaseTooLargeError",
+    "NoHandlerError",
+    "NotACheckpointError",
+    "PathError",
+    "PenstockError",
+    "PipelineError",
+    "RunningLoopError",
+    "SaveCancelledError",
+    "SpecError",
+    "StorageError",
+    "StructureMismatchError",
+    "TreeDifference",
+    "TruncatedDataError",
+    "UnsupportedFormatError",
+)
+
+import errno as errno_codes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+
+class PenstockError(Exception):
+    """Base of everything penstock raises on purpose.
+
+    Attributes:
+        key_path: The leaf concerned, as `jax.tree_util.keystr` prints it; None if no single leaf is.
+        stage: The pipeline stage that raised, filled in by the driver; None outside a pipeline.
+    """
+
+    key_path: str | None = None
+    stage: str | None = None
+
+
+class SpecError(PenstockError, ValueError):
+    """What was asked for cannot be done; nothing was written. Change the call."""
+
+
+class HandlerError(PenstockError):
+    """No handler for a type, or a handler that did not keep its contract."""
+
+
+class StorageError(PenstockError, OSError):
+    """The medium refused an operation.
+
+    Attributes:
+        path: What the operation was about.
+        operation: Its name, as in `write`, `fsync`, `rename`.
+        errno: The operating system's number, or None.
+    """
+
+    def __init__(self, operation: str, path: str, problem: str, errno: int | None = None) -> None:
+        super().__init__(f"{operation} {path!r}: {problem}")
+        self.operation = operation
+        self.path = path
+        self.errno = errno
+
+    @classmethod
+    def of(cls, operation: str, path: str, error: OSError) -> StorageError:
+        """Translate an `OSError`, keeping its number and its words."""
+        problem = error.strerror or str(error) or type(error).__name__
+        if error.errno == errno_codes.ENOSPC:
+            problem += " (the save is undone; earlier checkpoints are untouched)"
+
+        return cls(operation, path, problem, error.errno)
+
+
+class CorruptCheckpointError(PenstockError, ValueError):
+    """What lies on the medium is not what a finished checkpoint would be.
+
+    Attributes:
+        path: The checkpoint, or the file in it.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, path: str, problem: str, *, key_path: str | None = None) -> None:
+        super().__init__(f"{path}: {problem}" + (f" (leaf {key_path})" if key_path else ""))
+        self.path = path
+        self.problem = problem
+        self.key_path = key_path
+
+
+
+
+@final
+class ConfigError(SpecError):
+    """An option is unknown, of the wrong type or unit, or out of range.
+
+    Attributes:
+        key: The dotted name of the option, as in `save.write.concurrency`.
+        source: Where it came from: a file name, an environment variable, `argument`.
+    """
+
+    def __init__(self, key: str, problem: str, source: str = "argument") -> None:
+        super().__init__(f"{key}: {problem} (from {source})")
+        self.key = key
+        self.problem = problem
+        self.source = source
+
+
+@final
+class PipelineError(SpecError):
+    """A pipeline was put together wrongly: an unknown or repeated stage name, an empty pipeline."""
+
+
+@final
+class PathError(SpecError):
+    """A path that cannot name a checkpoint.
+
+    Attributes:
+        path: The path as given.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path!r} {problem}")
+        self.path = path
+
+
+@final
+class DestinationExistsError(SpecError, FileExistsError):
+    """The destination of a save exists and `overwrite` was not asked for.
+
+    Attributes:
+        path: The destination.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path!r} exists; pass overwrite=True to replace it atomically")
+        self.path = path
+
+
+@final
+class DuplicateNameError(SpecError):
+    """Two leaves would be stored under one name, so one of them would be lost.
+
+    Attributes:
+        name: The stored name.
+        first: Key path of one leaf.
+        second: Key path of the other.
+    """
+
+    def __init__(self, name: str, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second} would both be stored as {name!r}; rename one")
+        self.name = name
+        self.first = first
+        self.second = second
+        self.key_path = second
+
+
+@final
+class InvalidLeafError(SpecError, TypeError):
+    """A leaf of a handled type whose value cannot be stored (an object array, a too large int).
+
+    Attributes:
+        key_path: The leaf.
+        problem: What is wrong with it, and what to do.
+    """
+
+    def __init__(self, key_path: str, problem: str) -> None:
+        super().__init__(f"{key_path}: {problem}")
+        self.key_path = key_path
+        self.problem = problem
+
+
+@final
+class DeletedLeafError(SpecError, RuntimeError):
+    """A jax.Array was donated or deleted before its bytes were taken."""
+
+    def __init__(self, key_path: str) -> None:
+        super().__init__(
+            f"{key_path}: the array was deleted or donated before it was staged; "
+            "await save.staged() before the step that donates it"
+        )
+        self.key_path = key_path
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDifference:
+    """One way in which a restore target and a checkpoint disagree."""
+
+    kind: str  #: "missing" (target only), "unexpected" (checkpoint only), "shape", "dtype", "type"
+    key_path: str
+    in_like: str = ""  #: what the target has there
+    on_disk: str = ""  #: what the checkpoint has there
+    suggestion: str = ""  #: the nearest name on the other side, if one is near
+
+    def __str__(self) -> str:
+        if self.kind == "missing":
+            text = f"missing     {self.key_path}: in the target ({self.in_like}), not on disk"
+        elif self.kind == "unexpected":
+            text = f"unexpected  {self.key_path}: on disk ({self.on_disk}), not in the target"
+        else:
+            text = f"{self.kind:<11} {self.key_path}: {self.in_like} in the target, {self.on_disk} on disk"
+
+        return text + (f"; did you mean {self.suggestion}?" if self.suggestion else "")
+
+
+@final
+class StructureMismatchError(SpecError):
+    """The restore target and the checkpoint differ; every difference is listed.
+
+    Attributes:
+        path: The checkpoint.
+        differences: All of them, in tree order.
+    """
+
+    SHOWN = 40
+
+    def __init__(self, path: str, differences: Sequence[TreeDifference]) -> None:
+        lines = [str(difference) for difference in differences[: self.SHOWN]]
+        if len(differences) > self.SHOWN:
+            lines.append(f"... and {len(differences) - self.SHOWN} more")
+
+        super().__init__("\n  ".join([f"the target does not fit {path}:", *lines]))
+        self.path = path
+        self.differences = tuple(differences)
+
+
+@final
+class LeaseTooLargeError(SpecError):
+    """More bytes were asked for than the whole budget holds, so the wait could never end.
+
+    Attributes:
+        nbytes: Bytes asked for.
+        limit: Bytes the budget holds in all.
+    """
+
+    def __init__(self, nbytes: int, limit: int) -> None:
+        super().__init__(f"asked for {nbytes} bytes of a budget of {limit}")
+        self.nbytes = nbytes
+        self.limit = limit
+
+
+@final
+class ClosedError(SpecError, RuntimeError):
+    """Used after close, or before the `async with` was entered."""
+
+
+@final
+class RunningLoopError(SpecError, RuntimeError):
+    """`penstock.sync` was called inside a running event loop, which it would block."""
+
+
+@final
+class SaveCancelledError(PenstockError):
+    """Raised to whoever awaits a save that was cancelled; nothing of it is left on disk."""
+
+
+@final
+class IncompletePipelineError(PenstockError):
+    """Fewer leaves reached the commit than were planned, so nothing was published.
+
+    Attributes:
+        planned: Leaves counted by the first stage.
+        arrived: Leaves whose every byte arrived.
+    """
+
+    def __init__(self, planned: int, arrived: int, first_absent: str) -> None:
+        super().__init__(
+            f"{planned} leaves were planned and {arrived} arrived complete; first absent: {first_absent}"
+        )
+        self.planned = planned
+        self.arrived = arrived
+        self.key_path = first_absent
+
+
+
+
+@final
+class NoHandlerError(HandlerError, TypeError):
+    """No handler is registered for the type of a leaf, or for a stored type name.
+
+    Attributes:
+        key_path: The leaf.
+        type_name: Its Python type, or the type name found on disk.
+    """
+
+    def __init__(self, key_path: str, type_name: str, known: Sequence[str] = ()) -> None:
+        super().__init__(
+            f"{key_path}: no handler for {type_name}. Register one with "
+            f"registry.register(Type, handler) and pass the registry to the Checkpointer"
+            + (f"; handled here: {', '.join(known)}" if known else "")
+        )
+        self.key_path = key_path
+        self.type_name = type_name
+
+
+@final
+class AmbiguousHandlerError(HandlerError, TypeError):
+    """Two handlers fit a type equally well.
+
+    Attributes:
+        type_name: The type looked up.
+        candidates: Both handlers, as `module.QualName`.
+    """
+
+    def __init__(self, type_name: str, first: str, second: str) -> None:
+        super().__init__(
+            f"{type_name}: {first} and {second} fit equally well; register one for the exact type"
+        )
+        self.type_name = type_name
+        self.candidates = (first, second)
+
+
+@final
+class HandlerFailedError(HandlerError):
+    """A third-party handler raised; its own error is the cause.
+
+    Attributes:
+        key_path: The leaf.
+        handler: The handler, as `module.QualName`.
+    """
+
+    def __init__(self, key_path: str, handler: str, problem: str) -> None:
+        super().__init__(f"{key_path}: {handler} failed: {problem}")
+        self.key_path = key_path
+        self.handler = handler
+
+
+
+
+@final
+class NotACheckpointError(CorruptCheckpointError, FileNotFoundError):
+    """There is nothing at the path, or nothing that any known layout would have written."""
+
+
+@final
+class IncompleteCheckpointError(CorruptCheckpointError):
+    """A save was interrupted here; the directory was never published."""
+
+
+@final
+class TruncatedDataError(CorruptCheckpointError):
+    """A data file is shorter than the index says.
+
+    Attributes:
+        needed: Bytes the index refers to.
+        found: Bytes there are.
+    """
+
+    def __init__(self, path: str, needed: int, found: int, *, key_path: str | None = None) -> None:
+        super().__init__(path, f"ends at byte {found}, but {needed} are needed", key_path=key_path)
+        self.needed = needed
+        self.found = found
+
+
+@final
+class ChecksumError(CorruptCheckpointError):
+    """Bytes read differ from the bytes written."""
+
+
+@final
+class UnsupportedFormatError(CorruptCheckpointError):
+    """A checkpoint that penstock recognises and cannot read yet."""

@@ -1,0 +1,96 @@
+"""What a stage may use while it runs: one `SaveRun` or `RestoreRun` for each save or restore."""
+
+from __future__ import annotations
+
+__all__ = ("Outline", "ProgressMeter", "RestoreRun", "Run", "RunLimits", "SaveRun")
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.kernel.futures import Progress
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from penstock.kernel.messages import ParamInfo
+    from penstock.kernel.protocols import Coordinator, Layout, Store
+    from penstock.kernel.registry import HandlerRegistry
+    from penstock.kernel.regulator import MemoryRegulator
+    from penstock.kernel.threads import Threads
+    from penstock.kernel.workspace import Workspace
+
+
+@final
+class ProgressMeter:
+    """Counts leaves and bytes. Written in the event loop, read from any thread."""
+
+    __slots__ = ("bytes_done", "bytes_total", "leaves_done", "leaves_total")
+
+    def __init__(self) -> None:
+        self.leaves_done = self.leaves_total = self.bytes_done = self.bytes_total = 0
+
+    def plan(self, leaves: int, nbytes: int) -> None:
+        """Set the totals."""
+        self.leaves_total, self.bytes_total = leaves, nbytes
+
+    def advance(self, leaves: int, nbytes: int) -> None:
+        """Count work done."""
+        self.leaves_done += leaves
+        self.bytes_done += nbytes
+
+    def snapshot(self) -> Progress:
+        """Return the figures as they are now."""
+        return Progress(self.leaves_done, self.leaves_total, self.bytes_done, self.bytes_total)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """How large messages get, in one place because several stages must agree on it."""
+
+    piece_bytes: int  #: a leaf's bytes travel in pieces of at most about this many
+    batch_leaves: int  #: small leaves travel together, at most so many
+    batch_bytes: int  #: and at most so many bytes together
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What every stage may use."""
+
+    path: str  #: absolute
+    registry: HandlerRegistry
+    memory: MemoryRegulator
+    threads: Threads
+    store: Store
+    layout: Layout
+    coordinator: Coordinator
+    events: FilteringBoundLogger
+    limits: RunLimits
+    progress: ProgressMeter = field(default_factory=ProgressMeter)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class SaveRun(Run):
+    """What the stages of a save may use."""
+
+    workspace: Workspace
+    started_ns: int  #: wall clock, nanoseconds since the epoch
+    custom_metadata: Mapping[str, Any] | None = None
+    planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class RestoreRun(Run):
+    """What the stages of a restore may use."""
+
+    outline: Outline | None = None  #: set by the planning stage, used to put the tree together
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The shape of a result: how many values it takes, and how they become a tree."""
+
+    infos: Sequence[ParamInfo]  #: one for each value, in flatten order
+    unflatten: Callable[[Sequence[object]], object]

@@ -1,0 +1,107 @@
+"""The directory a checkpoint is built in, from its first file to the rename that publishes it."""
+
+from __future__ import annotations
+
+__all__ = ("Workspace",)
+
+import os
+from typing import TYPE_CHECKING, final
+
+from anyio import Lock
+
+from penstock.kernel.errors import DestinationExistsError
+
+if TYPE_CHECKING:
+    from penstock.kernel.protocols import Store
+    from penstock.kernel.threads import Threads
+
+
+@final
+class Workspace:
+    """Makes, publishes and discards the temporary directory of one save.
+
+    Nothing is written before `open` is first called, so that bad input leaves no trace.
+
+    Args:
+        store: Where.
+        threads: For the store's blocking calls.
+        final: The checkpoint's own absolute path.
+        temporary: The absolute path it is built under, on the same file system.
+        overwrite: Whether an existing checkpoint may be replaced.
+    """
+
+    __slots__ = ("_lock", "_made", "_overwrite", "_store", "_threads", "final", "published", "temporary")
+
+    def __init__(self, store: Store, threads: Threads, final: str, temporary: str, *, overwrite: bool) -> None:
+        self.final = final
+        self.temporary = temporary
+        self.published = False  #: whether the checkpoint has its own name by now
+        self._store = store
+        self._threads = threads
+        self._overwrite = overwrite
+        self._lock = Lock()
+        self._made: set[str] = set()
+
+    def path(self, relative: str) -> str:
+        """Return where a file of the checkpoint is built."""
+        return os.path.join(self.temporary, relative)
+
+    async def check(self) -> None:
+        """Make sure that the save could be published, before anything is written.
+
+        Raises:
+            DestinationExistsError: If something is there and `overwrite` is off.
+            StorageError: If it could not be created.
+        """
+        await self._threads.run(self._check)
+
+    async def open(self, directory: str = "") -> None:
+        """Make the workspace, and `directory` in it, unless that was done. Removes a stale one first."""
+        if directory in self._made:
+            return
+
+        async with self._lock:
+            if "" not in self._made:
+                await self._threads.run(self._make_root)
+                self._made.add("")
+
+            if directory not in self._made:
+                await self._threads.run(self._store.make_directory, self.path(directory))
+                self._made.add(directory)
+
+    async def publish(self) -> None:
+        """Give the checkpoint its own name, atomically and durably.
+
+        Raises:
+            DestinationExistsError: If somebody else put something there meanwhile.
+        """
+        await self._threads.run(self._publish)
+
+    async def discard(self) -> None:
+        """Remove whatever was built; nothing if nothing was."""
+        if self._made and not self.published:
+            await self._threads.run(self._store.remove_tree, self.temporary)
+
+    def _check(self) -> None:
+        if self._store.kind(self.final) is not None and not self._overwrite:
+            raise DestinationExistsError(self.final)
+
+        self._store.check_writable(self.final)
+
+    def _make_root(self) -> None:
+        self._store.remove_tree(self.temporary)
+        self._store.make_directory(self.temporary)
+
+    def _publish(self) -> None:
+        parent = os.path.dirname(self.final)
+        if self._store.kind(self.final) is None:
+            self._store.rename(self.temporary, self.final)
+            self.published = True
+            self._store.sync_directory(parent)
+        elif self._overwrite:
+            self._store.exchange(self.temporary, self.final)
+            self.published = True
+            self._store.sync_directory(parent)
+            self._store.remove_tree(self.temporary)
+        else:
+            raise DestinationExistsError(self.final)

@@ -1,0 +1,75 @@
+"""Checkpoints for JAX, made for asyncio.
+
+A save or a restore is a pipeline of small actors under one memory budget::
+
+    async with penstock.Checkpointer() as ckpt:
+        save = await ckpt.save("run/step_100", state)
+        ...  # training goes on
+        report = await save
+        state = await ckpt.restore("run/step_100", like=state)
+
+Scripts without an event loop find the same in `penstock.sync`. Importing this module loads neither
+jax nor tensorstore: each name is fetched from its own module when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "Checkpointer",
+    "Config",
+    "HandlerRegistry",
+    "MemoryRegulator",
+    "PenstockError",
+    "Pipeline",
+    "SaveFuture",
+    "__version__",
+    "metadata",
+    "restore",
+    "save",
+    "sync",
+)
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from penstock import sync
+    from penstock.api import Checkpointer, metadata, restore, save
+    from penstock.kernel.config import Config
+    from penstock.kernel.errors import PenstockError
+    from penstock.kernel.futures import SaveFuture
+    from penstock.kernel.pipeline import Pipeline
+    from penstock.kernel.registry import HandlerRegistry
+    from penstock.kernel.regulator import MemoryRegulator
+else:
+    # In the `else`, because a checker that saw `__getattr__` would accept `penstock.typo`.
+    from importlib import import_module as _import_module
+
+    _MODULE_OF = {
+        "Checkpointer": "penstock.api",
+        "Config": "penstock.kernel.config",
+        "HandlerRegistry": "penstock.kernel.registry",
+        "MemoryRegulator": "penstock.kernel.regulator",
+        "PenstockError": "penstock.kernel.errors",
+        "Pipeline": "penstock.kernel.pipeline",
+        "SaveFuture": "penstock.kernel.futures",
+        "metadata": "penstock.api",
+        "restore": "penstock.api",
+        "save": "penstock.api",
+        "sync": "penstock.sync",
+    }
+
+    def __getattr__(name: str) -> object:
+        try:
+            home = _MODULE_OF[name]
+        except KeyError:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=_import_module(__name__)) from None
+        module = _import_module(home)
+        value = module if home == f"{__name__}.{name}" else getattr(module, name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULE_OF})

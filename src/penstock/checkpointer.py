@@ -1,0 +1,326 @@
+"""The async face: one object that owns the budget, the threads and the background saves."""
+
+from __future__ import annotations
+
+__all__ = ("Checkpointer", "Staging")
+
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Literal, TypeAlias, final
+
+from anyio import CancelScope, Lock, create_task_group
+from anyio.abc import TaskGroup
+
+from penstock.handlers.layout.orbax import OrbaxLayout
+from penstock.handlers.leaves.registry import default_handlers
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config import Config
+from penstock.kernel.coordinator import SingleProcessCoordinator
+from penstock.kernel.errors import ClosedError
+from penstock.kernel.events import get_logger
+from penstock.kernel.futures import Milestone, SaveFuture
+from penstock.kernel.memory_limit import auto_memory_limit
+from penstock.kernel.messages import KeyPath, RestoreRequest, TreeToSave
+from penstock.kernel.pipeline import Pipeline
+from penstock.kernel.protocols import Coordinator, Layout, Store
+from penstock.kernel.registry import HandlerRegistry
+from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
+from penstock.kernel.runner import run_pipeline
+from penstock.kernel.threads import Threads
+from penstock.kernel.workspace import Workspace
+from penstock.metadata import CheckpointMetadata, describe_checkpoint
+from penstock.paths import absolute_path
+from penstock.pipelines import restore_pipeline, save_pipeline
+from penstock.saving import SaveTask
+
+Staging: TypeAlias = Literal["copy", "overlap"]
+First: TypeAlias = Callable[[KeyPath], bool]
+
+_ABSENT: Final[Any] = object()
+"""No restore target; None would be one."""
+
+
+@final
+class Checkpointer:
+    """Saves and restores PyTrees under one memory budget. An async context manager.
+
+    ```python
+    async with penstock.Checkpointer() as checkpointer:
+        save = await checkpointer.save(path, state)   # staged: the state may change now
+        report = await save                           # durable and visible
+        state = await checkpointer.restore(path, like=state)
+    ```
+
+    Leaving the context waits for background saves, and raises the failure of one that nobody
+    awaited; leaving it on an error cancels them, and what they wrote is removed.
+
+    Args:
+        config: Options, or the path of a TOML file that holds them; by default what the environment
+            says.
+        memory_limit: Host bytes that all saves and restores together may hold, as a number, a
+            text such as `"2GiB"`, or `"auto"`; overrides the config.
+        registry: Handlers for leaf types; by default those that come with penstock.
+        save_pipeline: The stages of a save.
+        restore_pipeline: The stages of a restore.
+        store: Where checkpoints lie.
+        layout: What they look like there.
+        coordinator: What the processes of a job agree through.
+
+    Raises:
+        ConfigError: If an option is unknown or does not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config | str | os.PathLike[str] | None = None,
+        memory_limit: int | str | None = None,
+        registry: HandlerRegistry | None = None,
+        save_pipeline: Pipeline[SaveRun] | None = None,
+        restore_pipeline: Pipeline[RestoreRun] | None = None,
+        store: Store | None = None,
+        layout: Layout | None = None,
+        coordinator: Coordinator | None = None,
+    ) -> None:
+        self._config = _load(config, memory_limit)
+        limit = self._config.memory.limit_bytes
+        self._memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
+        self._registry = registry if registry is not None else default_handlers()
+        self._save_pipeline = _pipeline(save_pipeline, _default_save, self._config.save)
+        self._restore_pipeline = _pipeline(restore_pipeline, _default_restore, self._config.restore)
+        self._store: Store = store if store is not None else LocalStore()
+        self._layout: Layout = layout if layout is not None else OrbaxLayout()
+        self._coordinator: Coordinator = coordinator if coordinator is not None else SingleProcessCoordinator()
+        self._events = get_logger()
+        self._tasks: TaskGroup | None = None
+        self._threads: Threads | None = None
+        self._saves: list[SaveTask] = []
+        self._turns: dict[str, Lock] = {}
+        self._life: AbstractAsyncContextManager[None] | None = None
+
+    async def __aenter__(self) -> Checkpointer:
+        if self._life is not None:
+            raise ClosedError("a Checkpointer can be entered once; make another one")
+
+        self._life = self._live()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        assert self._life is not None
+        return await self._life.__aexit__(exc_type, exc_val, exc_tb)
+
+    async def save(
+        self,
+        path: str | os.PathLike[str],
+        tree: object,
+        *,
+        overwrite: bool = False,
+        prioritise: First | None = None,
+        staging: Staging = "copy",
+        custom_metadata: Mapping[str, Any] | None = None,
+        pipeline: Pipeline[SaveRun] | None = None,
+    ) -> SaveFuture:
+        """Begin to save `tree` at `path`; return once it is staged.
+
+        Either the whole checkpoint becomes visible under `path`, durably and in one step, or
+        nothing does. Saves to one path follow each other, saves to different paths run together.
+
+        Args:
+            path: A directory that does not exist yet; its parents may be missing.
+            tree: Any PyTree of handled leaf types.
+            overwrite: Replace what is at `path`, atomically, when the new checkpoint is complete.
+            prioritise: Says which leaves are staged first and completely, by key path.
+            staging: `"copy"` returns when the tree may be mutated, deleted or donated;
+                `"overlap"` when it is planned: await `save.staged()` before changing it.
+            custom_metadata: JSON values kept with the checkpoint.
+            pipeline: Stages for this save alone.
+
+        Returns:
+            The save that goes on in the background. Await it for the durable checkpoint.
+
+        Raises:
+            SpecError: If the tree or the path cannot be saved; nothing was written.
+            HandlerError: If nobody handles a leaf's type; nothing was written.
+            StorageError: If the medium refused.
+            PenstockError: If an earlier background save failed and nobody was told yet.
+
+        Cancellation:
+            Cancels the save and returns when its temporary files are gone.
+        """
+        tasks, threads = self._running()
+        self._raise_unseen()
+        final = absolute_path(path)
+        workspace = Workspace(
+            self._store, threads, final, self._layout.temporary_name(final), overwrite=overwrite
+        )
+        run = SaveRun(
+            **self._shared(final, threads, self._config.save),
+            workspace=workspace,
+            started_ns=time.time_ns(),
+            custom_metadata=custom_metadata,
+        )
+        turn = self._turns.setdefault(final, Lock())
+        task = SaveTask(_prioritised(pipeline or self._save_pipeline, prioritise), run, TreeToSave(tree), turn)
+        del tree
+        self._saves = [save for save in self._saves if not save.future.done or save.promise.error_unseen]
+        self._saves.append(task)
+        tasks.start_soon(task)
+        try:
+            await task.future.wait(Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
+        except BaseException:
+            task.cancel()
+            with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
+                await task.wait_ended()
+
+            raise
+
+        return task.future
+
+    async def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        like: Any = _ABSENT,
+        prioritise: First | None = None,
+        pipeline: Pipeline[RestoreRun] | None = None,
+    ) -> Any:
+        """Return the tree saved at `path`.
+
+        Args:
+            path: A checkpoint.
+            like: A tree of the structure wanted, whose leaves are concrete values,
+                `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
+                shardings. Without it the result is made of dicts and lists, on the devices it was
+                saved from where they are here.
+            prioritise: Says which leaves are read first, by key path.
+            pipeline: Stages for this restore alone.
+
+        Raises:
+            StructureMismatchError: If `like` does not fit; it lists every difference.
+            NotACheckpointError: If there is none at `path`.
+            IncompleteCheckpointError: If a save was interrupted there.
+            CorruptCheckpointError: If a document or a data file is damaged.
+
+        Cancellation:
+            Stops reading and gives back every byte.
+        """
+        _, threads = self._running()
+        final = absolute_path(path)
+        run = RestoreRun(**self._shared(final, threads, self._config.restore))
+        has_like = like is not _ABSENT
+        request = RestoreRequest(final, like if has_like else None, has_like)
+        since = time.perf_counter()
+        result = await run_pipeline(_prioritised(pipeline or self._restore_pipeline, prioritise), run, request)
+        self._events.info(
+            "restore.finished",
+            path=final,
+            n_leaves=run.progress.leaves_total,
+            nbytes=run.progress.bytes_done,
+            seconds=time.perf_counter() - since,
+        )
+        return result.value.tree
+
+    async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
+        """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
+
+        Raises:
+            NotACheckpointError: If there is none at `path`.
+            IncompleteCheckpointError: If a save was interrupted there.
+            CorruptCheckpointError: If a document is damaged.
+        """
+        _, threads = self._running()
+        return await threads.run(describe_checkpoint, self._layout, self._store, absolute_path(path))
+
+    async def wait(self) -> None:
+        """Wait until no save is under way.
+
+        Raises:
+            PenstockError: The first failure that nobody was told of yet.
+        """
+        for save in tuple(self._saves):
+            await save.wait_ended()
+
+        self._raise_unseen()
+
+    def statistics(self) -> RegulatorStatistics:
+        """Return the state of the memory budget."""
+        return self._memory.statistics()
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncGenerator[None, None]:
+        failure: Exception | None = None
+        try:
+            async with create_task_group() as tasks:
+                self._tasks, self._threads = tasks, Threads()
+                try:
+                    yield
+                except Exception as error:
+                    failure = error  # raised below, as it is and not in a group
+                    tasks.cancel_scope.cancel()
+        finally:
+            self._tasks = None
+
+        if failure is not None:
+            raise failure
+
+        self._raise_unseen()
+
+    def _running(self) -> tuple[TaskGroup, Threads]:
+        if self._tasks is None or self._threads is None:
+            raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
+
+        return self._tasks, self._threads
+
+    def _raise_unseen(self) -> None:
+        for save in self._saves:
+            error = save.promise.error_unseen
+            if error is not None:
+                save.promise.mark_seen()
+                raise error
+
+    def _shared(self, path: str, threads: Threads, options: Any) -> dict[str, Any]:
+        return {
+            "path": path,
+            "registry": self._registry,
+            "memory": self._memory,
+            "threads": threads,
+            "store": self._store,
+            "layout": self._layout,
+            "coordinator": self._coordinator,
+            "events": self._events,
+            "limits": RunLimits(
+                min(options.piece_bytes, self._memory.limit), options.batch_leaves, options.batch_bytes
+            ),
+        }
+
+
+_default_save = save_pipeline
+_default_restore = restore_pipeline
+
+
+def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
+    arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
+    if isinstance(config, Config):
+        return config if memory_limit is None else replace(config)
+
+    return Config.load(config, arguments=arguments)
+
+
+def _pipeline(given: Any, default: Callable[[], Any], options: Any) -> Any:
+    pipeline = given if given is not None else default()
+    return pipeline.configured(options.stage_options)
+
+
+def _prioritised(pipeline: Any, first: First | None) -> Any:
+    return pipeline if first is None else pipeline.configure("prioritise", first=first)

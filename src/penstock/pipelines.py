@@ -1,0 +1,55 @@
+"""The pipelines that penstock runs unless told otherwise."""
+
+from __future__ import annotations
+
+__all__ = ("restore_pipeline", "save_pipeline")
+
+from penstock.kernel.futures import Milestone
+from penstock.kernel.pipeline import Pipeline, Slot
+from penstock.kernel.run import RestoreRun, SaveRun
+from penstock.stages.assemble import Assemble
+from penstock.stages.commit import Commit
+from penstock.stages.device_to_host import DeviceToHost
+from penstock.stages.finalize import Finalize
+from penstock.stages.flatten import Flatten
+from penstock.stages.host_to_device import HostToDevice
+from penstock.stages.limit_bytes import LimitBytes
+from penstock.stages.locate import Locate
+from penstock.stages.plan import Plan
+from penstock.stages.prioritise import Prioritise
+from penstock.stages.read import Read
+from penstock.stages.write import Write
+
+STAGED_AHEAD = 4096
+"""Messages that may wait behind `device_to_host`. It is what lets a save be staged long before it is
+written; the regulator bounds the bytes copied for them, and what was not copied costs none."""
+
+
+def save_pipeline() -> Pipeline[SaveRun]:
+    """Return the seven stages of a save, each with its default options."""
+    return Pipeline(
+        (
+            Slot("flatten", Flatten(), Milestone.PLANNED),
+            Slot("prioritise", Prioritise()),
+            Slot("device_to_host", DeviceToHost(), Milestone.STAGED, queue=STAGED_AHEAD),
+            Slot("limit_bytes", LimitBytes()),
+            Slot("write", Write(), Milestone.WRITTEN, queue=1),
+            Slot("commit", Commit(), Milestone.COMMITTED),
+            Slot("finalize", Finalize()),
+        )
+    )
+
+
+def restore_pipeline() -> Pipeline[RestoreRun]:
+    """Return the stages of a restore, each with its default options."""
+    return Pipeline(
+        (
+            Slot("locate", Locate()),
+            Slot("plan", Plan()),
+            Slot("prioritise", Prioritise()),
+            Slot("limit_bytes", LimitBytes()),
+            Slot("read", Read(), queue=1),
+            Slot("host_to_device", HostToDevice()),
+            Slot("assemble", Assemble()),
+        )
+    )

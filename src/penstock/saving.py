@@ -1,0 +1,121 @@
+"""One save in the background: its task, its scope, and what is undone when it fails."""
+
+from __future__ import annotations
+
+__all__ = ("SaveTask",)
+
+import time
+from dataclasses import replace
+from typing import final
+
+from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_after
+
+from penstock.kernel.errors import SaveCancelledError
+from penstock.kernel.futures import Milestone, SaveFuture, SavePromise
+from penstock.kernel.messages import SaveReport, TreeToSave
+from penstock.kernel.pipeline import Pipeline
+from penstock.kernel.run import SaveRun
+from penstock.kernel.runner import run_pipeline
+from penstock.kernel.threads import LoopHandle
+
+CLEANING_S = 60.0
+
+
+@final
+class SaveTask:
+    """Runs one save to its end and tells its future. Never raises but when it is cancelled.
+
+    Args:
+        pipeline: The stages.
+        run: What they use.
+        tree: What to save.
+        turn: Held while saving, so that saves to one path follow each other.
+    """
+
+    __slots__ = ("_ended", "_pipeline", "_promise", "_run", "_scope", "_staged_s", "_started", "_tree", "_turn")
+
+    def __init__(self, pipeline: Pipeline[SaveRun], run: SaveRun, tree: TreeToSave, turn: Lock) -> None:
+        loop = LoopHandle()
+        self._pipeline = pipeline
+        self._run = run
+        self._tree = tree
+        self._turn = turn
+        self._scope = CancelScope()
+        self._ended = Event()
+        self._started = time.perf_counter()
+        self._staged_s = float("nan")
+        self._promise = SavePromise(run.path, lambda: loop.post(self.cancel), run.progress.snapshot)
+
+    @property
+    def future(self) -> SaveFuture:
+        """The caller's handle."""
+        return self._promise.future
+
+    @property
+    def promise(self) -> SavePromise:
+        """The kernel's side of it."""
+        return self._promise
+
+    def cancel(self) -> None:
+        """Stop, unless the commit is through: then the checkpoint is as good as there. In the loop only."""
+        if (self.future.milestone or 0) < Milestone.COMMITTED:
+            self._scope.cancel()
+
+    async def wait_ended(self) -> None:
+        """Wait until nothing of the save runs any more, and what it left behind is gone."""
+        await self._ended.wait()
+
+    async def __call__(self) -> None:
+        """Save."""
+        try:
+            with self._scope:
+                await self._save()
+        except get_cancelled_exc_class():
+            self._give_up()
+            raise
+        except Exception as error:
+            self._run.events.error("save.failed", path=self._run.path, error=repr(error))
+            self._promise.fail(error)
+        finally:
+            self._ended.set()
+
+        if not self.future.done:
+            self._give_up()
+
+    async def _save(self) -> None:
+        run = self._run
+        async with self._turn:
+            run.events.info("save.started", path=run.path)
+            try:
+                await run.workspace.check()
+                result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
+            except BaseException:
+                with move_on_after(CLEANING_S, shield=True):
+                    await run.workspace.discard()
+
+                raise
+
+        report: SaveReport = replace(
+            result.value,
+            staged_s=self._staged_s,
+            durable_s=time.perf_counter() - self._started,
+            peak_leased_bytes=run.memory.statistics().peak,
+            stages=result.stages,
+        )
+        run.events.info(
+            "save.finalized", path=run.path, n_leaves=report.n_leaves, nbytes=report.nbytes, durable_s=report.durable_s
+        )
+        self._promise.finish(report)
+
+    def _reach(self, milestone: Milestone) -> None:
+        if milestone >= Milestone.STAGED and self._staged_s != self._staged_s:  # still NaN
+            self._staged_s = time.perf_counter() - self._started
+
+        self._run.events.debug(f"save.{milestone.name.lower()}", path=self._run.path)
+        self._promise.reach(milestone)
+
+    def _give_up(self) -> None:
+        published = " after it was published" if self._run.workspace.published else ""
+        self._run.events.info("save.cancelled", path=self._run.path)
+        self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
+        self._promise.mark_seen()  # whoever cancelled it knows

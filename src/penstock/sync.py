@@ -1,0 +1,120 @@
+"""The same for plain scripts, which have no event loop: one runs in a thread meanwhile.
+
+```python
+with penstock.sync.Checkpointer() as checkpointer:
+    save = checkpointer.save(path, state)   # staged: the state may change now
+    report = save.result()                  # durable and visible
+```
+"""
+
+from __future__ import annotations
+
+__all__ = ("Checkpointer", "metadata", "restore", "save")
+
+import os
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, final
+
+from anyio import NoEventLoopError
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.lowlevel import current_token
+
+from penstock import api
+from penstock.kernel.errors import ClosedError, RunningLoopError
+from penstock.kernel.futures import SaveFuture
+from penstock.kernel.messages import SaveReport
+from penstock.metadata import CheckpointMetadata
+
+
+@final
+class Checkpointer:
+    """`penstock.Checkpointer` for code without an event loop. A context manager, used by any thread.
+
+    Args:
+        **options: Those of `penstock.Checkpointer`.
+
+    Raises:
+        RunningLoopError: From every method, if called inside a running event loop.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        _refuse_running_loop()
+        self._inner = api.Checkpointer(**options)
+        self._portal: BlockingPortal | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Checkpointer:
+        _refuse_running_loop()
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(self._portal.wrap_async_context_manager(self._inner))
+            self._stack = stack.pop_all()
+
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        self._portal = None
+        return self._stack.__exit__(exc_type, exc_val, exc_tb)
+
+    def save(self, path: str | os.PathLike[str], tree: object, **options: Any) -> SaveFuture:
+        """Begin to save; return once `tree` is staged. Call `.result()` for the durable checkpoint."""
+        return self._open().call(partial(self._inner.save, path, tree, **options))
+
+    def restore(self, path: str | os.PathLike[str], **options: Any) -> Any:
+        """Return the tree saved at `path`."""
+        return self._open().call(partial(self._inner.restore, path, **options))
+
+    def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
+        """Say what the checkpoint at `path` holds."""
+        return self._open().call(self._inner.metadata, path)
+
+    def wait(self) -> None:
+        """Wait until no save is under way; raise a failure that nobody was told of."""
+        self._open().call(self._inner.wait)
+
+    def _open(self) -> BlockingPortal:
+        _refuse_running_loop()
+        if self._portal is None:
+            raise ClosedError("the Checkpointer is not open; use it inside its `with`")
+
+        return self._portal
+
+
+def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:
+    """Save `tree` at `path` and return when it is durable and visible; as `penstock.save`."""
+    _refuse_running_loop()
+    with start_blocking_portal() as portal:
+        return portal.call(partial(api.save, path, tree, **options))
+
+
+def restore(path: str | os.PathLike[str], **options: Any) -> Any:
+    """Return the tree saved at `path`; as `penstock.restore`."""
+    _refuse_running_loop()
+    with start_blocking_portal() as portal:
+        return portal.call(partial(api.restore, path, **options))
+
+
+def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
+    """Say what the checkpoint at `path` holds; as `penstock.metadata`."""
+    _refuse_running_loop()
+    with start_blocking_portal() as portal:
+        return portal.call(api.metadata, path)
+
+
+def _refuse_running_loop() -> None:
+    try:
+        current_token()
+    except NoEventLoopError:
+        return
+
+    raise RunningLoopError(
+        "penstock.sync would block the event loop that is running here; await penstock.save, "
+        "penstock.restore or a penstock.Checkpointer instead"
+    )

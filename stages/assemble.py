@@ -1,0 +1,61 @@
+"""The last stage of a restore: values to a tree."""
+
+from __future__ import annotations
+
+__all__ = ("Assemble",)
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import final
+
+from penstock.kernel.errors import IncompletePipelineError
+from penstock.kernel.messages import RestoredBatch, RestoredTree
+from penstock.kernel.run import RestoreRun
+from penstock.kernel.stage import Actor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Assemble:
+    """Takes `RestoredBatch`es, yields one `RestoredTree` after the last.
+
+    Raises:
+        IncompletePipelineError: If a leaf did not arrive.
+    """
+
+    @property
+    def concurrency(self) -> int:
+        """One: it collects."""
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: RestoreRun, /) -> AsyncIterator[Actor]:
+        """Yield the actor of one restore."""
+        yield _Assembler(run)
+
+
+@final
+class _Assembler:
+    __slots__ = ("_run", "_values")
+
+    def __init__(self, run: RestoreRun) -> None:
+        self._run = run
+        self._values: dict[int, object] = {}
+
+    async def __call__(self, batch: RestoredBatch, /) -> None:
+        self._values.update(batch.values)
+
+    async def finish(self) -> AsyncIterator[RestoredTree]:
+        yield RestoredTree(await self._run.threads.run(self._assemble))
+
+    def _assemble(self) -> object:
+        outline = self._run.outline
+        assert outline is not None, "a planning stage sets the outline"
+        total = len(outline.infos)
+        absent = [at for at in range(total) if at not in self._values]
+        if absent:
+            key_path = outline.infos[absent[0]].key_path
+            raise IncompletePipelineError(total, total - len(absent), key_path)
+
+        return outline.unflatten([self._values[at] for at in range(total)])

@@ -1,0 +1,39 @@
+"""The last stage of a save: the rename that makes the checkpoint visible."""
+
+from __future__ import annotations
+
+__all__ = ("Finalize",)
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import final
+
+from penstock.kernel.messages import Committed, SaveReport
+from penstock.kernel.run import SaveRun
+from penstock.kernel.stage import Actor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """Takes the `Committed`, yields the `SaveReport`. Until here, nothing is visible under the final name.
+
+    Raises:
+        DestinationExistsError: If somebody else put something there during the save.
+    """
+
+    @property
+    def concurrency(self) -> int:
+        """One: there is one rename."""
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+        """Yield the actor of one save."""
+
+        async def finalize(committed: Committed, /) -> SaveReport:
+            await run.workspace.publish()
+            return SaveReport(run.path, committed.n_leaves, committed.nbytes)
+
+        yield finalize

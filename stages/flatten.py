@@ -1,0 +1,56 @@
+"""The first stage of a save: the tree to its leaves, every one of them checked before a byte is written."""
+
+from __future__ import annotations
+
+__all__ = ("Flatten",)
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import final
+
+from penstock.kernel.messages import Leaf, LeafBatch, TreeToSave
+from penstock.kernel.run import SaveRun
+from penstock.kernel.stage import Actor
+from penstock.stages.batching import batched
+from penstock.stages.trees import flatten_tree
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """Takes a `TreeToSave`, yields `LeafBatch`es in flatten order.
+
+    Everything that can be wrong with a leaf without reading its bytes is an error here: no handler,
+    a type or dtype that cannot be stored, a deleted array, two leaves with one name.
+    """
+
+    @property
+    def concurrency(self) -> int:
+        """One: there is one tree."""
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+        """Yield the actor of one save."""
+
+        async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
+            leaves = await run.threads.run(_plan, run, message)
+            run.planned = [leaf.info for leaf in leaves]
+            run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
+            batches = batched(leaves, run.limits)
+            del leaves
+            for batch in batches:
+                yield batch
+
+        yield flatten
+
+
+def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
+    flat, _ = flatten_tree(message.take(), run.workspace.temporary)
+    leaves: list[Leaf] = []
+    for index, found in enumerate(flat):
+        handler = run.registry.lookup(type(found.value), found.info.key_path)
+        leaves.append(Leaf(index, found.info, found.value, handler.describe(found.value, found.info), handler))
+
+    return leaves

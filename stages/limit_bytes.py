@@ -1,0 +1,107 @@
+"""Bounds the bytes on their way to or from the store. Serves both pipelines."""
+
+from __future__ import annotations
+
+__all__ = ("LimitBytes",)
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import final
+
+from penstock.kernel.messages import LeafBatch, Piece, ReadBatch, ReadLeaf, StagedBatch
+from penstock.kernel.regulator import ByteLease, MemoryRegulator
+from penstock.kernel.run import Run
+from penstock.kernel.stage import Actor
+from penstock.stages.batching import grouped
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LimitBytes:
+    """Passes on pieces (of a save) or reads (of a restore) once their bytes fit into what is in flight.
+
+    A piece larger than the limit is cut; what weighs nothing passes. Order is kept.
+
+    Attributes:
+        in_flight_bytes: Bytes that may be on their way at once, in this save or restore.
+    """
+
+    in_flight_bytes: int = field(default=128 * 2**20, metadata={"positive": True})
+
+    @property
+    def concurrency(self) -> int:
+        """One: the order of admission is the order of arrival."""
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: Run, /) -> AsyncIterator[Actor]:
+        """Yield the actor of one run."""
+        yield _Limiter(run, MemoryRegulator(self.in_flight_bytes))
+
+
+@final
+class _Limiter:
+    __slots__ = ("_in_flight", "_most", "_run")
+
+    def __init__(self, run: Run, in_flight: MemoryRegulator) -> None:
+        self._run = run
+        self._in_flight = in_flight
+        self._most = min(in_flight.limit, run.limits.piece_bytes)
+
+    def __call__(
+        self, batch: StagedBatch | LeafBatch[ReadLeaf], /
+    ) -> AsyncIterator[StagedBatch] | AsyncIterator[ReadBatch]:
+        return self._admit_pieces(batch) if isinstance(batch, StagedBatch) else self._admit_reads(batch)
+
+    async def _admit_pieces(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
+        groups = list(grouped(_cut(batch.pieces, self._most), self._most))
+        for group in groups[:-1]:
+            lease = await self._in_flight.acquire(sum(piece.nbytes for piece in group))
+            staged = batch.staged.split(sum(piece.cost for piece in group)) if batch.staged else None
+            yield StagedBatch(pieces=group, staged=staged, in_flight=lease)
+
+        # The last group takes what is left of the batch: its leaves are complete with it.
+        last = groups[-1] if groups else ()
+        lease = await self._in_flight.acquire(sum(piece.nbytes for piece in last))
+        yield StagedBatch(batch.leaves, last, batch.pending, batch.staged, lease)
+
+    async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
+        # A unit is a large leaf, or small ones that go in one group: nothing is waited for while a
+        # leaf that holds a lease has reads that were not sent.
+        for unit in grouped(batch.leaves, self._most):
+            staged = await self._stage(unit, prioritised=batch.prioritised)
+            groups = list(grouped((read for leaf in unit for read in leaf.reads), self._most)) or [()]
+            for group in groups:
+                try:
+                    nbytes = sum(read.nbytes for read in group)
+                    lease = await self._in_flight.acquire(nbytes, admit_oversize=True)
+                except BaseException:
+                    for _, held in staged:
+                        held.release()
+
+                    raise
+
+                yield ReadBatch(unit, group, staged, lease)
+                staged = ()
+
+    async def _stage(
+        self, unit: tuple[ReadLeaf, ...], *, prioritised: bool
+    ) -> tuple[tuple[int, ByteLease], ...]:
+        """Lease the host bytes that die once the leaves are on their devices."""
+        nbytes = sum(leaf.target.staging_bytes for leaf in unit)
+        if not nbytes:
+            return ()
+        if nbytes > self._run.memory.limit:
+            self._run.events.warning("memory.oversize", key_path=unit[0].info.key_path, nbytes=nbytes)
+
+        lease = await self._run.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True)
+        return tuple((leaf.index, lease.split(leaf.target.staging_bytes)) for leaf in unit)
+
+
+def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:
+    for piece in pieces:
+        if piece.nbytes > most:
+            yield from piece.cut(most)
+        else:
+            yield piece

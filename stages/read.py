@@ -1,0 +1,168 @@
+"""Fills host buffers from storage."""
+
+from __future__ import annotations
+
+__all__ = ("Read",)
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TypeAlias, final
+
+from anyio import create_task_group, move_on_after
+from crc32c import crc32c
+
+from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.errors import ChecksumError
+from penstock.kernel.messages import DirectRead, DriverRead, HostBatch, ReadBatch, ScatterRead
+from penstock.kernel.protocols import ReadableFile
+from penstock.kernel.regulator import ByteLease
+from penstock.kernel.run import RestoreRun
+from penstock.kernel.stage import Actor
+
+CLOSING_S = 30.0
+
+FileRead: TypeAlias = DirectRead | ScatterRead
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Takes `ReadBatch`es, yields a `HostBatch` whenever leaves are complete.
+
+    Ranges that follow each other in a file and in memory are one read. Bytes whose checksum is
+    known are checked. What goes through a driver runs beside it; leaves of third-party handlers
+    are read by them.
+
+    Attributes:
+        concurrency: Batches read at once, each by a thread.
+        verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
+    """
+
+    concurrency: int = field(default=2, metadata={"positive": True})
+    verify: bool = True
+
+    @asynccontextmanager
+    async def open(self, run: RestoreRun, /) -> AsyncIterator[Actor]:
+        """Yield the actor of one restore. Files are closed on the way out, whatever happened."""
+        reader = _Reader(run, verify=self.verify)
+        try:
+            yield reader
+        finally:
+            reader.release()
+            with move_on_after(CLOSING_S, shield=True):
+                await run.threads.run(reader.close)
+
+
+@final
+class _Reader:
+    __slots__ = ("_files", "_files_lock", "_outstanding", "_run", "_staged", "_verify")
+
+    def __init__(self, run: RestoreRun, *, verify: bool) -> None:
+        self._run = run
+        self._verify = verify
+        self._files: dict[str, ReadableFile] = {}
+        self._files_lock = Lock()  # files are opened by the reading threads
+        self._outstanding: dict[int, int] = {}
+        self._staged: dict[int, ByteLease] = {}
+
+    async def __call__(self, batch: ReadBatch, /) -> HostBatch | None:
+        self._staged.update(batch.staged)
+        for leaf in batch.leaves:
+            self._outstanding.setdefault(leaf.index, len(leaf.reads))
+
+        try:
+            await self._perform(batch)
+        finally:
+            if batch.in_flight is not None:
+                batch.in_flight.release()
+
+        ready = [
+            (leaf.index, await leaf.handler.load(leaf))
+            for leaf in batch.leaves
+            if isinstance(leaf.handler, AdaptedHandler)
+        ]
+        return self._complete(batch, tuple(ready))
+
+    def release(self) -> None:
+        """Give back the leases of leaves that were never completed."""
+        for lease in self._staged.values():
+            lease.release()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    async def _perform(self, batch: ReadBatch) -> None:
+        names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}
+        from_files = [read for read in batch.reads if not isinstance(read, DriverRead)]
+        async with create_task_group() as drivers:
+            for read in batch.reads:
+                if isinstance(read, DriverRead):
+                    drivers.start_soon(read.perform)
+
+            if from_files:
+                await self._run.threads.run(self._read_files, from_files, names)
+
+    def _complete(self, batch: ReadBatch, ready: tuple[tuple[int, object], ...]) -> HostBatch | None:
+        for read in batch.reads:
+            self._outstanding[read.leaf] -= 1
+
+        whole = tuple(leaf for leaf in batch.leaves if self._outstanding.get(leaf.index) == 0)
+        for leaf in whole:
+            del self._outstanding[leaf.index]
+
+        self._run.progress.advance(len(whole), batch.nbytes)
+        if not whole:
+            return None
+
+        staged = tuple(self._staged.pop(leaf.index) for leaf in whole if leaf.index in self._staged)
+        built = tuple(leaf for leaf in whole if not isinstance(leaf.handler, AdaptedHandler))
+        return HostBatch(built, ready, staged)
+
+    def _read_files(self, reads: Iterable[FileRead], names: dict[int, str]) -> None:
+        by_file: dict[str, list[FileRead]] = defaultdict(list)
+        for read in reads:
+            by_file[read.file].append(read)
+
+        for path, wanted in by_file.items():
+            file = self._open(path)
+            wanted.sort(key=lambda read: read.offset)
+            for run in _adjacent(wanted):
+                self._read_run(file, run, names)
+
+    def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
+        buffers = [
+            read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes)) for read in run
+        ]
+        file.read_at(run[0].offset, buffers)
+        for read, buffer in zip(run, buffers, strict=True):
+            if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
+                problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+                raise ChecksumError(read.file, problem, key_path=names[read.leaf])
+            if isinstance(read, ScatterRead):
+                read.scatter(buffer)
+
+    def _open(self, path: str) -> ReadableFile:
+        with self._files_lock:
+            if path not in self._files:
+                self._files[path] = self._run.store.open_data_file(path)
+
+            return self._files[path]
+
+
+def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:
+    """Yield runs of reads that follow each other in the file; `reads` are in order of offset."""
+    run: list[FileRead] = []
+    for read in reads:
+        if run and read.offset != run[-1].offset + run[-1].nbytes:
+            yield run
+            run = []
+
+        run.append(read)
+
+    if run:
+        yield run
+

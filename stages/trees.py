@@ -1,0 +1,116 @@
+"""A tree and its leaves: flattening by key path, and nesting back when there is no target."""
+
+from __future__ import annotations
+
+__all__ = ("FlatLeaf", "flatten_tree", "is_empty", "nest")
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from penstock.kernel.errors import DuplicateNameError
+from penstock.kernel.messages import KeyKind, ParamInfo
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLeaf:
+    """A leaf, or an empty container, with where it stands."""
+
+    info: ParamInfo
+    value: Any
+
+
+def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], jax.tree_util.PyTreeDef]:
+    """Take a tree apart into leaves, in JAX's flatten order, with None and empty containers as leaves.
+
+    Nodes are whatever JAX knows as nodes: dict, list, tuple, namedtuple, registered classes. An
+    empty container of a registered class has no leaf and no trace in the result.
+
+    Args:
+        tree: Any PyTree; a bare leaf is one.
+        directory: Put into every `ParamInfo`.
+
+    Returns:
+        The leaves, and the structure that `jax.tree_util.tree_unflatten` makes a tree of them with.
+
+    Raises:
+        DuplicateNameError: If two leaves have the same stored name.
+    """
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)
+    leaves: list[FlatLeaf] = []
+    seen: dict[str, str] = {}
+    for path, value in pairs:
+        steps = [_step(entry) for entry in path]
+        keys = tuple([key for key, _ in steps])
+        info = ParamInfo(keys, tuple([kind for _, kind in steps]), jax.tree_util.keystr(path), directory)
+        name = info.name
+        if name in seen:
+            raise DuplicateNameError(name, seen[name], info.key_path)
+
+        seen[name] = info.key_path
+        leaves.append(FlatLeaf(info, value))
+
+    return leaves, treedef
+
+
+def nest(infos: Sequence[ParamInfo], values: Sequence[object]) -> object:
+    """Put values back into dicts and lists, by their key paths alone.
+
+    Sequence keys make lists, in the order of their indices; all others make dicts. A container that
+    mixes both kinds, or skips an index, is a dict: nothing is renumbered.
+    """
+    if len(infos) == 1 and not infos[0].keys:
+        return values[0]
+
+    root = _Node()
+    for info, value in zip(infos, values, strict=True):
+        node = root
+        for depth, (key, kind) in enumerate(zip(info.keys, info.kinds, strict=True)):
+            node.kinds.add(kind)
+            if depth == len(info.keys) - 1:
+                node.children[key] = value
+            else:
+                child = node.children.setdefault(key, _Node())
+                assert isinstance(child, _Node), "a leaf has children"
+                node = child
+
+    return root.build()
+
+
+class _Node:
+    __slots__ = ("children", "kinds")
+
+    def __init__(self) -> None:
+        self.children: dict[str, object] = {}
+        self.kinds: set[KeyKind] = set()
+
+    def build(self) -> object:
+        built = {key: value.build() if isinstance(value, _Node) else value for key, value in self.children.items()}
+        indices = [str(index) for index in range(len(built))]
+        if self.kinds == {KeyKind.SEQUENCE} and built.keys() == set(indices):
+            return [built[index] for index in indices]
+
+        return built
+
+
+def is_empty(node: object) -> bool:
+    """Whether a node is None or a container of a built-in kind with nothing in it."""
+    return node is None or (isinstance(node, dict | list | tuple) and not node)
+
+
+@lru_cache(maxsize=65_536)
+def _step(entry: object) -> tuple[str, KeyKind]:
+    """Translate one of JAX's key entries. Cached: the same few keys occur in every leaf of a tree."""
+    if isinstance(entry, jax.tree_util.SequenceKey):
+        return str(entry.idx), KeyKind.SEQUENCE
+    if isinstance(entry, jax.tree_util.FlattenedIndexKey):
+        return str(entry.key), KeyKind.SEQUENCE
+    if isinstance(entry, jax.tree_util.DictKey):
+        return str(entry.key), KeyKind.MAPPING
+    if isinstance(entry, jax.tree_util.GetAttrKey):
+        return entry.name, KeyKind.MAPPING
+
+    return str(entry), KeyKind.MAPPING  # a class registered with key entries of its own

@@ -1,0 +1,172 @@
+"""Writes pieces into data files, at positions of its own choosing, and makes the files durable."""
+
+from __future__ import annotations
+
+__all__ = ("Write",)
+
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import final
+
+from anyio import Lock, create_task_group, move_on_after
+from crc32c import crc32c
+
+from penstock.kernel.messages import Piece, StagedBatch, Written, WrittenBatch
+from penstock.kernel.protocols import DataFile
+from penstock.kernel.run import SaveRun
+from penstock.kernel.stage import Actor
+
+ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
+PAGE = 4096
+CLOSING_S = 30.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
+
+    The chunks of a save lie one after another in a few data files; a chunk is whole in one file,
+    wherever its pieces come from. After the last piece each file is synced once. What third-party
+    handlers write in the background is waited for here.
+
+    Attributes:
+        concurrency: Batches written at once, each by a thread.
+        file_bytes: A data file that has grown to this size is followed by another one.
+    """
+
+    concurrency: int = field(default=2, metadata={"positive": True})
+    file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
+
+    @asynccontextmanager
+    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+        """Yield the actor of one save. Its files are closed on the way out, whatever happened."""
+        writer = _Writer(run, self.file_bytes)
+        try:
+            yield writer
+        finally:
+            with move_on_after(CLOSING_S, shield=True):
+                await run.threads.run(writer.close)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """A data file being filled."""
+
+    name: str  #: relative to the checkpoint
+    file: DataFile
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A piece with where it goes."""
+
+    piece: Piece
+    target: _OpenFile
+    offset: int
+
+
+@final
+class _Writer:
+    __slots__ = ("_chunks", "_file_bytes", "_files", "_opening", "_run")
+
+    def __init__(self, run: SaveRun, file_bytes: int) -> None:
+        self._run = run
+        self._file_bytes = file_bytes
+        self._files: list[_OpenFile] = []
+        self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
+        self._opening = Lock()
+
+    async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
+        try:
+            placed = [await self._place(piece) for piece in batch.pieces]
+            written = await self._run.threads.run(_write, placed) if placed else ()
+            for pending in batch.pending:
+                await pending.wait()
+        finally:
+            batch.release()
+
+        self._run.progress.advance(len(batch.leaves), sum(part.nbytes for part in written))
+        return WrittenBatch(batch.leaves, written)
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        async with create_task_group() as syncing:
+            for opened in self._files:
+                syncing.start_soon(self._run.threads.run, opened.file.sync)
+
+        return
+        yield
+
+    def close(self) -> None:
+        for opened in self._files:
+            opened.file.close()
+
+    async def _place(self, piece: Piece) -> _Placed:
+        """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
+        spec = piece.leaf.spec
+        if piece.nbytes == spec.chunk_nbytes:
+            target, base = await self._reserve(piece.nbytes)
+            return _Placed(piece, target, base)
+
+        key = (piece.leaf.index, piece.chunk)
+        if key not in self._chunks:
+            self._chunks[key] = await self._reserve(spec.chunk_nbytes)
+
+        target, base = self._chunks[key]
+        return _Placed(piece, target, base + piece.start)
+
+    async def _reserve(self, nbytes: int) -> tuple[_OpenFile, int]:
+        if not self._files or self._files[-1].end >= self._file_bytes:
+            await self._open_file()
+
+        target = self._files[-1]
+        base = -(-target.end // PAGE) * PAGE if nbytes >= ALIGNED_FROM else target.end
+        target.end = base + nbytes
+        return target, base
+
+    async def _open_file(self) -> None:
+        async with self._opening:
+            if self._files and self._files[-1].end < self._file_bytes:
+                return  # another worker opened one while this one waited
+
+            name = self._run.layout.data_file()
+            await self._run.workspace.open(os.path.dirname(name))
+            file = await self._run.threads.run(
+                self._run.store.create_data_file, self._run.workspace.path(name)
+            )
+            self._files.append(_OpenFile(name, file))
+
+
+def _write(placed: Sequence[_Placed]) -> tuple[Written, ...]:
+    for run in _adjacent(placed):
+        run[0].target.file.write_at(run[0].offset, [entry.piece.data for entry in run])
+
+    return tuple(
+        Written(
+            entry.piece.leaf.index,
+            entry.piece.chunk,
+            entry.piece.start,
+            entry.target.name,
+            entry.offset,
+            entry.piece.nbytes,
+            crc32c(entry.piece.data),
+        )
+        for entry in placed
+    )
+
+
+def _adjacent(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
+    """Yield runs of pieces that follow each other in one file, so that each is one write."""
+    run: list[_Placed] = []
+    for entry in placed:
+        if run and (entry.target is not run[-1].target or entry.offset != run[-1].offset + run[-1].piece.nbytes):
+            yield run
+            run = []
+
+        run.append(entry)
+
+    if run:
+        yield run

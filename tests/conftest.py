@@ -1,0 +1,62 @@
+"""What every test runs under: eight CPU devices, strict dtypes, two event loops, no endless wait."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Generator
+
+# jax reads these once, when it is first imported. Without importing it here, tests that need no jax
+# stay quick.
+if "jax" in sys.modules:
+    message = "jax was imported before tests/conftest.py could configure it (by a pytest plugin?)"
+    raise RuntimeError(message)
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+)
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set it to run the suite on an accelerator
+
+import anyio
+import pytest
+from hypothesis import settings
+
+ASYNC_TIMEOUT_S = 30.0
+
+# Wall-clock deadlines on a shared machine fail at random; pytest's own timeout stands.
+settings.register_profile("penstock", deadline=None, print_blob=True)
+settings.load_profile("penstock")
+
+
+@pytest.fixture(scope="module", params=[("asyncio", {"debug": True}), ("trio", {})], ids=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
+    """Every async test runs on both event loops, on asyncio in debug mode."""
+    backend: tuple[str, dict[str, object]] = request.param
+    return backend
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Cancel an async test that hangs, before pytest-timeout interrupts it from outside.
+
+    The error then names the line that waited. A `timeout` marker of more than 60 s moves this limit too.
+    """
+    function = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(function):
+        return (yield)
+
+    marker = pyfuncitem.get_closest_marker("timeout")
+    limit_s = max(ASYNC_TIMEOUT_S, float(marker.args[0]) / 2) if marker and marker.args else ASYNC_TIMEOUT_S
+
+    @functools.wraps(function)
+    async def limited(**arguments: object) -> None:
+        with anyio.fail_after(limit_s):
+            await function(**arguments)
+
+    pyfuncitem.obj = limited
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = function

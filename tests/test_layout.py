@@ -1,0 +1,225 @@
+"""The layout rules of the repository, kept by test rather than by review."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parents[1]
+FACE = ROOT / "src" / "penstock"
+PARTS = ("kernel", "stages", "handlers")
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+# Which parts of penstock a part may import. The face, src/penstock, composes them all.
+MAY_IMPORT = {
+    "kernel": {"kernel"},
+    "stages": {"kernel", "stages"},
+    "handlers": {"kernel", "handlers"},
+}
+KERNEL_MAY_IMPORT = {"anyio", "structlog", "penstock", *sys.stdlib_module_names}
+
+
+def modules_of(part: str) -> list[Path]:
+    return sorted((ROOT / part).rglob("*.py"))
+
+
+def library() -> list[Path]:
+    parts = [path for part in PARTS for path in modules_of(part)]
+    face = [path for path in FACE.rglob("*.py") if path.relative_to(FACE).parts[0] not in PARTS]
+    return parts + sorted(face)
+
+
+def inside_penstock(path: Path) -> tuple[str, ...]:
+    """Where a module lies once installed: kernel/x.py is penstock/kernel/x.py."""
+    return ("penstock", *path.relative_to(FACE if path.is_relative_to(FACE) else ROOT).parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each imported name, as `package.module` at least, with the place it is imported at."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield name, f"{path.relative_to(ROOT)}:{node.lineno} imports {name}"
+
+
+def head(name: str) -> str:
+    return name.partition(".")[0]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_src_shows_each_part_as_a_relative_link_to_the_top_level_folder(part: str) -> None:
+    link = FACE / part
+
+    assert link.is_symlink(), "check out with symlinks: git config core.symlinks true"
+    assert link.readlink() == Path("..", "..", part)
+    assert link.resolve() == ROOT / part
+
+
+def test_every_package_on_disk_is_listed_for_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {".".join(inside_penstock(path)[:-1]) for path in library()}
+
+    assert len(listed) == len(set(listed))
+    assert set(listed) == found
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    without = [path.parent for path in library() if not (path.parent / "__init__.py").is_file()]
+
+    assert without == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_point_down(part: str) -> None:
+    wrong = [
+        place
+        for path in modules_of(part)
+        for name, place in imports(path)
+        if head(name) == "penstock" and (name + ".").split(".")[1] not in MAY_IMPORT[part]
+    ]
+
+    assert wrong == []
+
+
+def test_the_kernel_imports_only_anyio_structlog_and_the_standard_library() -> None:
+    wrong = [
+        place
+        for path in modules_of("kernel")
+        for name, place in imports(path)
+        if head(name) not in KERNEL_MAY_IMPORT
+    ]
+
+    assert wrong == []
+
+
+def test_the_library_does_not_import_asyncio() -> None:
+    wrong = [place for path in library() for name, place in imports(path) if head(name) == "asyncio"]
+
+    assert wrong == []
+
+
+def test_nothing_is_imported_around_penstock() -> None:
+    # `kernel.x` beside `penstock.kernel.x` would be a second module with a second set of classes.
+    everything = library() + sorted((ROOT / "tests").rglob("*.py"))
+    wrong = [place for path in everything for name, place in imports(path) if head(name) in {*PARTS, ""}]
+
+    assert wrong == []
+
+
+def test_no_module_outgrows_its_limit() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in library()}
+
+    assert {name: n for name, n in lengths.items() if n > MAX_MODULE_LINES} == {}
+
+
+def test_no_function_outgrows_its_limit() -> None:
+    long: list[str] = []
+    for path in library():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            n_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if n_lines > MAX_FUNCTION_LINES:
+                long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {n_lines} lines")
+
+    assert long == []
+
+
+@pytest.mark.parametrize(
+    ("also", "loaded"),
+    [
+        ("", []),
+        # These are here to show that the first one could fail.
+        (", numpy", ["numpy"]),
+        (", jax, tensorstore", ["jax", "numpy", "tensorstore"]),
+    ],
+)
+def test_importing_penstock_loads_no_array_library(also: str, loaded: list[str]) -> None:
+    program = f"""
+import penstock{also}, sys
+print(*[name for name in ("jax", "numpy", "tensorstore") if name in sys.modules])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT / "src"
+    )
+
+    assert run.stdout.split() == loaded
+
+
+@pytest.mark.parametrize("name", [name for name in penstock.__all__ if name != "__version__"])
+def test_each_public_name_is_there(name: str) -> None:
+    assert getattr(penstock, name) is not None
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert set(penstock.__all__) <= set(dir(penstock))
+
+
+def test_a_misspelt_name_raises_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'penstock' has no attribute 'typo'"):
+        _ = penstock.typo  # type: ignore[attr-defined]  # the point of the test
+
+
+def test_the_checkers_and_the_interpreter_see_the_same_names() -> None:
+    branches = next(
+        node for node in ast.parse((FACE / "__init__.py").read_text()).body if isinstance(node, ast.If)
+    )
+    checked: dict[str, str] = {}
+    for node in branches.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            checked[alias.name] = f"penstock.{alias.name}" if node.module == "penstock" else str(node.module)
+
+    table: dict[str, str] = vars(penstock)["_MODULE_OF"]
+    assert table == checked
+    assert {*table, "__version__"} == set(penstock.__all__)
+
+
+@pytest.mark.timeout(115)  # pip fetches the build backend; faulthandler ends the run at 120 s
+def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for folder in (*PARTS, "src"):
+        # The links are copied as links, as git would.
+        no_builds = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=no_builds)
+
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(source),
+    ]
+    subprocess.run(pip, check=True, stdin=subprocess.DEVNULL)
+    (wheel,) = tmp_path.glob("penstock-*.whl")
+    held = {PurePosixPath(name) for name in zipfile.ZipFile(wheel).namelist()}
+
+    expected = {PurePosixPath(*inside_penstock(path)) for path in library()}
+    expected.add(PurePosixPath("penstock", "py.typed"))
+    info = f"penstock-{penstock.__version__}.dist-info"
+    assert {path for path in held if path.parts[0] == "penstock"} == expected
+    assert {path.parts[0] for path in held} == {"penstock", info}
+    assert PurePosixPath(info, "licenses", "LICENSE") in held
