@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("AdaptedHandler",)
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -39,7 +39,8 @@ class AdaptedHandler:
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         """Say that the leaf is stored by somebody else: no shape, no chunks."""
-        return LeafSpec(self.typestr)
+        with self._blame(info):
+            return LeafSpec(self.typestr)
 
     def write_size(self, leaf: Leaf) -> int:
         """Host bytes that saving the leaf holds."""
@@ -76,10 +77,12 @@ class AdaptedHandler:
             self.inner.finalize(directory)
 
     @contextmanager
-    def _blame(self, info: ParamInfo | None) -> Iterator[None]:
+    def _blame(self, info: ParamInfo | None) -> Generator[None]:
         try:
             yield
-        except PenstockError:
+        except PenstockError as error:
+            if error.key_path is None and info is not None:
+                error.key_path = info.key_path
             raise
         except Exception as error:
             key_path = info.key_path if info is not None else "finalize"
@@ -87,5 +90,16 @@ class AdaptedHandler:
 
 
 def _wait_all(futures: Sequence[Waitable]) -> None:
+    """Wait for every future, also after one failed: none may write into a directory that is removed."""
+    first: Exception | None = None
     for future in futures:
-        future.result()
+        try:
+            future.result()
+        except Exception as error:
+            first = first or error
+
+    if first is not None:
+        try:
+            raise first
+        finally:
+            del first  # its traceback refers to this frame

@@ -103,8 +103,6 @@ class CorruptCheckpointError(PenstockError, ValueError):
         self.key_path = key_path
 
 
-
-
 @final
 class ConfigError(SpecError):
     """An option is unknown, of the wrong type or unit, or out of range.
@@ -287,8 +285,6 @@ class IncompletePipelineError(PenstockError):
         self.key_path = first_absent
 
 
-
-
 @final
 class NoHandlerError(HandlerError, TypeError):
     """No handler is registered for the type of a leaf, or for a stored type name.
@@ -338,8 +334,6 @@ class HandlerFailedError(HandlerError):
         super().__init__(f"{key_path}: {handler} failed: {problem}")
         self.key_path = key_path
         self.handler = handler
-
-
 
 
 @final

@@ -6,8 +6,10 @@ __all__ = ("Milestone", "Progress", "SaveFuture", "SavePromise")
 
 import threading
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from types import TracebackType
 from typing import Any, final
 
 from anyio import Event
@@ -43,7 +45,19 @@ class Progress:
 class _State:
     """What a future and its promise share. Every field is touched under the lock."""
 
-    __slots__ = ("callbacks", "cancel", "error", "lock", "loop_thread", "progress", "reached", "report", "retrieved", "wakers")
+    __slots__ = (
+        "callbacks",
+        "cancel",
+        "error",
+        "lock",
+        "loop_thread",
+        "progress",
+        "reached",
+        "report",
+        "retrieved",
+        "traceback",
+        "wakers",
+    )
 
     def __init__(self, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
         self.lock = threading.Lock()
@@ -51,6 +65,7 @@ class _State:
         self.reached = 0
         self.report: SaveReport | None = None
         self.error: BaseException | None = None
+        self.traceback: TracebackType | None = None
         self.retrieved = False
         self.cancel = cancel
         self.progress = progress
@@ -149,8 +164,8 @@ class SaveFuture:
         else:
             event = Event()
             loop = LoopHandle()
-            self._wake_at(milestone, lambda: loop.post(event.set))
-            await event.wait()
+            with self._waking(milestone, lambda: loop.post(event.set)):
+                await event.wait()
 
         self._raise_unless(milestone)
 
@@ -169,9 +184,9 @@ class SaveFuture:
                 raise RunningLoopError("result() would block the event loop that saves; await the future")
 
             event = threading.Event()
-            self._wake_at(Milestone.FINALIZED, event.set)
-            if not event.wait(timeout):
-                raise TimeoutError(f"the save of {self._path!r} is {self.status} after {timeout} s")
+            with self._waking(Milestone.FINALIZED, event.set):
+                if not event.wait(timeout):
+                    raise TimeoutError(f"the save of {self._path!r} is {self.status} after {timeout} s")
 
         self._raise_unless(Milestone.FINALIZED)
         assert self._state.report is not None
@@ -222,15 +237,25 @@ class SaveFuture:
     def _raise_unless(self, milestone: Milestone) -> None:
         if self._state.reached < milestone and self._state.error is not None:
             self._state.retrieved = True
-            raise self._state.error
+            # With its first traceback, or it would grow with every await.
+            raise self._state.error.with_traceback(self._state.traceback)
 
-    def _wake_at(self, milestone: Milestone, wake: Callable[[], object]) -> None:
+    @contextmanager
+    def _waking(self, milestone: Milestone, wake: Callable[[], object]) -> Generator[None]:
+        """Have `wake` called when `milestone` is passed or the save fails, while the context lasts."""
+        entry = (milestone, wake)
         with self._state.lock:
-            if not self._state.is_over(milestone):
-                self._state.wakers.append((milestone, wake))
-                return
-
-        wake()
+            over = self._state.is_over(milestone)
+            if not over:
+                self._state.wakers.append(entry)
+        if over:
+            wake()
+        try:
+            yield
+        finally:
+            with self._state.lock:
+                if entry in self._state.wakers:
+                    self._state.wakers.remove(entry)
 
 
 @final
@@ -259,21 +284,29 @@ class SavePromise:
         self._state.retrieved = True
 
     def reach(self, milestone: Milestone) -> None:
-        """Pass a milestone, and every earlier one."""
-        with self._state.lock:
-            self._state.reached = max(self._state.reached, milestone)
-
-        self._announce()
+        """Pass a milestone, and every earlier one. The last is passed by `finish`, which has the report."""
+        self._pass(min(milestone, Milestone.COMMITTED))
 
     def finish(self, report: SaveReport) -> None:
         """Pass the last milestone."""
-        self._state.report = report
-        self.reach(Milestone.FINALIZED)
+        with self._state.lock:
+            self._state.report = report
+
+        self._pass(Milestone.FINALIZED)
 
     def fail(self, error: BaseException) -> None:
-        """End the save with an error, for everything not yet reached."""
+        """End the save with an error, for everything not yet reached. Nothing changes after the end."""
         with self._state.lock:
-            self._state.error = error
+            if not self._state.is_over(Milestone.FINALIZED):
+                self._state.traceback = error.__traceback__
+                self._state.error = error
+
+        self._announce()
+
+    def _pass(self, milestone: Milestone) -> None:
+        with self._state.lock:
+            if self._state.error is None:
+                self._state.reached = max(self._state.reached, milestone)
 
         self._announce()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Span", "StageMeter", "StageStatistics", "bottleneck")
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import final
@@ -38,7 +38,8 @@ class StageStatistics:
 
 def bottleneck(stages: Iterable[StageStatistics]) -> str | None:
     """Name the stage whose workers were busiest; None if nothing ran."""
-    busiest = max(stages, key=lambda stage: stage.busy_s / stage.workers, default=None)
+    ran = (stage for stage in stages if stage.n_in)
+    busiest = max(ran, key=lambda stage: stage.busy_s / stage.workers, default=None)
     return busiest.name if busiest is not None else None
 
 
@@ -46,7 +47,17 @@ def bottleneck(stages: Iterable[StageStatistics]) -> str | None:
 class StageMeter:
     """Collects the figures of one stage while it runs. Used from one event loop."""
 
-    __slots__ = ("_blocked_s", "_busy_s", "_n_in", "_n_out", "_name", "_nbytes", "_spans", "_starved_s", "_workers")
+    __slots__ = (
+        "_blocked_s",
+        "_busy_s",
+        "_n_in",
+        "_n_out",
+        "_name",
+        "_nbytes",
+        "_spans",
+        "_starved_s",
+        "_workers",
+    )
 
     MAX_SPANS = 20_000  #: so that a run of any length keeps a bounded record
 
@@ -69,7 +80,7 @@ class StageMeter:
         self._blocked_s += blocked_s
 
     @contextmanager
-    def working(self, worker: int, nbytes: int = 0) -> Iterator[None]:
+    def working(self, worker: int, nbytes: int = 0) -> Generator[None]:
         """Time a stretch of the stage's own work."""
         start = time.perf_counter()
         try:

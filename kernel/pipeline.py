@@ -7,7 +7,7 @@ __all__ = ("Pipeline", "Slot")
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
 
 from penstock.kernel.config import load_options
 from penstock.kernel.errors import PipelineError
@@ -34,6 +34,10 @@ class Slot(Generic[RunT]):
     stage: Stage[RunT]
     milestone: Milestone | None = None  #: reached when this stage has passed on its last message
     queue: int = 0  #: messages its outlet holds; above 0 only where something else bounds their bytes
+
+    def __post_init__(self) -> None:
+        if self.queue < 0:
+            raise PipelineError(f"the queue of stage {self.name!r} cannot hold {self.queue} messages")
 
 
 @final
@@ -86,10 +90,13 @@ class Pipeline(Generic[RunT]):
         return self._insert(self._place(name) + 1, stage, called)
 
     def without(self, name: str) -> Pipeline[RunT]:
-        """Leave out the stage called `name`; its milestone passes to the stage before it."""
+        """Leave out the stage called `name`; its milestone passes to the stage before it.
+
+        There it takes the place of an earlier one, which a later one implies.
+        """
         at = self._place(name)
         before, gone, after = self.slots[:at], self.slots[at], self.slots[at + 1 :]
-        if before and gone.milestone is not None and before[-1].milestone is None:
+        if before and gone.milestone is not None:
             before = (*before[:-1], replace(before[-1], milestone=gone.milestone))
 
         return Pipeline((*before, *after))
@@ -102,7 +109,9 @@ class Pipeline(Generic[RunT]):
         """
         return self.configured({name: options})
 
-    def configured(self, options: Mapping[str, Mapping[str, Any]], *, source: str = "argument") -> Pipeline[RunT]:
+    def configured(
+        self, options: Mapping[str, Mapping[str, Any]], *, source: str = "argument"
+    ) -> Pipeline[RunT]:
         """Change options of several stages: stage name -> option -> value."""
         slots = list(self.slots)
         for name, given in options.items():
@@ -125,10 +134,13 @@ class Pipeline(Generic[RunT]):
 
 
 def _as_stage(stage: Any) -> Stage[Any]:
+    if isinstance(stage, type):
+        raise PipelineError(f"{stage.__name__} is a class; a pipeline holds an instance of it")
     if isinstance(stage, Stage):
-        return stage
+        made: Stage[Any] = stage
+        return made
     if callable(stage):
-        return FunctionStage(stage)
+        return FunctionStage(cast("Actor", stage))
 
     raise PipelineError(f"{stage!r} is neither a stage nor an async function")
 

@@ -6,16 +6,16 @@ __all__ = ("PipelineResult", "run_pipeline")
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast, final
+from typing import Any, TypeVar, cast, final
 
-from anyio import create_memory_object_stream, create_task_group
+from anyio import CancelScope, create_memory_object_stream, create_task_group, get_cancelled_exc_class
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.kernel.errors import PenstockError, PipelineError
 from penstock.kernel.futures import Milestone
 from penstock.kernel.meters import StageMeter, StageStatistics
 from penstock.kernel.pipeline import Pipeline, Slot
-from penstock.kernel.stage import drive
+from penstock.kernel.stage import drive, receiving, release_dropped
 
 RunT = TypeVar("RunT")
 
@@ -40,46 +40,102 @@ async def run_pipeline(
     Args:
         pipeline: At least one stage.
         run: Given to each stage's `open`.
-        message: The first stage's only input.
+        message: The first stage's only input; held no longer than that stage holds it.
         on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
 
     Returns:
-        The one message of the last stage, with the figures of every stage.
+        The last message of the last stage, with the figures of every stage.
 
     Raises:
-        Exception: What the first stage to fail raised, as it is, with the stage's name in a note
-            (and in `.stage`, if it is a `PenstockError`). The other stages are cancelled.
-        PipelineError: If the pipeline is empty, or nothing comes out of it.
+        BaseException: What the first stage to fail raised, as it is, with the stage's name in a note
+            (and in `.stage`, if it is a `PenstockError`). The other stages are cancelled. An
+            interrupt goes before a failure.
+        PipelineError: If the pipeline is empty, a stage has no worker or ended early without an
+            error, or nothing comes out of the last one.
 
     Cancellation:
         Cancels every stage and returns when all of them have ended; messages under way are released.
     """
-    if not pipeline.slots:
+    meters = [StageMeter(slot.name, _workers_of(slot)) for slot in pipeline]
+    if not meters:
         raise PipelineError("a pipeline needs at least one stage")
 
-    failures: list[BaseException] = []
-    meters = [StageMeter(slot.name, slot.stage.concurrency) for slot in pipeline]
     feed, inlet = create_memory_object_stream[Any](1)
     with feed:
         feed.send_nowait(message)
 
-    results: list[Any] = []
+    del message  # a tree that was staged must not live on because of this frame
+    outcome = _Outcome()
     try:
         async with create_task_group() as stages:
             for slot, meter in zip(pipeline, meters, strict=True):
                 outlet, following = create_memory_object_stream[Any](slot.queue)
-                task = _SlotTask(slot, run, meter, failures, on_milestone)
-                stages.start_soon(task, inlet, outlet)
+                task = _SlotTask(slot, run, meter, outcome, stages.cancel_scope, on_milestone)
+                stages.start_soon(task, inlet, outlet, name=f"penstock stage {slot.name}")
                 inlet = following
 
-            stages.start_soon(_collect, inlet, results)
-    except BaseExceptionGroup as group:
-        _raise_one(group, failures)
+            stages.start_soon(_collect, inlet, outcome.results, name="penstock result")
+    except BaseExceptionGroup:
+        outcome.drop_results()
+        if not outcome.failures:
+            raise
+    except BaseException:
+        outcome.drop_results()
+        raise
 
-    if not results:
+    # Out here, where no group is being handled that would become its context.
+    failure = outcome.take_failure()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+    if outcome.cut_short:
+        outcome.drop_results()
+        raise PipelineError(f"stage {outcome.cut_short[0]!r} ended early: something it awaited was cancelled")
+    if not outcome.results:
         raise PipelineError(f"nothing came out of the last stage, {pipeline.names[-1]!r}")
 
-    return PipelineResult(results[-1], tuple(meter.statistics() for meter in meters))
+    return PipelineResult(outcome.results[-1], tuple(meter.statistics() for meter in meters))
+
+
+@final
+class _Outcome:
+    """How a run ends: what came out, or who failed first."""
+
+    __slots__ = ("cut_short", "failing", "failures", "results")
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.failures: list[BaseException] = []
+        self.cut_short: list[str] = []  #: stages that were cancelled; in a run that was not, an error
+        self.failing = False  #: from the moment of the first failure, before its stage has cleaned up
+
+    def note(self, error: BaseException, stage: str) -> None:
+        """Keep the first failure in `error`, or that the stage was cancelled."""
+        first = _first_failure(error)
+        if first is None:
+            self.cut_short.append(stage)
+            return
+
+        first.add_note(f"in stage {stage!r}")
+        if isinstance(first, PenstockError) and first.stage is None:
+            first.stage = stage
+
+        self.failures.append(first)
+
+    def drop_results(self) -> None:
+        for message in self.results:
+            release_dropped(message)
+
+        self.results.clear()
+
+    def take_failure(self) -> BaseException | None:
+        """Return what matters and forget the rest: an interrupt before a failure, the first before others."""
+        interrupts = [error for error in self.failures if isinstance(error, (KeyboardInterrupt, SystemExit))]
+        failures = [*interrupts, *self.failures]
+        self.failures.clear()  # tracebacks refer to frames that refer to this object
+        return failures[0] if failures else None
 
 
 @final
@@ -90,51 +146,59 @@ class _SlotTask:
     slot: Slot[Any]
     run: Any
     meter: StageMeter
-    failures: list[BaseException]
+    outcome: _Outcome
+    siblings: CancelScope
     on_milestone: Callable[[Milestone], object] | None
 
     async def __call__(
         self, inlet: MemoryObjectReceiveStream[Any], outlet: MemoryObjectSendStream[Any]
     ) -> None:
-        with inlet, outlet:
+        with receiving(inlet), outlet:
             try:
-                async with self.slot.stage.open(self.run) as actor:
-                    complete = await drive(actor, self.slot.stage.concurrency, inlet, outlet, self.meter)
-            except Exception as error:
-                self._note(error)
+                complete = await self._drive(inlet, outlet)
+                milestone = self.slot.milestone
+                if complete and milestone and self.on_milestone and not self.outcome.failing:
+                    self.on_milestone(milestone)
+            except BaseException as error:
+                self.outcome.note(error, self.slot.name)
+                # Before the outlet closes, which tells the next stage that all has come.
+                self.siblings.cancel()
                 raise
 
-            if complete and self.slot.milestone is not None and self.on_milestone is not None:
-                self.on_milestone(self.slot.milestone)
+    async def _drive(
+        self, inlet: MemoryObjectReceiveStream[Any], outlet: MemoryObjectSendStream[Any]
+    ) -> bool:
+        stage = self.slot.stage
+        complete: list[bool] = []
+        async with stage.open(self.run) as actor:
+            try:
+                complete.append(await drive(actor, stage.concurrency, inlet, outlet, self.meter))
+            except BaseException:
+                self.outcome.failing = True
+                raise
 
-    def _note(self, error: Exception) -> None:
-        first = _first_leaf(error)
-        first.add_note(f"in stage {self.slot.name!r}")
-        if isinstance(first, PenstockError) and first.stage is None:
-            first.stage = self.slot.name
+        if not complete:
+            raise PipelineError("the stage's context swallowed an error")
 
-        self.failures.append(first)
+        return complete[0]
 
 
 async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) -> None:
-    with inlet:
-        async for message in inlet:
-            results.append(message)
+    with receiving(inlet):
+        results.extend([message async for message in inlet])
 
 
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+def _workers_of(slot: Slot[Any]) -> int:
+    if slot.stage.concurrency < 1:
+        raise PipelineError(f"stage {slot.name!r} needs at least one worker, not {slot.stage.concurrency}")
 
-    return error
+    return slot.stage.concurrency
 
 
-def _raise_one(group: BaseExceptionGroup[Any], failures: list[BaseException]) -> NoReturn:
-    """Raise what matters out of the group: an interrupt before a failure, the first before the rest."""
-    interrupts, _ = group.split((KeyboardInterrupt, SystemExit))
-    if interrupts is not None:
-        raise _first_leaf(interrupts) from None
-    if failures:
-        raise failures[0] from failures[0].__cause__  # keeps the cause, hides the group
+def _first_failure(error: BaseException) -> BaseException | None:
+    """Return the first exception in `error` that is no cancellation, however deep in groups."""
+    if isinstance(error, BaseExceptionGroup):
+        found = map(_first_failure, cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        return next((failure for failure in found if failure is not None), None)
 
-    raise group
+    return None if isinstance(error, get_cancelled_exc_class()) else error

@@ -7,25 +7,25 @@ to an async iterator of them. It never sees a stream, a task group or a sibling.
 
 from __future__ import annotations
 
-__all__ = ("Actor", "Finishing", "FunctionStage", "Stage", "drive")
+__all__ = ("Actor", "Finishing", "FunctionStage", "Stage", "drive", "receiving", "release_dropped")
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 from anyio import BrokenResourceError, EndOfStream, WouldBlock, create_task_group
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+from penstock.kernel.errors import PipelineError
 
+if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from penstock.kernel.meters import StageMeter
 
 Actor: TypeAlias = Callable[[Any], "Awaitable[Any] | AsyncIterator[Any]"]
-"""One message in; one message, None for none, or an async iterator of messages out."""
+"""One message in; one message, None for none, or an async iterator of messages out (None is one, too)."""
 
 RunT_contra = TypeVar("RunT_contra", contravariant=True)
 
@@ -65,7 +65,7 @@ class FunctionStage:
     concurrency: int = 1
 
     @asynccontextmanager
-    async def open(self, run: object, /) -> AsyncIterator[Actor]:
+    async def open(self, run: object, /) -> AsyncGenerator[Actor]:
         """Yield the function itself."""
         yield self.function
 
@@ -81,9 +81,14 @@ class _Weighs(Protocol):
     def nbytes(self) -> int: ...
 
 
+@runtime_checkable
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
 @final
-class _ConsumerLeft(Exception):  # noqa: N818 - not an error: it unwinds a worker nobody listens to
-    pass
+class _ConsumerLeft(Exception):
+    """Not an error: it unwinds a worker that nobody listens to any more."""
 
 
 async def drive(
@@ -97,31 +102,52 @@ async def drive(
 
     A consumer that left means stop quietly: its own error is the one worth reporting, and whatever
     such a stop cuts off is caught by the count of leaves before finalize. The caller closes both
-    ends afterwards; messages still waiting in the inlet are released here.
+    ends afterwards, the inlet by `receiving`. After an error it first cancels the other stages:
+    to the one downstream, a closed outlet says that all messages have come.
 
     Returns:
         Whether every message was passed on; False if the consumer left before.
 
     Raises:
         ExceptionGroup: Of what the workers raised.
+        PipelineError: If a worker was cancelled by something it awaited, and by nobody else.
     """
     port = _Port(outlet, meter)
-    complete = False
+    ended: list[int] = []
     try:
         async with create_task_group() as workers:
             for worker in range(concurrency):
-                workers.start_soon(_work, worker, actor, inlet, port, meter)
+                workers.start_soon(_work, worker, actor, inlet, port, ended)
+
+        # A task group takes a cancellation that it did not ask for (an asyncio future cancelled by
+        # others) for the quiet end of a task. The message that the worker had is lost.
+        if len(ended) < concurrency:
+            raise PipelineError("a worker ended early: something that it awaited was cancelled")
 
         if isinstance(actor, Finishing):
-            await _forward(0, actor.finish(), port, meter, 0)
-
-        complete = True
+            await _forward(0, actor.finish(), port, 0)
     except* _ConsumerLeft:
-        pass
-    finally:
-        _drain(inlet)
+        complete = False
+    else:
+        complete = True
 
     return complete
+
+
+@contextmanager
+def receiving(inlet: MemoryObjectReceiveStream[Any]) -> Generator[None]:
+    """Close `inlet` at the end, and release the messages that are still in it."""
+    with inlet:
+        try:
+            yield
+        finally:
+            _drain(inlet)
+
+
+def release_dropped(message: object) -> None:
+    """Give back what a message holds that nobody will receive."""
+    if isinstance(message, _Releasable):
+        message.release()
 
 
 @final
@@ -137,64 +163,69 @@ class _Port:
         try:
             await self.outlet.send(message)
         except BrokenResourceError:
-            _drop(message)
+            release_dropped(message)
             raise _ConsumerLeft from None
         except BaseException:
-            _drop(message)  # cancelled while offering it: nobody else will ever hold it
+            release_dropped(message)  # cancelled while offering it: nobody else will ever hold it
             raise
 
         self.meter.passed(time.perf_counter() - since)
 
 
 async def _work(
-    worker: int, actor: Actor, inlet: MemoryObjectReceiveStream[Any], port: _Port, meter: StageMeter
+    worker: int, actor: Actor, inlet: MemoryObjectReceiveStream[Any], port: _Port, ended: list[int]
 ) -> None:
     waiting_since = time.perf_counter()
     async for message in inlet:
         nbytes = message.nbytes if isinstance(message, _Weighs) else 0
-        meter.took(nbytes, time.perf_counter() - waiting_since)
+        port.meter.took(nbytes, time.perf_counter() - waiting_since)
         try:
-            result = actor(message)
-            if isinstance(result, AsyncIterator):
-                await _forward(worker, cast("AsyncIterator[Any]", result), port, meter, nbytes)
-            else:
-                with meter.working(worker, nbytes):
-                    produced = await result
-
-                if produced is not None:
-                    await port.send(produced)
+            await _handle(worker, actor, message, port, nbytes)
         except BaseException:
-            _drop(message)
+            release_dropped(message)
             raise
 
+        del message  # a worker that waits keeps no bytes alive
         waiting_since = time.perf_counter()
 
+    ended.append(worker)
 
-async def _forward(
-    worker: int, produced: AsyncIterator[Any], port: _Port, meter: StageMeter, nbytes: int
-) -> None:
-    # Actors yield from async generators; one that is left half-way is closed here and not by the
-    # garbage collector, which would do it in some other task.
-    async with aclosing(cast("AsyncGenerator[Any, None]", produced)) as messages:
+
+async def _handle(worker: int, actor: Actor, message: Any, port: _Port, nbytes: int) -> None:
+    result = actor(message)
+    if isinstance(result, AsyncIterator):
+        await _forward(worker, result, port, nbytes)
+        return
+
+    with port.meter.working(worker, nbytes):
+        produced = await result
+
+    if produced is not None:
+        await port.send(produced)
+
+
+async def _forward(worker: int, produced: AsyncIterator[Any], port: _Port, nbytes: int) -> None:
+    try:
         while True:
-            with meter.working(worker, nbytes):
+            with port.meter.working(worker, nbytes):
                 try:
-                    message = await anext(messages)
+                    message = await anext(produced)
                 except StopAsyncIteration:
                     return
 
             nbytes = 0  # counted with the first stretch of work
             await port.send(message)
+            del message  # it is the receiver's now, while the next one is made
+    finally:
+        # Actors yield from async generators; one that is left half-way is closed here and not by
+        # the garbage collector, which would do it in some other task.
+        if isinstance(produced, _Closable):
+            await produced.aclose()
 
 
 def _drain(inlet: MemoryObjectReceiveStream[Any]) -> None:
     while True:
         try:
-            _drop(inlet.receive_nowait())
+            release_dropped(inlet.receive_nowait())
         except (WouldBlock, EndOfStream):
             return
-
-
-def _drop(message: object) -> None:
-    if isinstance(message, _Releasable):
-        message.release()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 __all__ = ("LoopHandle", "Threads", "await_future")
 
+import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast, final
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final
 
-from anyio import CapacityLimiter, Event, to_thread
+from anyio import CancelScope, CapacityLimiter, Event, get_cancelled_exc_class, to_thread
 from anyio.lowlevel import current_token
 
 from penstock.kernel.errors import ConfigError
@@ -60,7 +63,8 @@ async def await_future(future: ForeignFuture[T]) -> T:
         The future's result.
 
     Raises:
-        BaseException: Whatever the future raises, untranslated.
+        Exception: Whatever the future raises, untranslated.
+        concurrent.futures.CancelledError: If somebody else cancelled the future.
 
     Cancellation:
         Asks the future to cancel and does not wait for it.
@@ -74,7 +78,13 @@ async def await_future(future: ForeignFuture[T]) -> T:
         future.cancel()
         raise
 
-    return future.result()
+    try:
+        return future.result()
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # TensorStore says asyncio.CancelledError, which would end the task in silence.
+        raise CancelledError("the future was cancelled, and not by who waits for it") from error
 
 
 @final
@@ -107,4 +117,55 @@ class Threads:
             The call is not interrupted: the cancellation is delivered once it has returned, so
             that nothing it does outlives the caller.
         """
-        return await to_thread.run_sync(function, *args, limiter=self._limiter)
+        call = _Call(function, args)
+        try:
+            return await to_thread.run_sync(call, limiter=self._limiter)
+        except get_cancelled_exc_class():
+            await call.wait_over()
+            raise
+
+
+@final
+class _Call(Generic[T]):
+    """A call in a thread whose end can be waited for once more.
+
+    AnyIO shields its wait for the thread, but asyncio's own `Task.cancel` goes through every shield.
+    """
+
+    __slots__ = ("_args", "_function", "_lock", "_state", "_wake")
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+        self._lock = threading.Lock()
+        self._state: Literal["waiting", "running", "over"] = "waiting"
+        self._wake: Callable[[], object] | None = None
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._state == "over":
+                raise CancelledError  # seen by nobody
+
+            self._state = "running"
+        try:
+            return self._function(*self._args)
+        finally:
+            with self._lock:
+                self._state = "over"
+            if self._wake is not None:
+                self._wake()
+
+    async def wait_over(self) -> None:
+        """Wait until the call has returned; one that has not begun never will."""
+        event, loop = Event(), LoopHandle()
+        with self._lock:
+            if self._state != "running":
+                self._state = "over"
+                return
+
+            self._wake = lambda: loop.post(event.set)
+
+        with CancelScope(shield=True):
+            while not event.is_set():
+                with suppress(get_cancelled_exc_class()):
+                    await event.wait()

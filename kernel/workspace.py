@@ -30,9 +30,21 @@ class Workspace:
         overwrite: Whether an existing checkpoint may be replaced.
     """
 
-    __slots__ = ("_lock", "_made", "_overwrite", "_store", "_threads", "final", "published", "temporary")
+    __slots__ = (
+        "_begun",
+        "_lock",
+        "_made",
+        "_overwrite",
+        "_store",
+        "_threads",
+        "final",
+        "published",
+        "temporary",
+    )
 
-    def __init__(self, store: Store, threads: Threads, final: str, temporary: str, *, overwrite: bool) -> None:
+    def __init__(
+        self, store: Store, threads: Threads, final: str, temporary: str, *, overwrite: bool
+    ) -> None:
         self.final = final
         self.temporary = temporary
         self.published = False  #: whether the checkpoint has its own name by now
@@ -41,6 +53,7 @@ class Workspace:
         self._overwrite = overwrite
         self._lock = Lock()
         self._made: set[str] = set()
+        self._begun = False
 
     def path(self, relative: str) -> str:
         """Return where a file of the checkpoint is built."""
@@ -62,6 +75,7 @@ class Workspace:
 
         async with self._lock:
             if "" not in self._made:
+                self._begun = True  # before: a call that fails or is cancelled may leave something
                 await self._threads.run(self._make_root)
                 self._made.add("")
 
@@ -79,7 +93,7 @@ class Workspace:
 
     async def discard(self) -> None:
         """Remove whatever was built; nothing if nothing was."""
-        if self._made and not self.published:
+        if self._begun and not self.published:
             await self._threads.run(self._store.remove_tree, self.temporary)
 
     def _check(self) -> None:

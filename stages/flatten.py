@@ -51,6 +51,8 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     leaves: list[Leaf] = []
     for index, found in enumerate(flat):
         handler = run.registry.lookup(type(found.value), found.info.key_path)
-        leaves.append(Leaf(index, found.info, found.value, handler.describe(found.value, found.info), handler))
+        leaves.append(
+            Leaf(index, found.info, found.value, handler.describe(found.value, found.info), handler)
+        )
 
     return leaves

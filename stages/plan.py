@@ -14,12 +14,12 @@ import jax
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
-from penstock.kernel.messages import LeafBatch, LeafSpec, Located, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.messages import LeafBatch, Located, ReadLeaf, StoredLeaf, Target
 from penstock.kernel.protocols import LeafHandler, StoredCheckpoint
 from penstock.kernel.run import Outline, RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
-from penstock.stages.trees import FlatLeaf, flatten_tree, is_empty, nest
+from penstock.stages.trees import FlatLeaf, flatten_tree, nest
 
 MOST_SUGGESTIONS = 40  # a search for the nearest name compares with every other,
 MOST_CANDIDATES = 2_000  # so both are bounded: a wholly different tree has thousands
@@ -120,26 +120,24 @@ def match(
 ) -> tuple[list[Match], list[TreeDifference]]:
     """Pair the leaves of a target with those on disk, by key path.
 
-    Empty containers and None carry nothing: the target's stand, and those on disk are not missed.
-    A leaf against an empty container is a difference.
+    None and empty containers count as leaves, with one exception: one on disk that the target does
+    not know is no difference, since it carries nothing and some classes leave no trace of theirs.
 
     Returns:
-        One match for each leaf of the target, in its order, and all differences.
+        One match for each leaf of the target that has one, in its order, and the differences.
     """
-    wanted = {found.info.keys: found for found in flat}
-    on_disk = {stored.info.keys: stored for stored in stored_leaves if not stored.spec.is_empty_marker}
-    matches: list[Match] = []
-    missing: list[FlatLeaf] = []
-    for found in flat:
-        if is_empty(found.value):
-            matches.append(Match(StoredLeaf(found.info, LeafSpec("None")), found.value, has_like=True))
-        elif found.info.keys in on_disk:
-            matches.append(Match(on_disk[found.info.keys], found.value, has_like=True))
-        else:
-            missing.append(found)
-
+    on_disk = {stored.info.keys: stored for stored in stored_leaves}
+    wanted = {found.info.keys for found in flat}
+    missing = [found for found in flat if found.info.keys not in on_disk]
     unexpected = [
-        stored for keys, stored in on_disk.items() if keys not in wanted or is_empty(wanted[keys].value)
+        stored
+        for stored in stored_leaves
+        if stored.info.keys not in wanted and not stored.spec.is_empty_marker
+    ]
+    matches = [
+        Match(on_disk[found.info.keys], found.value, has_like=True)
+        for found in flat
+        if found.info.keys in on_disk
     ]
     return matches, _differences(missing, unexpected)
 

@@ -135,7 +135,8 @@ class _Reader:
 
     def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
         buffers = [
-            read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes)) for read in run
+            read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes))
+            for read in run
         ]
         file.read_at(run[0].offset, buffers)
         for read, buffer in zip(run, buffers, strict=True):
@@ -165,4 +166,3 @@ def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:
 
     if run:
         yield run
-

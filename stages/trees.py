@@ -88,7 +88,9 @@ class _Node:
         self.kinds: set[KeyKind] = set()
 
     def build(self) -> object:
-        built = {key: value.build() if isinstance(value, _Node) else value for key, value in self.children.items()}
+        built = {
+            key: value.build() if isinstance(value, _Node) else value for key, value in self.children.items()
+        }
         indices = [str(index) for index in range(len(built))]
         if self.kinds == {KeyKind.SEQUENCE} and built.keys() == set(indices):
             return [built[index] for index in indices]

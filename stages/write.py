@@ -162,7 +162,9 @@ def _adjacent(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
     """Yield runs of pieces that follow each other in one file, so that each is one write."""
     run: list[_Placed] = []
     for entry in placed:
-        if run and (entry.target is not run[-1].target or entry.offset != run[-1].offset + run[-1].piece.nbytes):
+        if run and (
+            entry.target is not run[-1].target or entry.offset != run[-1].offset + run[-1].piece.nbytes
+        ):
             yield run
             run = []
 

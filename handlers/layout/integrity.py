@@ -36,7 +36,7 @@ def encode(written: Iterable[Written]) -> bytes:
     for pieces in files.values():
         pieces.sort()
 
-    return cast("bytes", msgpack.packb({"version": VERSION, "files": files}))
+    return msgpack.packb({"version": VERSION, "files": files})
 
 
 def decode(path: str, data: bytes) -> dict[str, tuple[Checksum, ...]]:

@@ -67,7 +67,7 @@ def find(path: str, document: dict[str, object], name: str, key_path: str) -> st
     """
     place: object = document
     for step in _steps(name):
-        place = cast("dict[str, object]", place).get(step) if type(place) is dict else None
+        place = place.get(step) if type(place) is dict else None
 
     if not isinstance(place, str):
         problem = "is missing" if place is None else "is not a string"

@@ -26,9 +26,7 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        return tuple(
-            slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True)
-        )
+        return tuple(slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True))
 
 
 def boxes(shape: tuple[int, ...], most: int) -> Iterator[Box]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("different", "different_array", "on_disk", "stored_dtype")
+__all__ = ("different", "different_array", "stored_dtype", "type_name", "type_of")
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from penstock.kernel.errors import TreeDifference, UnsupportedFormatError
 from penstock.kernel.messages import LeafSpec, StoredLeaf
 
 
-def on_disk(spec: LeafSpec) -> str:
+def _on_disk(spec: LeafSpec) -> str:
     """Say what is stored, as in `jax.Array float32[8,12]`, `scalar int64[]`, `string`."""
     if spec.shape is None:
         return spec.typestr
@@ -26,7 +26,7 @@ def on_disk(spec: LeafSpec) -> str:
 
 def different(kind: str, stored: StoredLeaf, in_like: str, found: str = "") -> TreeDifference:
     """Make a `TreeDifference` of `kind`; `found` defaults to all that is known of the stored leaf."""
-    return TreeDifference(kind, stored.info.key_path, in_like, found or on_disk(stored.spec))
+    return TreeDifference(kind, stored.info.key_path, in_like, found or _on_disk(stored.spec))
 
 
 def different_array(
@@ -63,6 +63,18 @@ def stored_dtype(stored: StoredLeaf) -> np.dtype[Any]:
         raise UnsupportedFormatError(
             stored.info.directory or stored.info.name, str(error), key_path=stored.info.key_path
         ) from error
+
+
+def type_of(value: object) -> type:
+    """The type that a restore target names or is an instance of."""
+    return value if isinstance(value, type) else type(value)
+
+
+def type_name(value: object) -> str:
+    """The name, for people, of a type or of a value's type: `int`, `numpy.float32`."""
+    type_ = type_of(value)
+    module = type_.__module__
+    return type_.__qualname__ if module == "builtins" else f"{module}.{type_.__qualname__}"
 
 
 def _text(shape: Sequence[int]) -> str:

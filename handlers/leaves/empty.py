@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
-from penstock.handlers.leaves.differences import different
+from penstock.handlers.leaves.differences import different, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
 
@@ -55,7 +55,7 @@ class EmptyHandler:
         if marker is None or (value is not None and len(value)):
             raise InvalidLeafError(
                 info.key_path,
-                f"a {type(value).__qualname__} with content is no leaf; let it be a node of the tree",
+                f"a {type_name(value)} with content is no leaf; let it be a node of the tree",
             )
 
         # What has no fields to name it is stored as None, as in Orbax's default format.
@@ -118,4 +118,4 @@ def _default(typestr: str) -> object:
 
 
 def _name(like: object) -> str:
-    return (like if isinstance(like, type) else type(like)).__qualname__
+    return type_name(like)

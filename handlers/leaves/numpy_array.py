@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.handlers.dtypes import dtype_name, storable
 from penstock.handlers.leaves.boxes import Box, boxes
-from penstock.handlers.leaves.differences import different, different_array, stored_dtype
+from penstock.handlers.leaves.differences import different, different_array, stored_dtype, type_name
 from penstock.handlers.leaves.regions import HostRegion
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
@@ -39,7 +39,7 @@ class NumpyHandler:
         if type(value) is not np.ndarray:
             raise InvalidLeafError(info.key_path, _no_plain_array(value))
 
-        array = cast("npt.NDArray[Any]", value)
+        array: npt.NDArray[Any] = value
         name = dtype_name(array.dtype)
         if not storable(name):
             raise InvalidLeafError(info.key_path, _not_storable(array.dtype))
@@ -79,11 +79,11 @@ class NumpyHandler:
 def _copied(array: npt.NDArray[Any], box: Box) -> memoryview:
     dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
     copied = np.array(array[box.slices], dtype=dtype, order="C", copy=True)
-    return memoryview(copied.reshape(-1).view(np.uint8))
+    return copied.reshape(-1).view(np.uint8).data
 
 
 def _no_plain_array(value: object) -> str:
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    name = type_name(value)
     if isinstance(value, np.ma.MaskedArray):
         return f"a {name} would lose its mask; save value.data and value.mask as two leaves"
 

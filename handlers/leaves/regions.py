@@ -51,7 +51,7 @@ class HostRegion:
 
     def view(self) -> memoryview:
         """The buffer: writable, contiguous, C order, as bytes. Thread-safe."""
-        return memoryview(self.array().reshape(-1).view(np.uint8))
+        return self.array().reshape(-1).view(np.uint8).data
 
     def array(self) -> npt.NDArray[Any]:
         """The same memory as an array of `shape` and `dtype`; the same object each time. Thread-safe."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
-import jax
 import numpy as np
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.leaves.differences import different, stored_dtype
+from penstock.handlers.leaves.devices import is_subtype
+from penstock.handlers.leaves.differences import different, stored_dtype, type_name, type_of
 from penstock.handlers.leaves.regions import HostRegion
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
@@ -23,7 +23,7 @@ _STORED_AS: Final[Mapping[type, np.dtype[Any]]] = {
     float: np.dtype(np.float64),
     complex: np.dtype(np.complex128),
 }
-_KIND: Final[Mapping[type, type[np.generic]]] = {
+_KIND: Final[Mapping[type, type]] = {
     bool: np.bool_,
     int: np.integer,
     float: np.floating,
@@ -52,7 +52,8 @@ class ScalarHandler:
         dtype = _dtype_of(value, info)
         if type(value) is int and not -(1 << 63) <= value < 1 << 63:
             raise InvalidLeafError(
-                info.key_path, f"the int {_shortened(value)} does not fit int64; save str(value), or a uint64 array"
+                info.key_path,
+                f"the int {_shortened(value)} does not fit int64; save str(value), or a uint64 array",
             )
 
         return LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
@@ -65,16 +66,16 @@ class ScalarHandler:
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept a number, or a type of numbers, whose kind (numpy: whose dtype) is the stored one."""
-        wanted = cast("type", like if isinstance(like, type) else type(like)) if has_like else None
-        spec = stored.spec
-        if spec.shape is None:
-            return different("type", stored, _name(wanted))
-        if spec.shape != ():
-            return different("shape", stored, _name(wanted))
+        wanted = type_of(like) if has_like else None
+        name = "a number" if wanted is None else type_name(wanted)
+        if stored.spec.shape is None:
+            return different("type", stored, name)
+        if stored.spec.shape != ():
+            return different("shape", stored, name)
 
         dtype = stored_dtype(stored)
         if wanted is not None and not _fits(wanted, dtype):
-            return different("dtype", stored, _name(wanted))
+            return different("dtype", stored, name)
 
         # A few bytes of staging are not worth a lease.
         return Target((HostRegion((), dtype),), detail=wanted)
@@ -85,19 +86,21 @@ class ScalarHandler:
 
 
 def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
-    dtype = _STORED_AS.get(type(value))
+    dtype = _STORED_AS.get(type_of(value))
     if dtype is not None:
         return dtype
 
     if not isinstance(value, np.generic):
         raise InvalidLeafError(
             info.key_path,
-            f"a {type(value).__qualname__} would come back as a plain number; convert it, or register a handler",
+            f"a {type_name(value)} would come back as a plain number; convert it, or register a handler",
         )
 
-    dtype = cast("np.dtype[Any]", value.dtype)
+    dtype = cast("np.dtype[Any]", cast("Any", value).dtype)
     if not storable(dtype_name(dtype)):
-        raise InvalidLeafError(info.key_path, f"a scalar of dtype {dtype} cannot be stored; convert it to a number")
+        raise InvalidLeafError(
+            info.key_path, f"a scalar of dtype {dtype} cannot be stored; convert it to a number"
+        )
 
     return dtype
 
@@ -105,7 +108,7 @@ def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
 def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
     kind = _KIND.get(wanted)
     if kind is not None:
-        return jax.dtypes.issubdtype(dtype, kind)
+        return is_subtype(dtype, kind)
 
     # A concrete numpy type is the dtype's own; an abstract one, such as np.floating, a base of it.
     return issubclass(wanted, np.generic) and issubclass(dtype.type, wanted)
@@ -115,13 +118,6 @@ def _value(leaf: ReadLeaf) -> object:
     number = cast("HostRegion", leaf.target.regions[0]).array()[()]
     wanted = cast("type | None", leaf.target.detail)
     return number.item() if wanted is None or wanted in _KIND else number
-
-
-def _name(wanted: type | None) -> str:
-    if wanted is None:
-        return "a number"
-
-    return wanted.__qualname__ if wanted.__module__ == "builtins" else f"{wanted.__module__}.{wanted.__qualname__}"
 
 
 def _shortened(value: int) -> str:

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast, final
 
-import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+import numpy.typing as npt
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from penstock.handlers.leaves.devices import Device, all_devices, devices_of
 
 _Json: TypeAlias = dict[str, Any]
 _OLD_CPU_NAME: Final = re.compile(r"^TFRT_CPU_(\d+)$")  # what jax before 0.10 called `cpu:0`
@@ -39,7 +49,7 @@ def encode(sharding: Sharding) -> str | None:
         ORBAX_FORMAT.md §1.3. The memory kind has no place there and is not stored.
     """
     if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
+        (device,) = devices_of(sharding)
         return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(device)})
 
     if not isinstance(sharding, NamedSharding) or isinstance(sharding.mesh, AbstractMesh):
@@ -50,11 +60,12 @@ def encode(sharding: Sharding) -> str | None:
         return None
 
     mesh = sharding.mesh
-    ids = np.vectorize(lambda device: {"id": device.id}, otypes=[object])(mesh.devices)
+    devices = cast("npt.NDArray[np.object_]", mesh.devices)
+    ids = np.vectorize(_device_id, otypes=[object])(devices)
     return json.dumps(
         {
             "sharding_type": "NamedSharding",
-            "shape": list(mesh.devices.shape),
+            "shape": list(devices.shape),
             "axis_names": list(mesh.axis_names),
             "axis_types": [f"AxisType.{axis_type.name}" for axis_type in mesh.axis_types],
             "partition_spec": axes,
@@ -103,7 +114,7 @@ def _spec_to_json(spec: PartitionSpec) -> list[str | list[str] | None] | None:
 
 def _single(fields: _Json) -> SavedSharding:
     wanted = _device_name(fields["device_str"])
-    for device in jax.devices():
+    for device in all_devices():
         if _device_name(str(device)) == wanted:
             return SavedSharding(SingleDeviceSharding(device), 1)
 
@@ -113,7 +124,7 @@ def _single(fields: _Json) -> SavedSharding:
 def _named(fields: _Json) -> SavedSharding:
     shape = tuple(int(size) for size in fields["shape"])
     n_devices = int(np.prod(shape, dtype=np.int64))
-    here = {device.id: device for device in jax.devices()}
+    here = {device.id: device for device in all_devices()}
     ids = _mesh_ids(fields, n_devices)
     if not here.keys() >= set(ids):
         return SavedSharding(None, n_devices)
@@ -127,18 +138,23 @@ def _named(fields: _Json) -> SavedSharding:
         tuple(fields["axis_names"]),
         axis_types=tuple(AxisType[name.rpartition(".")[2]] for name in types),
     )
-    parts = (tuple(part) if isinstance(part, list) else part for part in fields["partition_spec"])
-    return SavedSharding(NamedSharding(mesh, PartitionSpec(*parts)), n_devices)
+    axes: list[str | list[str] | None] = fields["partition_spec"]
+    spec: PartitionSpec = cast("Any", PartitionSpec)(*[tuple(a) if isinstance(a, list) else a for a in axes])
+    return SavedSharding(NamedSharding(mesh, spec), n_devices)
 
 
 def _mesh_ids(fields: _Json, n_devices: int) -> list[int]:
     """Ids of the mesh's devices in C order; the first devices there are, if none were stored."""
     mesh = fields.get("device_mesh")
     if mesh is None:
-        ids = [device.id for device in jax.devices()[:n_devices]]
+        ids = [device.id for device in all_devices()[:n_devices]]
         return ids if len(ids) == n_devices else [-1]
 
     return [int(entry["id"]) for entry in np.array(mesh["mesh"], dtype=object).reshape(-1)]
+
+
+def _device_id(device: Device) -> dict[str, int]:
+    return {"id": device.id}
 
 
 def _device_name(name: str) -> str:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-__all__ = ("PACKED", "on_host", "shard_pieces")
+__all__ = ("PACKED", "shard_pieces")
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from threading import Lock
 from typing import Any, Final, cast, final
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Sharding
 
 from penstock.handlers.leaves.boxes import Box, boxes
+from penstock.handlers.leaves.devices import on_host
 from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.messages import PiecePlan
 
 PACKED: Final = frozenset({"int2", "int4", "float4_e2m1fn"})
 """Types of which jax keeps several elements in a byte, and numpy one."""
-
-
-@lru_cache(maxsize=1024)
-def on_host(sharding: Sharding) -> bool:
-    """Whether arrays of this sharding lie in the memory of CPU devices."""
-    return all(device.platform == "cpu" for device in sharding.device_set)
 
 
 def shard_pieces(
@@ -91,7 +85,7 @@ class _HostView:
         with self._lock:
             if self._view is None:
                 try:
-                    host = np.asarray(self.data)
+                    host = _host_array(self.data)
                 except RuntimeError as error:
                     raise _reason(error, self.value, self.key_path) from error
 
@@ -113,22 +107,29 @@ def _to_host(data: jax.Array, box: Box, dtype: str) -> npt.NDArray[Any]:
     if box.sizes != data.shape:
         # The device cuts, so that no more than the piece ever comes to the host. Its start is an
         # operand: one compilation serves all pieces of a size.
-        return np.asarray(_cut(data, tuple(map(np.uint32, box.starts)), sizes=box.sizes))
+        return _host_array(_cut(data, tuple(map(np.uint32, box.starts)), sizes=box.sizes))
 
     # jax keeps the host copy of an array on the array object. This is another object on the same
     # device memory, so that the copy dies with the piece and not with the caller's array.
     part = data.addressable_data(0)
-    host = np.asarray(jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part]))
+    host = _host_array(jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part]))
     return host if dtype in PACKED or not on_host(part.sharding) else np.array(host, order="C", copy=True)
 
 
-@partial(jax.jit, static_argnames="sizes")
-def _cut(data: jax.Array, starts: tuple[np.uint32, ...], sizes: tuple[int, ...]) -> jax.Array:
+def _slice(data: jax.Array, starts: tuple[np.uint32, ...], sizes: tuple[int, ...]) -> jax.Array:
     return jax.lax.dynamic_slice(data, starts, sizes)
 
 
+_cut: Callable[..., jax.Array] = cast("Any", jax).jit(_slice, static_argnames="sizes")
+
+
+def _host_array(data: jax.Array) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.asarray(cast("Any", data))
+    return array
+
+
 def _bytes(host: npt.NDArray[Any]) -> memoryview:
-    return memoryview(host.reshape(-1).view(np.uint8))
+    return host.reshape(-1).view(np.uint8).data
 
 
 def _reason(error: RuntimeError, value: jax.Array, key_path: str) -> RuntimeError:

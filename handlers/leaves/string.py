@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.handlers.leaves.differences import different
+from penstock.handlers.leaves.differences import different, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
 
@@ -32,7 +32,7 @@ class StringHandler:
         if type(value) is not str and type(value) is not np.str_:
             raise InvalidLeafError(
                 info.key_path,
-                f"a {type(value).__qualname__} would come back as str; save str(value), or register a handler",
+                f"a {type_name(value)} would come back as str; save str(value), or register a handler",
             )
 
         text = str(value)
@@ -41,7 +41,8 @@ class StringHandler:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise InvalidLeafError(
-                    info.key_path, f"the string is no valid Unicode text ({error.reason}); save bytes as uint8"
+                    info.key_path,
+                    f"the string is no valid Unicode text ({error.reason}); save bytes as uint8",
                 ) from error
 
         return LeafSpec(self.typestr, text=text)
@@ -54,10 +55,12 @@ class StringHandler:
         if stored.spec.text is None:
             return different("type", stored, "string")
 
-        wanted = like if isinstance(like, type) else type(like)
-        return Target(detail=np.str_ if has_like and wanted is np.str_ else str)
+        return Target(detail=np.str_ if has_like and type_of(like) is np.str_ else str)
 
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Return the texts, each as `str`, or as `np.str_` where the target was one."""
         texts = (leaf.stored.spec.text for leaf in leaves)
-        return [np.str_(text) if leaf.target.detail is np.str_ else text for leaf, text in zip(leaves, texts, strict=True)]
+        return [
+            np.str_(text) if leaf.target.detail is np.str_ else text
+            for leaf, text in zip(leaves, texts, strict=True)
+        ]

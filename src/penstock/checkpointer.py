@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -95,7 +94,9 @@ class Checkpointer:
         self._restore_pipeline = _pipeline(restore_pipeline, _default_restore, self._config.restore)
         self._store: Store = store if store is not None else LocalStore()
         self._layout: Layout = layout if layout is not None else OrbaxLayout()
-        self._coordinator: Coordinator = coordinator if coordinator is not None else SingleProcessCoordinator()
+        self._coordinator: Coordinator = (
+            coordinator if coordinator is not None else SingleProcessCoordinator()
+        )
         self._events = get_logger()
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
@@ -171,7 +172,9 @@ class Checkpointer:
             custom_metadata=custom_metadata,
         )
         turn = self._turns.setdefault(final, Lock())
-        task = SaveTask(_prioritised(pipeline or self._save_pipeline, prioritise), run, TreeToSave(tree), turn)
+        task = SaveTask(
+            _prioritised(pipeline or self._save_pipeline, prioritise), run, TreeToSave(tree), turn
+        )
         del tree
         self._saves = [save for save in self._saves if not save.future.done or save.promise.error_unseen]
         self._saves.append(task)
@@ -221,7 +224,9 @@ class Checkpointer:
         has_like = like is not _ABSENT
         request = RestoreRequest(final, like if has_like else None, has_like)
         since = time.perf_counter()
-        result = await run_pipeline(_prioritised(pipeline or self._restore_pipeline, prioritise), run, request)
+        result = await run_pipeline(
+            _prioritised(pipeline or self._restore_pipeline, prioritise), run, request
+        )
         self._events.info(
             "restore.finished",
             path=final,
@@ -311,10 +316,7 @@ _default_restore = restore_pipeline
 
 def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
     arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
-    if isinstance(config, Config):
-        return config if memory_limit is None else replace(config)
-
-    return Config.load(config, arguments=arguments)
+    return config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
 
 
 def _pipeline(given: Any, default: Callable[[], Any], options: Any) -> Any:

@@ -32,7 +32,17 @@ class SaveTask:
         turn: Held while saving, so that saves to one path follow each other.
     """
 
-    __slots__ = ("_ended", "_pipeline", "_promise", "_run", "_scope", "_staged_s", "_started", "_tree", "_turn")
+    __slots__ = (
+        "_ended",
+        "_pipeline",
+        "_promise",
+        "_run",
+        "_scope",
+        "_staged_s",
+        "_started",
+        "_tree",
+        "_turn",
+    )
 
     def __init__(self, pipeline: Pipeline[SaveRun], run: SaveRun, tree: TreeToSave, turn: Lock) -> None:
         loop = LoopHandle()
@@ -103,7 +113,11 @@ class SaveTask:
             stages=result.stages,
         )
         run.events.info(
-            "save.finalized", path=run.path, n_leaves=report.n_leaves, nbytes=report.nbytes, durable_s=report.durable_s
+            "save.finalized",
+            path=run.path,
+            n_leaves=report.n_leaves,
+            nbytes=report.nbytes,
+            durable_s=report.durable_s,
         )
         self._promise.finish(report)
 

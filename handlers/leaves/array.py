@@ -1,0 +1,150 @@
+"""Leaves that are jax.Arrays, of any sharding over the devices of this process."""
+
+from __future__ import annotations
+
+__all__ = ("ArrayHandler",)
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.leaves.differences import type_name
+from penstock.handlers.leaves.keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.placement import make_arrays
+from penstock.handlers.leaves.sharding import encode
+from penstock.handlers.leaves.shards import shard_pieces
+from penstock.handlers.leaves.wanted import array_target
+from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayHandler:
+    """Stores each distinct shard of a jax.Array as one chunk; typed PRNG keys as their key data.
+
+    jax.Arrays are immutable, so on CPU devices nothing is copied: pieces look at the arrays' own
+    memory, which the runtime neither frees nor reuses while a piece lives. From other devices a
+    piece at a time is copied, so that host memory is bounded by the pieces in flight.
+
+    Args:
+        alias_host: Whether pieces may look at the memory of CPU devices. If not, they are copied as
+            from any other device.
+    """
+
+    typestr: str = "jax.Array"
+    alias_host: bool = True
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say what would be stored: shard shape as chunk and write shape, sharding as text.
+
+        Does not wait for the array to be computed.
+
+        Raises:
+            DeletedLeafError: If it is deleted or donated.
+            InvalidLeafError: If it is abstract, traced, not wholly in this process, or of a dtype that
+                cannot be stored.
+        """
+        if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+            raise InvalidLeafError(info.key_path, _not_concrete(cast("object", value)))
+        if value.is_deleted():
+            raise DeletedLeafError(info.key_path)
+
+        dtype = cast("object", value.dtype)  # of keys it is no np.dtype, whatever its annotation says
+        if isinstance(dtype, np.dtype):
+            return self._spec(value, info, None)
+        if is_key(dtype):
+            return self._spec(key_data_of(value), info, key_impl_of(value, info))
+
+        raise InvalidLeafError(info.key_path, _not_storable(str(dtype)))
+
+    def _spec(self, value: jax.Array, info: ParamInfo, key_impl: str | None) -> LeafSpec:
+        if not value.is_fully_addressable:
+            raise InvalidLeafError(
+                info.key_path,
+                "the array has shards on other processes, and saving from several processes "
+                "is not supported yet; gather it first",
+            )
+
+        name = dtype_name(value.dtype)
+        if not storable(name):
+            raise InvalidLeafError(info.key_path, _not_storable(name))
+
+        sharding = value.sharding
+        shard_shape = sharding.shard_shape(value.shape)
+        return LeafSpec(
+            self.typestr,
+            value.shape,
+            name,
+            value.dtype.itemsize,
+            tuple([size or 1 for size in shard_shape]),
+            shard_shape,
+            sharding=encode(sharding),
+            random_key_impl=key_impl,
+        )
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        """Plan the pieces of every distinct shard. Waits for nothing and touches no memory: `take` does.
+
+        The first `take` of a shard on a CPU device secures all of it against donation and deletion.
+        Elsewhere each piece is secure once it is taken.
+        """
+        spec = leaf.spec
+        value = cast("jax.Array", leaf.value)
+        if value.is_deleted():
+            raise DeletedLeafError(leaf.info.key_path)
+        if not spec.nbytes:
+            return iter(())
+
+        return shard_pieces(
+            value if spec.random_key_impl is None else key_data_of(value),
+            spec.dtype,
+            spec.itemsize,
+            piece_bytes,
+            key_path=leaf.info.key_path,
+            alias=self.alias_host,
+        )
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Decide where the array is to lie, and what of it to read: each distinct shard once.
+
+        * A `jax.Array`: shape, dtype and sharding as it has them; uncommitted if it is. It may have
+          been donated. A `jax.ShapeDtypeStruct` with a sharding: likewise, and committed.
+        * The type, or a struct without a sharding: the saved sharding if its devices are all here,
+          else jax's default device, uncommitted. Arrays saved from the default device alone are
+          uncommitted, too, as is nearly every array that was never given a place.
+        * No target: the same; but an array that was spread over devices that are not here, or whose
+          64-bit type jax does not allow now, comes back as an np.ndarray.
+
+        Nothing is ever cast. Raw uint32 data and typed keys may stand for each other if the target
+        says so: the bits are the same.
+
+        Raises:
+            UnsupportedFormatError: If the stored dtype or PRNG implementation is not known here.
+        """
+        return array_target(stored, like if has_like else None)
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        """Make the arrays. On CPU devices they live in the regions' memory and may still be donated."""
+        return make_arrays(leaves)
+
+
+def _not_concrete(value: object) -> str:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return "the array is abstract (a jax.ShapeDtypeStruct): it has no values to save"
+    if isinstance(value, Tracer):
+        return "the array is a tracer: save outside of jit, grad, vmap and scan"
+
+    return f"a {type_name(value)} is no jax.Array"
+
+
+def _not_storable(dtype: str) -> str:
+    wider = {"uint4": "uint8", "uint2": "uint8", "float8_e4m3": "float8_e4m3fn or bfloat16"}
+    return (
+        f"an array of dtype {dtype} cannot be stored; convert it to {wider.get(dtype, 'a wider type')} first"
+    )

@@ -1,0 +1,60 @@
+"""What is asked of jax about devices, with types: jax's own annotations leave much of this unknown."""
+
+from __future__ import annotations
+
+__all__ = ("Device", "all_devices", "default_device", "device_indices", "devices_of", "is_subtype", "on_host")
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+Slices: TypeAlias = tuple[slice, ...]
+
+
+class Device(Protocol):
+    """What is used of a `jax.Device`."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def platform(self) -> str: ...
+
+
+def all_devices() -> Sequence[Device]:
+    """Every device of jax's default backend, in jax's order."""
+    return cast("Sequence[Device]", cast("Any", jax).devices())
+
+
+def default_device() -> Device:
+    """Where jax puts what was given no place."""
+    device: Device | str | None = cast("Any", jax).config.jax_default_device
+    if device is None or isinstance(device, str):
+        return cast("Sequence[Device]", cast("Any", jax).local_devices(backend=device))[0]
+
+    return device
+
+
+def devices_of(sharding: Sharding) -> Iterable[Device]:
+    """The devices an array of this sharding lies on, each once, in no order."""
+    return cast("Iterable[Device]", cast("Any", sharding).device_set)
+
+
+@lru_cache(maxsize=1024)
+def on_host(sharding: Sharding) -> bool:
+    """Whether arrays of this sharding lie in the memory of CPU devices."""
+    return all(device.platform == "cpu" for device in devices_of(sharding))
+
+
+def device_indices(sharding: Sharding, shape: tuple[int, ...]) -> Mapping[Device, Slices]:
+    """Which part of an array of `shape` each device of this process holds."""
+    indices: Mapping[Device, Slices] = cast("Any", sharding).addressable_devices_indices_map(shape)
+    return indices
+
+
+def is_subtype(dtype: object, kind: object) -> bool:
+    """`np.issubdtype` that also knows bfloat16, int4 and typed PRNG keys."""
+    return bool(cast("Any", jnp).issubdtype(dtype, kind))

@@ -1,0 +1,276 @@
+"""jax.Arrays on their way in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, Sharding, SingleDeviceSharding
+from tests.handlers.leaves.trips import INFO, Saved, difference, restore, same_bits, save, target
+
+from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers.leaves.numpy_array import NumpyHandler
+from penstock.handlers.leaves.scalar import ScalarHandler
+from penstock.handlers.leaves.string import StringHandler
+from penstock.kernel.errors import UnsupportedFormatError
+from penstock.kernel.messages import LeafSpec, ReadLeaf, Target
+
+HANDLER = ArrayHandler()
+
+
+def mesh(*shape: int, types: AxisType = AxisType.Auto) -> Mesh:
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return Mesh(devices, ("x", "y", "z")[: len(shape)], axis_types=(types,) * len(shape))
+
+
+def numbers(shape: tuple[int, ...] = (8, 16), dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+
+
+def saved_as(sharding: Sharding | None, text: str | None = None) -> Saved:
+    saved = save(HANDLER, jax.device_put(numbers(), sharding))
+    if text is None:
+        return saved
+    spec = LeafSpec("jax.Array", (8, 16), "float32", 4, saved.spec.chunk_shape, (8, 16), sharding=text)
+    return Saved(spec, saved.chunks)
+
+
+SHARDINGS = [
+    NamedSharding(mesh(2, 4), P("x", "y")),
+    NamedSharding(mesh(2, 4), P(("x", "y"))),
+    NamedSharding(mesh(2, 4), P()),
+    NamedSharding(mesh(2, 4, types=AxisType.Explicit), P(None, "x")),
+    NamedSharding(mesh(4), P("x")),
+    NamedSharding(mesh(2, 2, 2), P(("z", "x"), "y")),
+    NamedSharding(mesh(1), P("x")),
+    SingleDeviceSharding(jax.devices()[3]),
+]
+
+
+@pytest.mark.parametrize("new", SHARDINGS, ids=str)
+@pytest.mark.parametrize("old", SHARDINGS, ids=str)
+def test_any_sharding_restores_into_any_other(old: Sharding, new: Sharding) -> None:
+    saved = saved_as(old)
+    for like in (jax.device_put(jnp.zeros((8, 16)), new), jax.ShapeDtypeStruct((8, 16), np.float32, sharding=new)):
+        back = restore(HANDLER, saved, like)
+        assert same_bits(back, numbers())
+        assert back.sharding == new
+        assert back.committed
+
+    again = restore(HANDLER, saved)
+    assert again.sharding == old
+
+
+def test_regions_are_the_distinct_parts_that_the_devices_hold() -> None:
+    saved = saved_as(None)
+    for spec, n_regions in ((P("x", "y"), 8), (P("x"), 2), (P("y"), 4), (P(), 1)):
+        aim = target(HANDLER, saved, jax.device_put(numbers(), NamedSharding(mesh(2, 4), spec)))
+        assert isinstance(aim, Target)
+        assert len({region.bounds for region in aim.regions}) == len(aim.regions) == n_regions
+        assert sum(region.nbytes for region in aim.regions) == 8 * 16 * 4
+
+
+@pytest.mark.parametrize("spec", [None, P(), P("x", "y")], ids=str)
+def test_on_cpu_devices_the_array_lives_in_its_regions(spec: P | None) -> None:
+    sharding = None if spec is None else NamedSharding(mesh(2, 4), spec)
+    saved = saved_as(sharding)
+    aim = target(HANDLER, saved, jax.device_put(numbers(), sharding))
+    assert isinstance(aim, Target)
+    assert aim.staging_bytes == 0
+    for region in aim.regions:
+        saved.fill(region)
+    addresses = {np.frombuffer(region.view(), np.uint8).ctypes.data for region in aim.regions}
+    (back,) = HANDLER.build([ReadLeaf(0, saved.stored, HANDLER, aim)])
+    assert {shard.data.unsafe_buffer_pointer() for shard in back.addressable_shards} == addresses
+
+
+@pytest.mark.parametrize("spec", [None, P(), P("x"), P("x", "y")], ids=str)
+def test_a_restored_array_can_be_donated(spec: P | None) -> None:
+    saved = saved_as(None if spec is None else NamedSharding(mesh(2, 4), spec))
+    donating = jax.jit(lambda x: x * jnp.float32(2), donate_argnums=0)
+    back = restore(HANDLER, saved)
+    assert same_bits(donating(back), numbers() * 2)
+    assert back.is_deleted()
+    assert same_bits(restore(HANDLER, saved), numbers())
+
+
+def test_packed_types_are_staged() -> None:
+    array = jnp.ones((8, 4), jnp.int4)
+    aim = target(HANDLER, save(HANDLER, array), array)
+    assert isinstance(aim, Target)
+    assert aim.staging_bytes == 32
+
+
+def test_an_uncommitted_target_gives_an_uncommitted_array() -> None:
+    saved = saved_as(SingleDeviceSharding(jax.devices()[2]))
+    like = jnp.zeros((8, 16))
+    assert not restore(HANDLER, saved, like).committed
+    step = restore(HANDLER, save(HANDLER, like))
+    spread = jax.device_put(numbers(), NamedSharding(mesh(2, 4), P("x")))
+    assert same_bits(jax.jit(jnp.add)(step, spread), numbers())
+
+
+def test_a_donated_target_is_still_a_target() -> None:
+    like = jax.device_put(jnp.zeros((8, 16)), NamedSharding(mesh(2, 4), P("x")))
+    like.delete()
+    assert restore(HANDLER, saved_as(None), like).sharding == like.sharding
+
+
+def test_a_struct_without_devices_gets_the_saved_sharding() -> None:
+    sharding = NamedSharding(mesh(2, 4, types=AxisType.Explicit), P("x", "y"))
+    saved = saved_as(sharding)
+    abstract = jax.sharding.NamedSharding(sharding.mesh.abstract_mesh, P("y"))
+    for struct in (
+        jax.ShapeDtypeStruct((8, 16), np.float32),
+        jax.ShapeDtypeStruct((8, 16), np.float32, sharding=abstract),
+        jax.Array,
+        jax.ShapeDtypeStruct,
+    ):
+        assert restore(HANDLER, saved, struct).sharding == sharding
+
+
+ELSEWHERE = (
+    '{"sharding_type": "NamedSharding", "shape": [2, 8], "axis_names": ["x", "y"], '
+    '"axis_types": ["AxisType.Auto", "AxisType.Auto"], "partition_spec": ["x", null], "device_mesh": '
+    '{"mesh": [[' + ", ".join(f'{{"id": {at}}}' for at in range(8)) + "], ["
+    + ", ".join(f'{{"id": {at}}}' for at in range(8, 16)) + "]]}}"
+)  # fmt: skip
+
+
+def test_what_was_spread_over_absent_devices_comes_back_in_numpy_unless_jax_is_named() -> None:
+    saved = saved_as(None, ELSEWHERE)
+    back = restore(HANDLER, saved)
+    assert type(back) is np.ndarray
+    assert back.flags.writeable
+    assert same_bits(back, numbers())
+    for like in (jax.Array, jax.ShapeDtypeStruct((8, 16), np.float32)):
+        named = restore(HANDLER, saved, like)
+        assert isinstance(named, jax.Array)
+        assert named.sharding == SingleDeviceSharding(jax.devices()[0])
+
+
+@pytest.mark.parametrize(
+    "text", ['{"sharding_type": "SingleDeviceSharding", "device_str": "cuda:0"}', "{}", "rubbish", "[]"]
+)
+def test_an_absent_device_or_an_unknown_sharding_means_the_default_device(text: str) -> None:
+    back = restore(HANDLER, saved_as(None, text))
+    assert back.sharding == SingleDeviceSharding(jax.devices()[0])
+    assert not back.committed
+
+
+def test_the_default_device_is_respected() -> None:
+    saved = saved_as(None, "{}")
+    with jax.default_device(jax.devices()[5]):
+        assert restore(HANDLER, saved).devices() == {jax.devices()[5]}
+
+
+def test_keys_that_were_spread_over_absent_devices_stay_keys() -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    saved = save(HANDLER, keys)
+    spec = LeafSpec(
+        "jax.Array", (4, 2), "uint32", 4, (4, 2), (4, 2), sharding=ELSEWHERE, random_key_impl="threefry2x32"
+    )
+    assert restore(HANDLER, Saved(spec, saved.chunks)).dtype == keys.dtype
+
+
+def test_raw_data_and_typed_keys_stand_for_each_other_when_asked_for() -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    data = jax.random.key_data(keys)
+    assert same_bits(restore(HANDLER, save(HANDLER, keys), data), data)
+    assert restore(HANDLER, save(HANDLER, data), keys).dtype == keys.dtype
+    assert same_bits(jax.random.key_data(restore(HANDLER, save(HANDLER, data), keys)), data)
+    assert same_bits(restore(NumpyHandler(), save(HANDLER, keys), np.zeros((4, 2), np.uint32)), data)
+
+
+def test_numpy_arrays_and_scalars_restore_into_jax_when_asked_for() -> None:
+    host = save(NumpyHandler(), numbers())
+    like = jax.ShapeDtypeStruct((8, 16), np.float32, sharding=NamedSharding(mesh(2, 4), P("x", "y")))
+    assert restore(HANDLER, host, like).sharding == like.sharding
+    assert same_bits(restore(HANDLER, host, jax.Array), numbers())
+    number = restore(HANDLER, save(ScalarHandler(), np.float32(2.5)), jnp.zeros(()))
+    assert (number.shape, number.dtype, float(number)) == ((), np.float32, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("like", "kind", "words"),
+    [
+        (jnp.zeros((16, 8)), "shape", "float32[16,8] in the target, jax.Array float32[8,16] on disk"),
+        (jnp.zeros((8, 16), jnp.bfloat16), "dtype", "bfloat16[8,16] in the target, jax.Array float32[8,16] on"),
+        (jax.ShapeDtypeStruct((8, 16), np.float64), "dtype", "float64[8,16] in the target"),
+        (jax.random.key(0), "dtype", "key<fry>[] in the target"),
+        (
+            jax.ShapeDtypeStruct((8, 16), np.float32, sharding=NamedSharding(mesh(3), P("x"))),
+            "shape",
+            "which does not fit",
+        ),
+        (3.0, "type", "float in the target"),
+    ],
+    ids=["shape", "dtype", "struct", "key", "indivisible", "float"],
+)
+def test_a_difference_is_told_and_nothing_is_cast(like: object, kind: str, words: str) -> None:
+    found = difference(HANDLER, saved_as(None), like)
+    assert found.kind == kind
+    assert words in str(found)
+
+
+def test_keys_of_another_implementation_or_shape_differ() -> None:
+    saved = save(HANDLER, jax.random.split(jax.random.key(0), 4))
+    other = difference(HANDLER, saved, jax.random.split(jax.random.key(0, impl="rbg"), 4))
+    assert (other.kind, other.in_like, other.on_disk) == ("dtype", "key<rbg>[4]", "jax.Array key<threefry2x32>[4]")
+    assert difference(HANDLER, saved, jax.random.split(jax.random.key(0), 5)).kind == "shape"
+
+
+def test_a_string_is_no_array() -> None:
+    found = difference(HANDLER, save(StringHandler(), "x"), jnp.zeros(()))
+    assert (found.kind, found.in_like, found.on_disk) == ("type", "jax.Array", "string")
+
+
+def test_what_this_version_does_not_know_is_said_so() -> None:
+    unknown = Saved(LeafSpec("jax.Array", (1,), "int3", 1, (1,)), {})
+    with pytest.raises(UnsupportedFormatError, match=r"/ckpt: no dtype 'int3'.*\(leaf \['opt'\]\.mu\)"):
+        target(HANDLER, unknown)
+    keys = Saved(LeafSpec("jax.Array", (2,), "uint32", 4, (2,), random_key_impl="dice"), {})
+    with pytest.raises(UnsupportedFormatError, match="PRNG implementation 'dice'"):
+        target(HANDLER, keys)
+
+
+def test_a_batch_keeps_its_order_whatever_is_in_it() -> None:
+    likes: list[Any] = [
+        jnp.zeros((8, 16)),
+        jax.device_put(jnp.zeros((8, 16)), NamedSharding(mesh(2, 4), P("x"))),
+        jax.random.key(9),
+        jax.device_put(jnp.zeros((8, 16)), jax.devices()[1]),
+        jnp.zeros((8, 16)),
+        jax.device_put(jnp.zeros((8, 16)), NamedSharding(mesh(2, 4), P())),
+    ]
+    leaves: list[ReadLeaf] = []
+    for index, like in enumerate(likes):
+        value = jax.random.key(index) if index == 2 else jnp.full((8, 16), index, jnp.float32)
+        saved = save(HANDLER, value)
+        aim = target(HANDLER, saved, like)
+        assert isinstance(aim, Target)
+        for region in aim.regions:
+            saved.fill(region)
+        leaves.append(ReadLeaf(index, saved.stored, HANDLER, aim))
+
+    built = HANDLER.build(leaves)
+    assert [value.sharding for value in built] == [like.sharding for like in likes]
+    assert [int(value[0, 0]) for index, value in enumerate(built) if index != 2] == [0, 1, 3, 4, 5]
+    assert HANDLER.build([]) == []
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=4).map(tuple), st.integers(1, 40), st.booleans(), st.sampled_from(["int4", "int16"])
+)  # fmt: skip
+def test_any_shape_in_pieces_of_any_size(
+    shape: tuple[int, ...], piece_bytes: int, alias: bool, dtype: str
+) -> None:
+    handler = ArrayHandler(alias_host=alias)
+    array = jnp.asarray(numbers(shape, np.int8) % 7, dtype=dtype)
+    assert same_bits(restore(handler, save(handler, array, piece_bytes), array), array)
+    assert INFO.key_path
