@@ -96,7 +96,9 @@ async def run_pipeline(
     if not outcome.results:
         raise PipelineError(f"nothing came out of the last stage, {pipeline.names[-1]!r}")
 
-    return PipelineResult(outcome.results[-1], tuple(meter.statistics() for meter in meters))
+    value = outcome.results.pop()
+    outcome.drop_results()  # any that came before it
+    return PipelineResult(value, tuple(meter.statistics() for meter in meters))
 
 
 @final

@@ -71,18 +71,20 @@ class _Placed:
 
 @final
 class _Writer:
-    __slots__ = ("_chunks", "_file_bytes", "_files", "_opening", "_run")
+    __slots__ = ("_chunks", "_file_bytes", "_files", "_placing", "_run")
 
     def __init__(self, run: SaveRun, file_bytes: int) -> None:
         self._run = run
         self._file_bytes = file_bytes
         self._files: list[_OpenFile] = []
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
-        self._opening = Lock()
+        self._placing = Lock()
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
-            placed = [await self._place(piece) for piece in batch.pieces]
+            async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
+                placed = [await self._place(piece) for piece in batch.pieces]
+
             written = await self._run.threads.run(_write, placed) if placed else ()
             for pending in batch.pending:
                 await pending.wait()
@@ -128,16 +130,10 @@ class _Writer:
         return target, base
 
     async def _open_file(self) -> None:
-        async with self._opening:
-            if self._files and self._files[-1].end < self._file_bytes:
-                return  # another worker opened one while this one waited
-
-            name = self._run.layout.data_file()
-            await self._run.workspace.open(os.path.dirname(name))
-            file = await self._run.threads.run(
-                self._run.store.create_data_file, self._run.workspace.path(name)
-            )
-            self._files.append(_OpenFile(name, file))
+        name = self._run.layout.data_file()
+        await self._run.workspace.open(os.path.dirname(name))
+        path = self._run.workspace.path(name)
+        self._files.append(_OpenFile(name, await self._run.threads.run(self._run.store.create_data_file, path)))
 
 
 def _write(placed: Sequence[_Placed]) -> tuple[Written, ...]:

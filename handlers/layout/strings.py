@@ -67,7 +67,7 @@ def find(path: str, document: dict[str, object], name: str, key_path: str) -> st
     """
     place: object = document
     for step in _steps(name):
-        place = place.get(step) if type(place) is dict else None
+        place = _member(place, step)
 
     if not isinstance(place, str):
         problem = "is missing" if place is None else "is not a string"
@@ -81,6 +81,10 @@ def _steps(name: str) -> list[str]:
         return name.split("/")
 
     return [step.replace("~1", "/").replace("~0", "~") for step in name.split("/")]
+
+
+def _member(place: object, step: str) -> object:
+    return cast("dict[str, object]", place).get(step) if isinstance(place, dict) else None
 
 
 def _collision(leaf: Leaf, step: str) -> InvalidLeafError:

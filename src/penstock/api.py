@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.checkpointer import Checkpointer
 from penstock.kernel.messages import SaveReport
-from penstock.metadata import CheckpointMetadata
+from penstock.description import CheckpointMetadata
 
 
 async def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:

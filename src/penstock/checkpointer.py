@@ -32,7 +32,7 @@ from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.threads import Threads
 from penstock.kernel.workspace import Workspace
-from penstock.metadata import CheckpointMetadata, describe_checkpoint
+from penstock.description import CheckpointMetadata, describe_checkpoint
 from penstock.paths import absolute_path
 from penstock.pipelines import restore_pipeline, save_pipeline
 from penstock.saving import SaveTask

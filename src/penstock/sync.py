@@ -25,7 +25,7 @@ from penstock import api
 from penstock.kernel.errors import ClosedError, RunningLoopError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import SaveReport
-from penstock.metadata import CheckpointMetadata
+from penstock.description import CheckpointMetadata
 
 
 @final

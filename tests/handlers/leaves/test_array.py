@@ -171,7 +171,8 @@ def test_what_is_taken_outlives_donation_and_deletion(
         return jax.block_until_ready([*kept, *[jnp.full((1 << 14,), at, jnp.float32) for at in range(8)]])
 
     assert same_bits(save(handler, array, piece_bytes, happens).array(), expected)
-    assert array.is_deleted()
+    # jax does not donate memory that somebody looks at: it copies, and the array lives on.
+    assert array.is_deleted() == (end == "delete" or handler is COPYING)
 
 
 def test_the_first_piece_taken_secures_the_whole_shard() -> None:

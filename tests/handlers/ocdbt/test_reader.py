@@ -229,7 +229,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, write_database: Wri
             "max_inline_value_bytes": 8,
             "max_decoded_node_bytes": 60,
         }
-        with ts.Transaction() as transaction:
+        with ts.Transaction(atomic=True) as transaction:
             store = opened(tmp_path, config=config, assume_config=True).with_transaction(transaction)
             for key, value in CONTENT.items():
                 store[key] = value
@@ -545,13 +545,14 @@ def test_damage_under_a_right_checksum_in_a_compressed_node(
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         store = opened(Path(name), assume_config=True, config={"compression": {"id": "zstd"}})
-        with ts.Transaction() as transaction:
+        with ts.Transaction(atomic=True) as transaction:
             for i in range(12):
                 store.with_transaction(transaction)[b"key %d" % i] = b"v" * 20 * i
-        (nodes,) = (Path(name) / "d").iterdir()
-        path = Path(name, "manifest.ocdbt") if in_manifest else nodes
+        root = ts.ocdbt.dump(store.base).result()["versions"][-1]["root"]["location"]
+        _, _, nodes, offset, _ = root.split(":")
+        path = Path(name, "manifest.ocdbt" if in_manifest else nodes)
+        start = 0 if in_manifest else int(offset)
         whole = path.read_bytes()
-        start = max(whole.rfind(NODE_MAGIC), 0)
         part = bytearray(whole[start:-4])
         part[14 + int(where * (len(part) - 14))] = value
         path.write_bytes(whole[:start] + bytes(part) + crc32c(bytes(part)).to_bytes(4, "little"))

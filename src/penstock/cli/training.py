@@ -1,0 +1,209 @@
+"""One training process: steps in a worker thread, saves in the background, an event loop that lives."""
+
+from __future__ import annotations
+
+__all__ = ("LoopWatch", "TrainingOptions", "latest_checkpoint", "train")
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import final
+
+from anyio import create_task_group, sleep, sleep_forever, to_thread
+from anyio.abc import TaskGroup
+
+import penstock
+from penstock.cli.corpus import Corpus
+from penstock.cli.model import SIZES, State, count_parameters, init_state, train_step
+from penstock.cli.records import (
+    DurableSave,
+    FinishedStep,
+    HeldSave,
+    Record,
+    Restored,
+    StagedSave,
+    StartedTraining,
+)
+from penstock.kernel.futures import Milestone, SaveFuture
+from penstock.kernel.messages import WrittenBatch
+from penstock.kernel.pipeline import Pipeline
+from penstock.kernel.run import SaveRun
+from penstock.pipelines import save_pipeline
+
+TICK_S = 0.002
+LEAST_SAVES = 3  # one to resume from, one to be killed in, one after it
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """What one training process is to do. Equal options and text give equal losses, bit for bit."""
+
+    directory: str  #: checkpoints lie here, each called by its step
+    text: str  #: a file
+    size: str  #: a key of `model.SIZES`
+    steps: int  #: to end after
+    every: int  #: steps from one save to the next
+    seed: int = 0
+    hold_at: int | None = None  #: the step whose save stops half-way, and stays so
+    seconds: float | None = None  #: stop training after so long, at a save
+
+
+@final
+class LoopWatch:
+    """Measures how long the event loop leaves a task waiting that only wants to run again."""
+
+    __slots__ = ("_delays",)
+
+    def __init__(self) -> None:
+        self._delays: deque[tuple[float, float]] = deque(maxlen=100_000)
+
+    async def __call__(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            due = time.perf_counter() + TICK_S
+            await sleep(TICK_S)
+            now = time.perf_counter()
+            self._delays.append((now, now - due))
+
+    def longest(self, since: float, until: float) -> float:
+        """Return the longest delay, in seconds, that ended between two times of `time.perf_counter`."""
+        return max((delay for at, delay in self._delays if since <= at <= until), default=0.0)
+
+
+async def train(options: TrainingOptions, emit: Callable[[Record], object]) -> None:
+    """Train from the last good checkpoint in the directory, or from the beginning, to the end.
+
+    Args:
+        options: What to do.
+        emit: Called in the event loop with everything worth telling.
+
+    Raises:
+        PenstockError: If a save or the restore fails.
+    """
+    async with penstock.Checkpointer() as checkpointer, create_task_group() as tasks:
+        watch = LoopWatch()
+        tasks.start_soon(watch)
+        async with create_task_group() as saves:
+            run = _Training(options, emit, checkpointer, watch, saves)
+            await run.prepare()
+            await run.steps()
+
+        tasks.cancel_scope.cancel()
+
+
+def latest_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint by its name, and the names of what is none.
+
+    A checkpoint gets its own name by the last step of its save, a rename; so whatever has one is
+    complete, and whatever an interrupted save left has another.
+    """
+    names = sorted(path.name for path in directory.iterdir())
+    steps = [int(name) for name in names if name.isdecimal()]
+    others = [name for name in names if not name.isdecimal()]
+    return (directory / str(max(steps)) if steps else None), others
+
+
+@final
+class _Training:
+    def __init__(
+        self,
+        options: TrainingOptions,
+        emit: Callable[[Record], object],
+        checkpointer: penstock.Checkpointer,
+        watch: LoopWatch,
+        saves: TaskGroup,
+    ) -> None:
+        self._options = options
+        self._emit = emit
+        self._checkpointer = checkpointer
+        self._watch = watch
+        self._saves = saves
+        self._size = SIZES[options.size]
+        self._corpus = Corpus(Path(options.text).read_text("utf-8"))
+        self._state: State = init_state(self._size, self._corpus.vocabulary, options.seed)
+
+    async def prepare(self) -> None:
+        """Restore the last good checkpoint, if there is one."""
+        latest, others = latest_checkpoint(Path(self._options.directory))
+        if latest is not None:
+            since = time.perf_counter()
+            self._state = await self._checkpointer.restore(latest, like=self._state)
+            seconds = time.perf_counter() - since
+            found = await self._checkpointer.metadata(latest)
+            n_leaves = len(found.leaves)
+            self._emit(Restored(int(latest.name), str(latest), n_leaves, found.nbytes, seconds, others))
+
+        self._emit(StartedTraining(count_parameters(self._state), self._corpus.vocabulary))
+
+    async def steps(self) -> None:
+        """Train to the end; the saves go on meanwhile."""
+        options = self._options
+        began = time.perf_counter()
+        for step in range(int(self._state["step"]) + 1, options.steps + 1):
+            batch = self._corpus.batch(options.seed, step, self._size)
+            start = time.perf_counter()
+            self._state, loss = await to_thread.run_sync(train_step, self._state, batch, self._size)
+            end = time.perf_counter()
+            self._emit(FinishedStep(step, loss.hex(), start, end))
+            if step % options.every == 0:
+                await self._save(step)
+                late = options.seconds is not None and end - began > options.seconds
+                if late and step >= LEAST_SAVES * options.every:
+                    return
+
+    async def _save(self, step: int) -> None:
+        called = time.perf_counter()
+        doomed = step == self._options.hold_at
+        save = await self._checkpointer.save(
+            Path(self._options.directory, str(step)),
+            self._state,
+            custom_metadata={"step": step},
+            pipeline=self._held_pipeline(step) if doomed else None,
+        )
+        self._emit(StagedSave(step, time.perf_counter() - called))
+        self._saves.start_soon(self._follow, step, save, called)
+
+    async def _follow(self, step: int, save: SaveFuture, called: float) -> None:
+        passed: dict[str, float] = {}
+        for milestone in (Milestone.STAGED, Milestone.WRITTEN, Milestone.COMMITTED, Milestone.FINALIZED):
+            note = partial(_note_time, passed, milestone.name.lower())
+            save.add_done_callback(note, milestone=milestone)
+
+        report = await save
+        self._emit(
+            DurableSave(
+                step,
+                report.path,
+                report.n_leaves,
+                report.nbytes,
+                report.staged_s,
+                report.durable_s,
+                self._watch.longest(called, time.perf_counter()),
+                called,
+                passed,
+                report.stages,
+            )
+        )
+
+    def _held_pipeline(self, step: int) -> Pipeline[SaveRun]:
+        """The usual stages and one more, which waits for ever once half of the bytes are written."""
+        half = count_parameters(self._state) * 12 // 2  # float32, three of each: itself, mu and nu
+        written = 0
+
+        async def hold(batch: WrittenBatch) -> WrittenBatch:
+            nonlocal written
+            written += sum(part.nbytes for part in batch.written)
+            if written >= half:
+                self._emit(HeldSave(step, written))
+                await sleep_forever()
+
+            return batch
+
+        return save_pipeline().insert_before("commit", hold)
+
+
+def _note_time(passed: dict[str, float], name: str, _: SaveFuture) -> None:
+    passed[name] = time.perf_counter()

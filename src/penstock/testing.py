@@ -1,0 +1,221 @@
+"""Doubles for tests of stages, layouts and whole pipelines: stores that fail on demand.
+
+store = FaultyStore(LocalStore())
+store.fail_on("data.sync", 1, StorageError("fsync", path, "Input/output error", errno.EIO))
+...
+assert store.open_files == 0
+"""
+
+from __future__ import annotations
+
+__all__ = ("Crash", "CrashStore", "FaultyStore", "Hang", "Operation")
+
+import errno
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, final
+
+from penstock.crash_store import Crash, CrashStore
+from penstock.hang import Hang, Operation
+from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols import DataFile, ReadableFile, Store
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Tear:
+    error: Exception | None
+
+
+@final
+class FaultyStore:
+    """A store that fails, hangs or tears where a test says, and counts what is done with it.
+
+    Operations are counted from 1, those of the files it opens included. A fault happens once and
+    before the operation does anything, but for `close`, which closes in any case. Thread-safe.
+
+    Args:
+        inner: What does the work.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._operations: list[Operation] = []
+        self._counts: Counter[str] = Counter()
+        self._faults: dict[int | tuple[str, int], Exception | Hang | _Tear] = {}
+        self._open_files = 0
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """All that was begun so far, in order."""
+        with self._lock:
+            return tuple(self._operations)
+
+    @property
+    def open_files(self) -> int:
+        """Files opened and not yet closed."""
+        return self._open_files
+
+    def fail_at(self, k: int, error: Exception | None = None) -> None:
+        """Have the k-th operation raise `error`, by default a `StorageError` with EIO."""
+        self._faults[k] = error or _injected()
+
+    def fail_on(self, name: str, nth: int = 1, error: Exception | None = None) -> None:
+        """Have the n-th operation called `name` raise `error`, by default a `StorageError` with EIO."""
+        self._faults[name, nth] = error or _injected()
+
+    def hang_at(self, k: int, then: Exception | None = None) -> Hang:
+        """Have the k-th operation block its thread until the hang is released."""
+        hang = self._faults[k] = Hang(then)
+        return hang
+
+    def hang_on(self, name: str, nth: int = 1, then: Exception | None = None) -> Hang:
+        """Have the n-th operation called `name` block its thread until the hang is released."""
+        hang = self._faults[name, nth] = Hang(then)
+        return hang
+
+    def tear_at(self, k: int, error: Exception | None = None) -> None:
+        """Have the k-th operation write the first half of its bytes and fail; one that writes none fails."""
+        self._faults[k] = _Tear(error)
+
+    def tear_on(self, name: str, nth: int = 1, error: Exception | None = None) -> None:
+        """Have the n-th operation called `name` write the first half of its bytes and fail."""
+        self._faults[name, nth] = _Tear(error)
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        return self.perform("kind", path, lambda: self._inner.kind(path))
+
+    def size(self, path: str) -> int:
+        return self.perform("size", path, lambda: self._inner.size(path))
+
+    def check_writable(self, path: str) -> None:
+        self.perform("check_writable", path, lambda: self._inner.check_writable(path))
+
+    def make_directory(self, path: str) -> None:
+        self.perform("make_directory", path, lambda: self._inner.make_directory(path))
+
+    def list_directory(self, path: str) -> Sequence[str]:
+        return self.perform("list_directory", path, lambda: self._inner.list_directory(path))
+
+    def read_file(self, path: str) -> bytes:
+        return self.perform("read_file", path, lambda: self._inner.read_file(path))
+
+    def write_file(self, path: str, data: bytes) -> None:
+        def torn() -> None:
+            self._inner.write_file(path, data[: len(data) // 2])
+
+        self.perform("write_file", path, lambda: self._inner.write_file(path, data), torn)
+
+    def create_data_file(self, path: str) -> DataFile:
+        return self.perform("create_data_file", path, lambda: self._wrap_data(path))
+
+    def open_data_file(self, path: str) -> ReadableFile:
+        return self.perform("open_data_file", path, lambda: self._wrap_readable(path))
+
+    def sync_directory(self, path: str) -> None:
+        self.perform("sync_directory", path, lambda: self._inner.sync_directory(path))
+
+    def rename(self, source: str, destination: str) -> None:
+        self.perform("rename", source, lambda: self._inner.rename(source, destination))
+
+    def exchange(self, first: str, second: str) -> None:
+        self.perform("exchange", first, lambda: self._inner.exchange(first, second))
+
+    def remove_tree(self, path: str) -> None:
+        self.perform("remove_tree", path, lambda: self._inner.remove_tree(path))
+
+    def perform(
+        self, name: str, path: str, action: Callable[[], T], torn: Callable[[], object] | None = None
+    ) -> T:
+        """Count an operation and carry it out, or the fault that waits for it; for the files."""
+        operation = Operation(name, path)
+        with self._lock:
+            self._operations.append(operation)
+            self._counts[name] += 1
+            by_name = self._faults.pop((name, self._counts[name]), None)
+            fault = self._faults.pop(len(self._operations), None) or by_name
+
+        if isinstance(fault, Hang):
+            fault.hold(operation)
+        elif isinstance(fault, _Tear):
+            if torn is not None:
+                torn()
+
+            raise fault.error or _injected()
+        elif fault is not None:
+            raise fault
+
+        return action()
+
+    def closed(self) -> None:
+        """Note that a file was closed; for the files."""
+        with self._lock:
+            self._open_files -= 1
+
+    def _wrap_data(self, path: str) -> _FaultyDataFile:
+        file = _FaultyDataFile(self, path, self._inner.create_data_file(path))
+        self._opened()
+        return file
+
+    def _wrap_readable(self, path: str) -> _FaultyReadableFile:
+        file = _FaultyReadableFile(self, path, self._inner.open_data_file(path))
+        self._opened()
+        return file
+
+    def _opened(self) -> None:
+        with self._lock:
+            self._open_files += 1
+
+
+@final
+class _FaultyDataFile:
+    def __init__(self, store: FaultyStore, path: str, inner: DataFile) -> None:
+        self._store = store
+        self._path = path
+        self._inner = inner
+        self._is_open = True
+
+    def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        def torn() -> None:
+            whole = b"".join(buffers)
+            self._inner.write_at(offset, [memoryview(whole)[: len(whole) // 2]])
+
+        self._store.perform("data.write_at", self._path, lambda: self._inner.write_at(offset, buffers), torn)
+
+    def sync(self) -> None:
+        self._store.perform("data.sync", self._path, self._inner.sync)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._inner.close()
+            self._store.closed()
+            self._store.perform("data.close", self._path, lambda: None)
+
+
+@final
+class _FaultyReadableFile:
+    def __init__(self, store: FaultyStore, path: str, inner: ReadableFile) -> None:
+        self._store = store
+        self._path = path
+        self._inner = inner
+        self._is_open = True
+
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self._store.perform("file.read_at", self._path, lambda: self._inner.read_at(offset, buffers))
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._inner.close()
+            self._store.closed()
+            self._store.perform("file.close", self._path, lambda: None)
+
+
+def _injected() -> StorageError:
+    return StorageError("test", "FaultyStore", "injected failure", errno.EIO)
