@@ -5,10 +5,17 @@ from __future__ import annotations
 __all__ = ("PipelineResult", "run_pipeline")
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, final
 
-from anyio import CancelScope, create_memory_object_stream, create_task_group, get_cancelled_exc_class
+from anyio import (
+    CancelScope,
+    EndOfStream,
+    create_memory_object_stream,
+    create_task_group,
+    get_cancelled_exc_class,
+)
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.kernel.errors import PenstockError, PipelineError
@@ -186,8 +193,10 @@ class _SlotTask:
 
 
 async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) -> None:
-    with receiving(inlet):
-        results.extend([message async for message in inlet])
+    # One by one: of a comprehension that is cancelled nothing remains to be released.
+    with receiving(inlet), suppress(EndOfStream):
+        while True:
+            results.append(await inlet.receive())
 
 
 def _workers_of(slot: Slot[Any]) -> int:

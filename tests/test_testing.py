@@ -265,7 +265,7 @@ def test_a_commit_is_whole_or_absent_wherever_the_machine_stops(tmp_path: Path) 
         else:
             store.lose_power()
             assert tree(root) == WHOLE
-            assert k == 8
+            assert k == 9
             return
 
     pytest.fail("the save never finished")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("Device", "all_devices", "default_device", "device_indices", "devices_of", "is_subtype", "on_host")
+__all__ = (
+    "Device",
+    "Slices",
+    "all_devices",
+    "default_device",
+    "device_indices",
+    "devices_of",
+    "is_subtype",
+    "on_host",
+)
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

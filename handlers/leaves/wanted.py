@@ -65,7 +65,7 @@ def _target(stored: StoredLeaf, placement: Placement, like: object) -> Target | 
     except (ValueError, IndexError) as error:
         return different("shape", stored, f"{placement.sharding}, which does not fit ({error})")
 
-    regions = tuple([HostRegion(bounds, dtype) for bounds in parts.bounds])
+    regions = tuple([HostRegion(bounds, dtype) for bounds in parts])
     kept = placement.keeps_regions and (placement.as_numpy or stored.spec.dtype not in PACKED)
     return Target(regions, 0 if kept else sum(region.nbytes for region in regions), placement)
 

@@ -8,8 +8,8 @@ import os
 from typing import Any
 
 from penstock.checkpointer import Checkpointer
-from penstock.kernel.messages import SaveReport
 from penstock.description import CheckpointMetadata
+from penstock.kernel.messages import SaveReport
 
 
 async def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:

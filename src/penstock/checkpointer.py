@@ -10,10 +10,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, final
+from weakref import WeakValueDictionary
 
 from anyio import CancelScope, Lock, create_task_group
 from anyio.abc import TaskGroup
 
+from penstock import pipelines
+from penstock.description import CheckpointMetadata, describe_checkpoint
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
@@ -32,9 +35,8 @@ from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.threads import Threads
 from penstock.kernel.workspace import Workspace
-from penstock.description import CheckpointMetadata, describe_checkpoint
 from penstock.paths import absolute_path
-from penstock.pipelines import restore_pipeline, save_pipeline
+from penstock.pipelines import configured_pipeline
 from penstock.saving import SaveTask
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -90,8 +92,13 @@ class Checkpointer:
         limit = self._config.memory.limit_bytes
         self._memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
         self._registry = registry if registry is not None else default_handlers()
-        self._save_pipeline = _pipeline(save_pipeline, _default_save, self._config.save)
-        self._restore_pipeline = _pipeline(restore_pipeline, _default_restore, self._config.restore)
+        self._save_pipeline = configured_pipeline(
+            save_pipeline if save_pipeline is not None else pipelines.save_pipeline(), self._config.save
+        )
+        self._restore_pipeline = configured_pipeline(
+            restore_pipeline if restore_pipeline is not None else pipelines.restore_pipeline(),
+            self._config.restore,
+        )
         self._store: Store = store if store is not None else LocalStore()
         self._layout: Layout = layout if layout is not None else OrbaxLayout()
         self._coordinator: Coordinator = (
@@ -101,7 +108,9 @@ class Checkpointer:
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
         self._saves: list[SaveTask] = []
-        self._turns: dict[str, Lock] = {}
+        self._turns: WeakValueDictionary[str, Lock] = (
+            WeakValueDictionary()
+        )  # a lock lives as long as its saves
         self._life: AbstractAsyncContextManager[None] | None = None
 
     async def __aenter__(self) -> Checkpointer:
@@ -310,18 +319,11 @@ class Checkpointer:
         }
 
 
-_default_save = save_pipeline
-_default_restore = restore_pipeline
-
-
 def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
     arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
-    return config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
-
-
-def _pipeline(given: Any, default: Callable[[], Any], options: Any) -> Any:
-    pipeline = given if given is not None else default()
-    return pipeline.configured(options.stage_options)
+    return (
+        config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
+    )
 
 
 def _prioritised(pipeline: Any, first: First | None) -> Any:

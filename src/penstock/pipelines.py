@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("restore_pipeline", "save_pipeline")
+__all__ = ("configured_pipeline", "restore_pipeline", "save_pipeline")
 
+from typing import Any, TypeVar
+
+from penstock.kernel.config import FlowOptions
 from penstock.kernel.futures import Milestone
 from penstock.kernel.pipeline import Pipeline, Slot
 from penstock.kernel.run import RestoreRun, SaveRun
+from penstock.kernel.stage import Stage
+from penstock.kernel.stage_registry import StageRegistry
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
 from penstock.stages.device_to_host import DeviceToHost
@@ -19,6 +24,8 @@ from penstock.stages.plan import Plan
 from penstock.stages.prioritise import Prioritise
 from penstock.stages.read import Read
 from penstock.stages.write import Write
+
+RunT = TypeVar("RunT")
 
 STAGED_AHEAD = 4096
 """Messages that may wait behind `device_to_host`. It is what lets a save be staged long before it is
@@ -53,3 +60,26 @@ def restore_pipeline() -> Pipeline[RestoreRun]:
             Slot("assemble", Assemble()),
         )
     )
+
+
+def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipeline[RunT]:
+    """Return `pipeline` as the configuration wants it: its stages by name, then their options.
+
+    A name in `options.stages` means the stage of that name in `pipeline`, with its milestone, or
+    one that a distribution offers under the entry-point group `penstock.stages`.
+
+    Raises:
+        PipelineError: If a name means nothing, or occurs twice.
+        ConfigError: If a stage has no such option, or a value does not fit.
+    """
+    if options.stages is not None:
+        ours = {slot.name: slot for slot in pipeline}
+        plugged_in: StageRegistry[Stage[Any]] = StageRegistry(
+            {slot.name: type(slot.stage) for slot in pipeline}
+        )
+        slots = [
+            ours[name] if name in ours else Slot(name, plugged_in.create(name)) for name in options.stages
+        ]
+        pipeline = Pipeline(tuple(slots))
+
+    return pipeline.configured(options.stage_options)

@@ -22,10 +22,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.lowlevel import current_token
 
 from penstock import api
+from penstock.description import CheckpointMetadata
 from penstock.kernel.errors import ClosedError, RunningLoopError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import SaveReport
-from penstock.description import CheckpointMetadata
 
 
 @final

@@ -630,7 +630,7 @@ class Flow:
         yield Parcel(1, await self.memory.acquire(5))
 
     async def run(self, results: list[PipelineResult]) -> None:
-        results.append(await run_pipeline(self.pipeline, None, 8))
+        results.append(await run_pipeline(self.pipeline, None, 6))
 
     def left_nothing(self) -> bool:
         statistics = self.memory.statistics()
@@ -645,10 +645,11 @@ async def ticks(number: int) -> None:
         await checkpoint()
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("queue", [0, 3])
 async def test_cancelling_after_any_number_of_ticks_leaves_nothing(queue: int) -> None:
     finished = cancelled = 0
-    for number in range(140):
+    for number in range(110):
         flow, results = Flow(queue=queue), list[PipelineResult]()
         async with create_task_group() as tasks:
             with CancelScope() as scope:
@@ -677,7 +678,7 @@ async def test_cancelling_after_any_number_of_ticks_leaves_nothing(queue: int) -
 def test_a_native_cancel_after_any_number_of_ticks_leaves_nothing(queue: int) -> None:
     async def main() -> tuple[int, int]:
         finished = cancelled = 0
-        for number in range(140):
+        for number in range(110):
             flow, results = Flow(queue=queue), list[PipelineResult]()
             task = asyncio.ensure_future(flow.run(results))
             for _ in range(number):
@@ -700,7 +701,7 @@ def test_a_native_cancel_after_any_number_of_ticks_leaves_nothing(queue: int) ->
     assert cancelled > 20
 
 
-@pytest.mark.parametrize("fail_at", range(8))
+@pytest.mark.parametrize("fail_at", range(6))
 @pytest.mark.parametrize("queue", [0, 1, 5])
 async def test_failing_at_any_message_leaves_nothing(fail_at: int, queue: int) -> None:
     flow = Flow(fail_at=fail_at, queue=queue)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("LoopWatch", "TrainingOptions", "latest_checkpoint", "train")
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable
@@ -142,12 +143,19 @@ class _Training:
         """Train to the end; the saves go on meanwhile."""
         options = self._options
         began = time.perf_counter()
+        warm = False
         for step in range(int(self._state["step"]) + 1, options.steps + 1):
             batch = self._corpus.batch(options.seed, step, self._size)
             start = time.perf_counter()
             self._state, loss = await to_thread.run_sync(train_step, self._state, batch, self._size)
             end = time.perf_counter()
             self._emit(FinishedStep(step, loss.hex(), start, end))
+            if not warm:
+                # What compiling left behind stays; looking at it again would cost the collector, and
+                # so the event loop, some 100 ms each time.
+                gc.freeze()
+                warm = True
+
             if step % options.every == 0:
                 await self._save(step)
                 late = options.seconds is not None and end - began > options.seconds

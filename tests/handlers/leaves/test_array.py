@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from tests.handlers.leaves.trips import INFO, plan, restore, same_bits, save
 
 from penstock.handlers.leaves.array import ArrayHandler
@@ -82,7 +83,9 @@ def test_64_bits_come_back_bit_for_bit_even_while_x64_is_off(handler: ArrayHandl
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("piece_bytes", [4, 40, 1 << 20])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
-def test_each_distinct_shard_is_one_chunk(handler: ArrayHandler, spec: P, piece_bytes: int, dtype: str) -> None:
+def test_each_distinct_shard_is_one_chunk(
+    handler: ArrayHandler, spec: P, piece_bytes: int, dtype: str
+) -> None:
     array = sharded(spec, dtype)
     shard_shape = array.sharding.shard_shape(array.shape)
     saved = save(handler, array, piece_bytes)
@@ -150,7 +153,9 @@ def test_no_host_copy_stays_with_the_callers_array(dtype: str, piece_bytes: int,
     for handler in (ALIASING, COPYING):
         save(handler, array, piece_bytes)
         assert _npy_value(array) is None
-        assert [_npy_value(shard.data) for shard in array.addressable_shards] == [None] * len(array.addressable_shards)
+        assert [_npy_value(shard.data) for shard in array.addressable_shards] == [None] * len(
+            array.addressable_shards
+        )
 
 
 @pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
@@ -187,7 +192,9 @@ def test_the_first_piece_taken_secures_the_whole_shard() -> None:
 @HANDLERS
 @pytest.mark.parametrize("spec", [None, P("x", "y")], ids=str)
 @pytest.mark.parametrize("piece_bytes", [16, 1 << 20])
-def test_an_array_deleted_at_any_step_is_named(handler: ArrayHandler, spec: P | None, piece_bytes: int) -> None:
+def test_an_array_deleted_at_any_step_is_named(
+    handler: ArrayHandler, spec: P | None, piece_bytes: int
+) -> None:
     def fresh() -> jax.Array:
         return jnp.zeros((8, 16)) if spec is None else sharded(spec)
 
@@ -211,7 +218,11 @@ def test_typed_keys_are_stored_as_their_data(handler: ArrayHandler, impl: str) -
     for keys in (jax.random.key(3, impl=impl), jax.random.split(jax.random.key(3, impl=impl), 8)):
         saved = save(handler, keys, 24)
         data = jax.random.key_data(keys)
-        assert (saved.spec.dtype, saved.spec.shape, saved.spec.random_key_impl) == ("uint32", data.shape, impl)
+        assert (saved.spec.dtype, saved.spec.shape, saved.spec.random_key_impl) == (
+            "uint32",
+            data.shape,
+            impl,
+        )
         assert same_bits(saved.array(), data)
         for like in ((), (keys,), (jax.ShapeDtypeStruct(keys.shape, keys.dtype),), (jax.Array,)):
             back = restore(handler, saved, *like)
@@ -231,7 +242,9 @@ def test_the_sharding_of_keys_is_that_of_their_data() -> None:
 
 @pytest.mark.parametrize("dtype", ["uint4", "uint2", "float8_e4m3"])
 def test_a_dtype_that_cannot_be_stored_is_named_with_a_remedy(dtype: str) -> None:
-    with pytest.raises(InvalidLeafError, match=rf"^\['opt'\]\.mu: .*dtype {dtype} .*convert it to (uint8|float8)"):
+    with pytest.raises(
+        InvalidLeafError, match=rf"^\['opt'\]\.mu: .*dtype {dtype} .*convert it to (uint8|float8)"
+    ):
         ALIASING.describe(jnp.zeros((3,), dtype), INFO)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from tests.handlers.leaves.trips import INFO, Saved, difference, restore, same_bits, save, target
 
 from penstock.handlers.leaves.array import ArrayHandler
@@ -56,7 +57,10 @@ SHARDINGS = [
 @pytest.mark.parametrize("old", SHARDINGS, ids=str)
 def test_any_sharding_restores_into_any_other(old: Sharding, new: Sharding) -> None:
     saved = saved_as(old)
-    for like in (jax.device_put(jnp.zeros((8, 16)), new), jax.ShapeDtypeStruct((8, 16), np.float32, sharding=new)):
+    for like in (
+        jax.device_put(jnp.zeros((8, 16)), new),
+        jax.ShapeDtypeStruct((8, 16), np.float32, sharding=new),
+    ):
         back = restore(HANDLER, saved, like)
         assert same_bits(back, numbers())
         assert back.sharding == new
@@ -200,7 +204,11 @@ def test_numpy_arrays_and_scalars_restore_into_jax_when_asked_for() -> None:
     ("like", "kind", "words"),
     [
         (jnp.zeros((16, 8)), "shape", "float32[16,8] in the target, jax.Array float32[8,16] on disk"),
-        (jnp.zeros((8, 16), jnp.bfloat16), "dtype", "bfloat16[8,16] in the target, jax.Array float32[8,16] on"),
+        (
+            jnp.zeros((8, 16), jnp.bfloat16),
+            "dtype",
+            "bfloat16[8,16] in the target, jax.Array float32[8,16] on",
+        ),
         (jax.ShapeDtypeStruct((8, 16), np.float64), "dtype", "float64[8,16] in the target"),
         (jax.random.key(0), "dtype", "key<fry>[] in the target"),
         (
@@ -221,7 +229,11 @@ def test_a_difference_is_told_and_nothing_is_cast(like: object, kind: str, words
 def test_keys_of_another_implementation_or_shape_differ() -> None:
     saved = save(HANDLER, jax.random.split(jax.random.key(0), 4))
     other = difference(HANDLER, saved, jax.random.split(jax.random.key(0, impl="rbg"), 4))
-    assert (other.kind, other.in_like, other.on_disk) == ("dtype", "key<rbg>[4]", "jax.Array key<threefry2x32>[4]")
+    assert (other.kind, other.in_like, other.on_disk) == (
+        "dtype",
+        "key<rbg>[4]",
+        "jax.Array key<threefry2x32>[4]",
+    )
     assert difference(HANDLER, saved, jax.random.split(jax.random.key(0), 5)).kind == "shape"
 
 

@@ -11,7 +11,16 @@ import numpy as np
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.kernel.errors import TreeDifference
-from penstock.kernel.messages import KeyKind, Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.messages import (
+    KeyKind,
+    Leaf,
+    LeafSpec,
+    ParamInfo,
+    PiecePlan,
+    ReadLeaf,
+    StoredLeaf,
+    Target,
+)
 from penstock.kernel.protocols import Destination, LeafHandler
 
 INFO = ParamInfo(("opt", "mu"), (KeyKind.MAPPING, KeyKind.MAPPING), "['opt'].mu", "/ckpt")
