@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("AdaptedHandler",)
 
 from collections.abc import Generator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -95,8 +96,11 @@ def _wait_all(futures: Sequence[Waitable]) -> None:
     for future in futures:
         try:
             future.result()
-        except Exception as error:
-            first = first or error
+        except BaseException as error:
+            # TensorStore's asyncio.CancelledError would pass for a cancellation of the save.
+            first = first or (
+                error if isinstance(error, Exception) else CancelledError("a future was cancelled")
+            )
 
     if first is not None:
         try:

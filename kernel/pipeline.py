@@ -7,7 +7,7 @@ __all__ = ("Pipeline", "Slot")
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar, cast, final
 
 from penstock.kernel.config import load_options
 from penstock.kernel.errors import PipelineError
@@ -136,13 +136,16 @@ class Pipeline(Generic[RunT]):
 def _as_stage(stage: Any) -> Stage[Any]:
     if isinstance(stage, type):
         raise PipelineError(f"{stage.__name__} is a class; a pipeline holds an instance of it")
-    if isinstance(stage, Stage):
-        made: Stage[Any] = stage
-        return made
+    if _is_stage(stage):
+        return stage
     if callable(stage):
         return FunctionStage(cast("Actor", stage))
 
     raise PipelineError(f"{stage!r} is neither a stage nor an async function")
+
+
+def _is_stage(stage: object) -> TypeGuard[Stage[Any]]:
+    return isinstance(stage, Stage)
 
 
 def _name_of(stage: Stage[Any]) -> str:
@@ -152,8 +155,7 @@ def _name_of(stage: Stage[Any]) -> str:
 
 
 def _with_options(slot: Slot[RunT], given: Mapping[str, Any], source: str) -> Stage[RunT]:
-    stage: Any = slot.stage
-    if not dataclasses.is_dataclass(stage) or isinstance(stage, type):
+    if not dataclasses.is_dataclass(slot.stage):
         raise PipelineError(f"the stage {slot.name!r} is not a dataclass, so it has no options to set")
 
-    return load_options(stage, section=slot.name, arguments=given, source=source)
+    return load_options(slot.stage, section=slot.name, arguments=given, source=source)

@@ -65,7 +65,7 @@ class HandlerRegistry:
     __slots__ = ("_lock", "_state")
 
     def __init__(self, *, entry_points: bool = True) -> None:
-        self._lock = RLock()  # re-entrant, because a plugin being imported may look something up
+        self._lock = RLock()  # re-entrant, because the error of a lookup lists what is known
         self._state = _State(to_load=entry_points)
 
     def register(
@@ -182,18 +182,13 @@ class HandlerRegistry:
         if not self._state.to_load:
             return
 
-        self._state.to_load = False  # now, so that a lookup made by a plugin does not start again
         plugged_in: dict[type, list[Entry]] = {}
-        try:
-            for plugin in find_plugins(GROUP):
-                for entry in entries_of(plugin):
-                    plugged_in.setdefault(entry.type_, []).append(entry)
-        except BaseException:
-            self._state.to_load = True
-            raise
+        for plugin in find_plugins(GROUP):
+            for entry in entries_of(plugin):
+                plugged_in.setdefault(entry.type_, []).append(entry)
 
         self._state.plugged_in = plugged_in
-        self._state.cache.clear()
+        self._state.to_load = False  # not before, so that what is broken is told each time
 
 
 def _named(typestr: str, entries: Iterable[Entry]) -> list[Entry]:

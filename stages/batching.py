@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("batched", "grouped")
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.kernel.messages import Batchable, LeafBatch
@@ -22,21 +22,26 @@ L = TypeVar("L", bound=Batchable)
 W = TypeVar("W", bound=_Weighs)
 
 
-def batched(leaves: Sequence[L], limits: RunLimits, *, prioritised: bool = False) -> Iterator[LeafBatch[L]]:
-    """Yield the leaves in order, small ones together, one above `batch_bytes` alone."""
-    batch: list[L] = []
-    nbytes = 0
-    for leaf in leaves:
-        weight = leaf.nbytes
-        if batch and (len(batch) == limits.batch_leaves or nbytes + weight > limits.batch_bytes):
-            yield LeafBatch(tuple(batch), prioritised)
-            batch, nbytes = [], 0
+def batched(leaves: list[L], limits: RunLimits, *, prioritised: bool = False) -> Iterator[LeafBatch[L]]:
+    """Yield the leaves in order, small ones together, one above `batch_bytes` alone.
 
-        batch.append(leaf)
-        nbytes += weight
+    The list is emptied on the way: a leaf that was passed on is not kept alive by those that wait.
+    """
+    leaves.reverse()
+    while leaves:
+        batch = [leaves.pop()]
+        nbytes = batch[0].nbytes
+        while leaves and len(batch) < limits.batch_leaves:
+            nbytes += leaves[-1].nbytes
+            if nbytes > limits.batch_bytes:
+                break
 
-    if batch:
-        yield LeafBatch(tuple(batch), prioritised)
+            batch.append(leaves.pop())
+
+        message = LeafBatch(tuple(batch), prioritised)
+        del batch
+        yield message
+        del message
 
 
 def grouped(items: Iterable[W], most: int) -> Iterator[tuple[W, ...]]:

@@ -65,7 +65,8 @@ class _Committer:
         self._leaves.sort(key=lambda leaf: leaf.index)
         check_complete(run, self._leaves, self._written)
         adapted = [leaf.handler for leaf in self._leaves if isinstance(leaf.handler, AdaptedHandler)]
-        for handler in {id(handler): handler for handler in adapted}.values():
+        # Once each, also where one handler serves several types. Keyed by identity: it need not be hashable.
+        for handler in {id(handler.inner): handler for handler in adapted}.values():
             handler.finalize(run.workspace.temporary)
 
         directories = {"": None} | {os.path.dirname(part.file): None for part in self._written}

@@ -38,10 +38,9 @@ class Flatten:
             leaves = await run.threads.run(_plan, run, message)
             run.planned = [leaf.info for leaf in leaves]
             run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
-            batches = batched(leaves, run.limits)
-            del leaves
-            for batch in batches:
+            for batch in batched(leaves, run.limits):
                 yield batch
+                del batch  # the leaves belong to whoever comes next
 
         yield flatten
 

@@ -47,10 +47,9 @@ class Plan:
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
             leaves = await run.threads.run(_plan, run, located)
             run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
-            batches = batched(leaves, run.limits)
-            del leaves
-            for batch in batches:
+            for batch in batched(leaves, run.limits):
                 yield batch
+                del batch  # the leaves belong to whoever comes next
 
         yield plan
 
@@ -90,8 +89,15 @@ def _plan_leaf(
     stored = found.stored
     handler = _handler_for(run, found)
     if isinstance(handler, AdaptedHandler):
+        if stored.spec.typestr != handler.typestr:
+            differences.append(
+                TreeDifference(
+                    "type", stored.info.key_path, _describe(found.like), on_disk=_describe_stored(stored)
+                )
+            )
+
         # Its files lie beside the documents, so it must know where those are.
-        info = replace(stored.info, directory=checkpoint.path)
+        info = replace(stored.info, directory=stored.info.directory or checkpoint.path)
         return ReadLeaf(index, replace(stored, info=info), handler)
 
     target = handler.target(stored, found.like, found.has_like)

@@ -71,10 +71,11 @@ class _Prioritiser:
         del leaves
         for batch in batched(first, self._run.limits, prioritised=True):
             yield batch
+            del batch  # the leaves belong to whoever comes next
 
-        del first
         for batch in batched(rest, self._run.limits):
             yield batch
+            del batch
 
 
 def _partition(leaves: list[Any], is_first: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:

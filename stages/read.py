@@ -11,18 +11,25 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TypeAlias, final
 
-from anyio import create_task_group, move_on_after
+from anyio import create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.errors import ChecksumError
-from penstock.kernel.messages import DirectRead, DriverRead, HostBatch, ReadBatch, ScatterRead
+from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
+from penstock.kernel.messages import (
+    DirectRead,
+    DriverRead,
+    HostBatch,
+    LeafBatch,
+    ReadBatch,
+    ReadLeaf,
+    ScatterRead,
+)
 from penstock.kernel.protocols import ReadableFile
 from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
-
-CLOSING_S = 30.0
+from penstock.stages.closing import closing
 
 FileRead: TypeAlias = DirectRead | ScatterRead
 
@@ -31,6 +38,8 @@ FileRead: TypeAlias = DirectRead | ScatterRead
 @dataclass(frozen=True, slots=True)
 class Read:
     """Takes `ReadBatch`es, yields a `HostBatch` whenever leaves are complete.
+
+    In a pipeline without `limit_bytes` it takes `LeafBatch`es.
 
     Ranges that follow each other in a file and in memory are one read. Bytes whose checksum is
     known are checked. What goes through a driver runs beside it; leaves of third-party handlers
@@ -49,11 +58,10 @@ class Read:
         """Yield the actor of one restore. Files are closed on the way out, whatever happened."""
         reader = _Reader(run, verify=self.verify)
         try:
-            yield reader
+            async with closing(run.threads, reader.files):
+                yield reader
         finally:
             reader.release()
-            with move_on_after(CLOSING_S, shield=True):
-                await run.threads.run(reader.close)
 
 
 @final
@@ -68,7 +76,10 @@ class _Reader:
         self._outstanding: dict[int, int] = {}
         self._staged: dict[int, ByteLease] = {}
 
-    async def __call__(self, batch: ReadBatch, /) -> HostBatch | None:
+    async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
+        if isinstance(batch, LeafBatch):  # nothing limits what is in flight
+            batch = ReadBatch(batch.leaves, tuple(read for leaf in batch.leaves for read in leaf.reads))
+
         self._staged.update(batch.staged)
         for leaf in batch.leaves:
             self._outstanding.setdefault(leaf.index, len(leaf.reads))
@@ -91,20 +102,25 @@ class _Reader:
         for lease in self._staged.values():
             lease.release()
 
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+    def files(self) -> Iterable[ReadableFile]:
+        """Every file that was opened."""
+        return self._files.values()
 
     async def _perform(self, batch: ReadBatch) -> None:
         names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}
         from_files = [read for read in batch.reads if not isinstance(read, DriverRead)]
+        performed: list[DriverRead] = []
         async with create_task_group() as drivers:
             for read in batch.reads:
                 if isinstance(read, DriverRead):
-                    drivers.start_soon(read.perform)
+                    drivers.start_soon(_perform, read, performed)
 
             if from_files:
                 await self._run.threads.run(self._read_files, from_files, names)
+
+        # A task group takes a cancellation that it did not ask for for the quiet end of a task.
+        if len(from_files) + len(performed) < len(batch.reads):
+            raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
 
     def _complete(self, batch: ReadBatch, ready: tuple[tuple[int, object], ...]) -> HostBatch | None:
         for read in batch.reads:
@@ -138,7 +154,14 @@ class _Reader:
             read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes))
             for read in run
         ]
-        file.read_at(run[0].offset, buffers)
+        try:
+            file.read_at(run[0].offset, buffers)
+        except TruncatedDataError as error:
+            cut = next((read for read in run if read.offset + read.nbytes > error.found), run[-1])
+            raise TruncatedDataError(
+                error.path, error.needed, error.found, key_path=names[cut.leaf]
+            ) from error
+
         for read, buffer in zip(run, buffers, strict=True):
             if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
                 problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
@@ -152,6 +175,11 @@ class _Reader:
                 self._files[path] = self._run.store.open_data_file(path)
 
             return self._files[path]
+
+
+async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
+    await read.perform()
+    performed.append(read)
 
 
 def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:

@@ -6,13 +6,15 @@ __all__ = ("FlatLeaf", "flatten_tree", "is_empty", "nest")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from penstock.kernel.errors import DuplicateNameError
+from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.messages import KeyKind, ParamInfo
+
+_SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING  # looked up for every step of every leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,14 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], jax
 
     Raises:
         DuplicateNameError: If two leaves have the same stored name.
+        SpecError: If jax cannot flatten it: the keys of a dict cannot be sorted.
+        InvalidLeafError: If a key has surrogates in it, which no document can hold.
     """
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)
+    try:
+        pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)
+    except ValueError as error:  # keys of one dict that cannot be sorted
+        raise SpecError(f"jax cannot take the tree apart: {error}") from error
+
     leaves: list[FlatLeaf] = []
     seen: dict[str, str] = {}
     for path, value in pairs:
@@ -49,6 +57,9 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], jax
         name = info.name
         if name in seen:
             raise DuplicateNameError(name, seen[name], info.key_path)
+
+        if not name.isascii():
+            _check_unicode(info)
 
         seen[name] = info.key_path
         leaves.append(FlatLeaf(info, value))
@@ -103,16 +114,28 @@ def is_empty(node: object) -> bool:
     return node is None or (isinstance(node, dict | list | tuple) and not node)
 
 
-@lru_cache(maxsize=65_536)
-def _step(entry: object) -> tuple[str, KeyKind]:
-    """Translate one of JAX's key entries. Cached: the same few keys occur in every leaf of a tree."""
-    if isinstance(entry, jax.tree_util.SequenceKey):
-        return str(entry.idx), KeyKind.SEQUENCE
-    if isinstance(entry, jax.tree_util.FlattenedIndexKey):
-        return str(entry.key), KeyKind.SEQUENCE
-    if isinstance(entry, jax.tree_util.DictKey):
-        return str(entry.key), KeyKind.MAPPING
-    if isinstance(entry, jax.tree_util.GetAttrKey):
-        return entry.name, KeyKind.MAPPING
+def _check_unicode(info: ParamInfo) -> None:
+    try:
+        info.name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidLeafError(
+            info.key_path, f"a key in its path is no valid Unicode text ({error.reason}); rename it"
+        ) from error
 
-    return str(entry), KeyKind.MAPPING  # a class registered with key entries of its own
+
+def _step(entry: object) -> tuple[str, KeyKind]:
+    """Translate one of JAX's key entries.
+
+    No cache: entries that are equal (of the keys 1, 1.0 and True) have different names, and those
+    that classes bring along need not even be hashable.
+    """
+    if isinstance(entry, DictKey):
+        return str(entry.key), _MAPPING
+    if isinstance(entry, GetAttrKey):
+        return entry.name, _MAPPING
+    if isinstance(entry, SequenceKey):
+        return str(entry.idx), _SEQUENCE
+    if isinstance(entry, FlattenedIndexKey):
+        return str(entry.key), _SEQUENCE
+
+    return str(entry), _MAPPING  # a class registered with key entries of its own

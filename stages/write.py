@@ -10,17 +10,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
 
-from anyio import Lock, create_task_group, move_on_after
+from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.messages import Piece, StagedBatch, Written, WrittenBatch
 from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
+from penstock.stages.closing import closing
 
 ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
 PAGE = 4096
-CLOSING_S = 30.0
 
 
 @final
@@ -44,11 +44,8 @@ class Write:
     async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
         """Yield the actor of one save. Its files are closed on the way out, whatever happened."""
         writer = _Writer(run, self.file_bytes)
-        try:
+        async with closing(run.threads, writer.files):
             yield writer
-        finally:
-            with move_on_after(CLOSING_S, shield=True):
-                await run.threads.run(writer.close)
 
 
 @dataclass(slots=True)
@@ -102,9 +99,9 @@ class _Writer:
         return
         yield
 
-    def close(self) -> None:
-        for opened in self._files:
-            opened.file.close()
+    def files(self) -> Iterator[DataFile]:
+        """Every file that was opened."""
+        return (opened.file for opened in self._files)
 
     async def _place(self, piece: Piece) -> _Placed:
         """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
@@ -132,8 +129,12 @@ class _Writer:
     async def _open_file(self) -> None:
         name = self._run.layout.data_file()
         await self._run.workspace.open(os.path.dirname(name))
-        path = self._run.workspace.path(name)
-        self._files.append(_OpenFile(name, await self._run.threads.run(self._run.store.create_data_file, path)))
+        await self._run.threads.run(self._create, name)
+
+    def _create(self, name: str) -> None:
+        # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
+        file = self._run.store.create_data_file(self._run.workspace.path(name))
+        self._files.append(_OpenFile(name, file))
 
 
 def _write(placed: Sequence[_Placed]) -> tuple[Written, ...]:

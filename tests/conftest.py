@@ -6,7 +6,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any
 
 # jax reads these once, when it is first imported. Without importing it here, tests that need no jax
 # stay quick.
@@ -60,3 +61,38 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     finally:
         pyfuncitem.obj = function
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Callable[[Any, Any], None]:
+    """Fail unless two trees have the same nodes and leaf types, dtypes and shardings, bit for bit."""
+    return _assert_same
+
+
+def _assert_same(found: Any, expected: Any) -> None:
+    import jax
+
+    def flat(tree: Any) -> tuple[Any, Any]:
+        return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is None)
+
+    (leaves, treedef), (wanted, wanted_treedef) = flat(found), flat(expected)
+    assert treedef == wanted_treedef
+    for (path, leaf), (_, want) in zip(leaves, wanted, strict=True):
+        assert _exactly(leaf) == _exactly(want), jax.tree_util.keystr(path)
+
+
+def _exactly(leaf: Any) -> tuple[object, ...]:
+    """All that must be equal of two leaves; NaNs count by their bits."""
+    import jax
+    import numpy as np
+
+    if isinstance(leaf, jax.Array):
+        keys = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        host = np.asarray(jax.random.key_data(leaf) if keys else leaf)
+        return type(leaf), leaf.dtype, leaf.shape, leaf.sharding, leaf.committed, host.tobytes()
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return type(leaf), leaf.dtype, leaf.shape, leaf.tobytes()
+    if isinstance(leaf, (float, complex)):
+        return type(leaf), np.asarray(leaf).tobytes()
+
+    return type(leaf), leaf

@@ -85,9 +85,6 @@ class ArrayDriver:
             )
             stored: Any = await await_future(opening)
             part = stored[tuple([slice(lo, hi) for lo, hi in box])]
-            if box:
-                part = part[ts.d[:].translate_to[0]]
-
             target = _ts.array(_place(array, region, box), copy=False)
             await await_future(target.write(part).commit)
         except (ValueError, NotImplementedError, OSError, RuntimeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("OrbaxLayout",)
 
+import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
@@ -12,6 +13,7 @@ from penstock.handlers.layout.names import DATA_FOLDER, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import flat_documents
+from penstock.kernel.errors import PathError
 from penstock.kernel.messages import Document, Leaf, Written
 from penstock.kernel.protocols import Store
 
@@ -27,6 +29,14 @@ class OrbaxLayout:
     __slots__ = ()
 
     def temporary_name(self, path: str) -> str:
+        """The name of the same folder while it is being written.
+
+        Raises:
+            PathError: If `path` itself is named as an interrupted save is: nobody could read it.
+        """
+        if TEMPORARY_SUFFIX in os.path.basename(path):
+            raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
+
         return path + TEMPORARY_SUFFIX
 
     def data_file(self) -> str:

@@ -65,22 +65,29 @@ def flat_documents(
     about = checkpoint_metadata.encode(
         started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
     )
-    documents = [*_index(ordered, written, committed_ns), Document(METADATA, metadata.encode(ordered))]
+    return [
+        *_index(ordered, written, committed_ns),
+        *_tree(ordered),
+        Document(CHECKPOINT_METADATA, about),
+        Document(INTEGRITY, integrity.encode(written)),
+        Document(COMMIT_MARK, b"Checkpoint commit was successful"),
+    ]
 
-    arrays = [leaf for leaf in ordered if leaf.spec.typestr == "jax.Array" and leaf.spec.shape is not None]
+
+def _tree(leaves: Sequence[Leaf]) -> list[Document]:
+    """Encode what is recorded of the leaves, beside where they lie."""
+    documents = [Document(METADATA, metadata.encode(leaves))]
+    arrays = [leaf for leaf in leaves if leaf.spec.typestr == "jax.Array" and leaf.spec.shape is not None]
     shardings = [(leaf.info.name, leaf.spec.sharding) for leaf in arrays if leaf.spec.sharding is not None]
     if arrays and len(shardings) == len(arrays):
         documents.append(Document(SHARDING, sharding.encode(shardings)))
     if arrays:
         documents.append(Document(f"{ARRAY_METADATAS}/process_0", array_metadatas.encode(arrays)))
 
-    texts = [leaf for leaf in ordered if leaf.spec.text is not None]
+    texts = [leaf for leaf in leaves if leaf.spec.text is not None]
     if texts:
         documents.append(Document(STRINGS, strings.encode(texts)))
 
-    documents.append(Document(CHECKPOINT_METADATA, about))
-    documents.append(Document(INTEGRITY, integrity.encode(written)))
-    documents.append(Document(COMMIT_MARK, b"Checkpoint commit was successful"))
     return documents
 
 

@@ -97,6 +97,8 @@ def _value(
 ) -> object:
     if plan.as_numpy:
         return _host(leaf)
+
+    value: jax.Array
     if plan.sharding is None:
         value = next(loose)
     elif isinstance(plan.sharding, SingleDeviceSharding):
@@ -104,7 +106,10 @@ def _value(
     else:
         value = _sharded(leaf, plan.sharding)
 
-    return value if plan.key_impl is None else jax.random.wrap_key_data(value, impl=plan.key_impl)
+    if plan.key_impl is not None:
+        return cast("object", jax.random.wrap_key_data(value, impl=plan.key_impl))
+
+    return value
 
 
 def _sharded(leaf: ReadLeaf, sharding: Sharding) -> jax.Array:
@@ -116,7 +121,8 @@ def _sharded(leaf: ReadLeaf, sharding: Sharding) -> jax.Array:
         return parts[_bounds(index or (), shape)]
 
     # A fifth of the price of transferring the shards as arrays of their own and joining those.
-    return jax.make_array_from_callback(shape, sharding, part)
+    array: jax.Array = cast("Any", jax).make_array_from_callback(shape, sharding, part)
+    return array
 
 
 def _bounds(index: Slices, shape: tuple[int, ...]) -> Bounds:

@@ -29,6 +29,7 @@ _KIND: Final[Mapping[type, type]] = {
     float: np.floating,
     complex: np.complexfloating,
 }
+_ALIASES: Final[tuple[type, ...]] = (np.longlong, np.ulonglong)
 
 
 @final
@@ -53,7 +54,7 @@ class ScalarHandler:
         if type(value) is int and not -(1 << 63) <= value < 1 << 63:
             raise InvalidLeafError(
                 info.key_path,
-                f"the int {_shortened(value)} does not fit int64; save str(value), or a uint64 array",
+                f"the int {_shortened(value)} does not fit int64; save it as a str or a uint64 array",
             )
 
         return LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
@@ -110,14 +111,18 @@ def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
     if kind is not None:
         return is_subtype(dtype, kind)
 
-    # A concrete numpy type is the dtype's own; an abstract one, such as np.floating, a base of it.
-    return issubclass(wanted, np.generic) and issubclass(dtype.type, wanted)
+    # A concrete numpy type is the dtype's own, an abstract one, such as np.floating, a base of it.
+    # C has two names for int64, and numpy two types.
+    return issubclass(dtype.type, wanted) or (wanted in _ALIASES and dtype == np.dtype(wanted))
 
 
 def _value(leaf: ReadLeaf) -> object:
     number = cast("HostRegion", leaf.target.regions[0]).array()[()]
     wanted = cast("type | None", leaf.target.detail)
-    return number.item() if wanted is None or wanted in _KIND else number
+    if wanted is None or wanted in _KIND:
+        return number.item()
+
+    return wanted(number) if wanted in _ALIASES else number
 
 
 def _shortened(value: int) -> str:

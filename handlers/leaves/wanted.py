@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("array_target",)
 
 from dataclasses import replace
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
@@ -24,7 +24,7 @@ from penstock.kernel.messages import StoredLeaf, Target
 Abstract: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
-def array_target(stored: StoredLeaf, like: object) -> Target | TreeDifference:
+def array_target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
     """Decide how to make a jax.Array from a stored leaf.
 
     Args:
@@ -49,12 +49,12 @@ def array_target(stored: StoredLeaf, like: object) -> Target | TreeDifference:
     elif like is None or (isinstance(like, type) and issubclass(like, jax.Array | jax.ShapeDtypeStruct)):
         placement = replace(_saved_place(stored, named=like is not None), key_impl=_checked_impl(stored))
     else:
-        return different("type", stored, type_name(cast("object", like)))
+        return different("type", stored, _type_name(like))
 
     return _target(stored, placement, like)
 
 
-def _target(stored: StoredLeaf, placement: Placement, like: object) -> Target | TreeDifference:
+def _target(stored: StoredLeaf, placement: Placement, like: Any) -> Target | TreeDifference:
     dtype = stored_dtype(stored)
     shape = stored.spec.shape or ()
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # jax would narrow it
@@ -133,10 +133,20 @@ def _saved_place(stored: StoredLeaf, *, named: bool) -> Placement:
     if isinstance(saved.sharding, SingleDeviceSharding) and default_device() in devices_of(saved.sharding):
         return Placement()
 
-    return Placement(saved.sharding)
+    # A text that does not belong to this array is as good as none.
+    return Placement(saved.sharding if _divides(saved.sharding, stored.spec.shape or ()) else None)
 
 
-def _type_name(like: object) -> str:
+def _divides(sharding: Sharding, shape: tuple[int, ...]) -> bool:
+    try:
+        split(sharding, shape)
+    except (ValueError, IndexError):
+        return False
+
+    return True
+
+
+def _type_name(like: Any) -> str:
     if like is None or isinstance(like, jax.Array):
         return "jax.Array"  # and not the class that implements it
 

@@ -48,7 +48,7 @@ class NodeSummary:
 
 @final
 class TreeBuilder:
-    """Builds the nodes level by level, from the leaves up, appending each to one buffer."""
+    """Encodes the nodes of one tree, level by level from the leaves up."""
 
     def __init__(self, node_file: str, node_offset: int, max_node_bytes: int) -> None:
         self.nodes: list[bytes] = []  #: encoded, leaves first, root last

@@ -186,7 +186,6 @@ class Cursor:
             numbers.append(number)
 
         self._position = position
-        self.take(0)
         return numbers
 
     def _long_varint(self, position: int) -> tuple[int, int]:

@@ -18,8 +18,6 @@ def translated(operation: str, path: str) -> Generator[None]:
     """Turn an `OSError` of the block into a `StorageError` with its number and its words, once."""
     try:
         yield
-    except StorageError:
-        raise
     except OSError as error:
         raise StorageError.of(operation, path, error) from error
 

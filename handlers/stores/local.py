@@ -41,6 +41,14 @@ class LocalStore:
         with translated("stat", path):
             return os.stat(path).st_size
 
+    def identity(self, path: str) -> object:
+        """A value that differs once something else lies at `path`; None while nothing does.
+
+        The number of a removed directory is soon given to a new one, so the time counts, too.
+        """
+        status = _status(path)
+        return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
+
     def check_writable(self, path: str) -> None:
         """Raise `StorageError` unless `path`, whose parents may be missing, could be created.
 

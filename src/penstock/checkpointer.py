@@ -4,12 +4,13 @@ from __future__ import annotations
 
 __all__ = ("Checkpointer", "Staging")
 
+import json
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 from weakref import WeakValueDictionary
 
 from anyio import CancelScope, Lock, create_task_group
@@ -22,7 +23,7 @@ from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
 from penstock.kernel.coordinator import SingleProcessCoordinator
-from penstock.kernel.errors import ClosedError
+from penstock.kernel.errors import ClosedError, PenstockError, SpecError, StorageError
 from penstock.kernel.events import get_logger
 from penstock.kernel.futures import Milestone, SaveFuture
 from penstock.kernel.memory_limit import auto_memory_limit
@@ -41,6 +42,11 @@ from penstock.saving import SaveTask
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
+
+T = TypeVar("T")
+
+MOST_READS = 10
+"""Times that a checkpoint is read which is being overwritten all the while."""
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -153,7 +159,7 @@ class Checkpointer:
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
-            custom_metadata: JSON values kept with the checkpoint.
+            custom_metadata: JSON values kept with the checkpoint, as they are now.
             pipeline: Stages for this save alone.
 
         Returns:
@@ -178,7 +184,7 @@ class Checkpointer:
             **self._shared(final, threads, self._config.save),
             workspace=workspace,
             started_ns=time.time_ns(),
-            custom_metadata=custom_metadata,
+            custom_metadata=_as_json(custom_metadata),
         )
         turn = self._turns.setdefault(final, Lock())
         task = SaveTask(
@@ -229,21 +235,24 @@ class Checkpointer:
         """
         _, threads = self._running()
         final = absolute_path(path)
-        run = RestoreRun(**self._shared(final, threads, self._config.restore))
         has_like = like is not _ABSENT
         request = RestoreRequest(final, like if has_like else None, has_like)
-        since = time.perf_counter()
-        result = await run_pipeline(
-            _prioritised(pipeline or self._restore_pipeline, prioritise), run, request
-        )
-        self._events.info(
-            "restore.finished",
-            path=final,
-            n_leaves=run.progress.leaves_total,
-            nbytes=run.progress.bytes_done,
-            seconds=time.perf_counter() - since,
-        )
-        return result.value.tree
+        chosen = _prioritised(pipeline or self._restore_pipeline, prioritise)
+
+        async def restore() -> Any:
+            run = RestoreRun(**self._shared(final, threads, self._config.restore))
+            since = time.perf_counter()
+            result = await run_pipeline(chosen, run, request)
+            self._events.info(
+                "restore.finished",
+                path=final,
+                n_leaves=run.progress.leaves_total,
+                nbytes=run.progress.bytes_done,
+                seconds=time.perf_counter() - since,
+            )
+            return result.value.tree
+
+        return await self._read_unchanged(final, threads, restore)
 
     async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -254,7 +263,12 @@ class Checkpointer:
             CorruptCheckpointError: If a document is damaged.
         """
         _, threads = self._running()
-        return await threads.run(describe_checkpoint, self._layout, self._store, absolute_path(path))
+        final = absolute_path(path)
+
+        async def describe() -> CheckpointMetadata:
+            return await threads.run(describe_checkpoint, self._layout, self._store, final)
+
+        return await self._read_unchanged(final, threads, describe)
 
     async def wait(self) -> None:
         """Wait until no save is under way.
@@ -271,24 +285,56 @@ class Checkpointer:
         """Return the state of the memory budget."""
         return self._memory.statistics()
 
+    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
+        """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
+
+        Raises:
+            StorageError: If that happens too often.
+        """
+        for _ in range(MOST_READS):
+            before = await threads.run(self._store.identity, path)
+            try:
+                found = await read()
+            except PenstockError:
+                if before == await threads.run(self._store.identity, path):
+                    raise
+            else:
+                if before == await threads.run(self._store.identity, path):
+                    return found
+
+                del found  # before its like is read again
+
+            self._events.warning("restore.overtaken", path=path)
+
+        raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
+
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             async with create_task_group() as tasks:
                 self._tasks, self._threads = tasks, Threads()
                 try:
                     yield
-                except Exception as error:
+                except (Exception, KeyboardInterrupt, SystemExit) as error:
                     failure = error  # raised below, as it is and not in a group
                     tasks.cancel_scope.cancel()
         finally:
             self._tasks = None
 
-        if failure is not None:
-            raise failure
+        unseen = self._take_unseen()
+        failure = failure or next(iter(unseen.values()), None)
+        if failure is None:
+            return
 
-        self._raise_unseen()
+        for path, other in unseen.items():
+            if other is not failure:
+                failure.add_note(f"in the background, the save of {path!r} failed too: {other!r}")
+
+        try:
+            raise failure
+        finally:
+            del failure, unseen  # the traceback refers to this frame
 
     def _running(self) -> tuple[TaskGroup, Threads]:
         if self._tasks is None or self._threads is None:
@@ -302,6 +348,16 @@ class Checkpointer:
             if error is not None:
                 save.promise.mark_seen()
                 raise error
+
+    def _take_unseen(self) -> dict[str, BaseException]:
+        unseen: dict[str, BaseException] = {}
+        for save in self._saves:
+            error = save.promise.error_unseen
+            if error is not None:
+                save.promise.mark_seen()
+                unseen.setdefault(save.future.path, error)
+
+        return unseen
 
     def _shared(self, path: str, threads: Threads, options: Any) -> dict[str, Any]:
         return {
@@ -324,6 +380,20 @@ def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | st
     return (
         config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
     )
+
+
+def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return what a reader will get: a copy, so that the caller may change the original."""
+    if custom_metadata is None:
+        return None
+    if not isinstance(cast("object", custom_metadata), Mapping):
+        raise SpecError(f"custom_metadata must be a mapping, not {custom_metadata!r}")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(custom_metadata)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
+
+    return copied
 
 
 def _prioritised(pipeline: Any, first: First | None) -> Any:

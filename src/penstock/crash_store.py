@@ -86,6 +86,9 @@ class CrashStore:
     def size(self, path: str) -> int:
         return self._look("size", path, self._inner.size)
 
+    def identity(self, path: str) -> object:
+        return self._look("identity", path, self._inner.identity)
+
     def check_writable(self, path: str) -> None:
         self._look("check_writable", path, self._inner.check_writable)
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 __all__ = ("absolute_path",)
 
 import os
-from urllib.parse import unquote, urlsplit
+import re
+from typing import Final
+from urllib.parse import unquote
 
 from penstock.kernel.errors import PathError
+
+_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(//(?P<host>[^/]*))?(?P<path>/.*)", re.DOTALL)
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
@@ -23,11 +27,13 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         raise PathError(text, "is empty; it must name a directory")
     if "\0" in text:
         raise PathError(text, "has a NUL character in it")
-    if "://" in text:
-        url = urlsplit(text)
-        if url.scheme != "file" or url.netloc not in {"", "localhost"}:
-            raise PathError(text, f"names a {url.scheme}:// store; only local paths are supported yet")
 
-        text = unquote(url.path)
+    url = _URL.match(text)
+    if url is not None:
+        # pathlib makes `gs:/bucket` of `gs://bucket`, which must not become a folder called `gs:`.
+        if url["scheme"] != "file" or (url["host"] or "") not in {"", "localhost"}:
+            raise PathError(text, f"names a {url['scheme']}:// store; only local paths are supported yet")
+
+        text = unquote(url["path"])
 
     return os.path.abspath(os.path.expanduser(text))

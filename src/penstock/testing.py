@@ -93,6 +93,9 @@ class FaultyStore:
     def size(self, path: str) -> int:
         return self.perform("size", path, lambda: self._inner.size(path))
 
+    def identity(self, path: str) -> object:
+        return self.perform("identity", path, lambda: self._inner.identity(path))
+
     def check_writable(self, path: str) -> None:
         self.perform("check_writable", path, lambda: self._inner.check_writable(path))
 

@@ -325,7 +325,10 @@ def test_a_copy_is_independent_both_ways(registry: HandlerRegistry) -> None:
     registry.register(int, Streaming())
     registry.lookup(bool, "x")
     copy = registry.copy()
-    copy.register(bool, Streaming())
+    for_bool = Streaming()
+    copy.register(bool, for_bool)
+    assert copy.lookup(bool, "x") is for_bool
+    assert registry.lookup(bool, "x") is not for_bool
     registry.register(str, Streaming())
 
     assert registry.known() == ("int", "str")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 def unclosed_streams_are_found() -> Generator[None]:
     # A stream warns when it is collected unclosed; collecting here blames the right test.
     yield
-    gc.collect()
+    gc.collect(1)
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ async def test_a_generator_at_work_keeps_no_message_alive_that_was_passed_on() -
     class Large:
         pass
 
-    asked, go_on = Event(), Event()
+    asked, go_on, gone = Event(), Event(), False
 
     async def make(message: str) -> AsyncGenerator[object]:
         yield Large()

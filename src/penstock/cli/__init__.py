@@ -1,1 +1,85 @@
 """The `penstock` command."""
+
+from __future__ import annotations
+
+__all__ = ("main",)
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import penstock
+from penstock.cli.output import CommandError, open_output
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, 1 for a failure, 2 for wrong usage.
+
+    Args:
+        arguments: Without the program's name; by default those of the process.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return _demo(options) if options.command == "demo" else _inspect(options)
+    except BrokenPipeError:
+        # The reader of our output has left (`| head`), which is no failure of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (CommandError, penstock.PenstockError, OSError) as error:
+        sys.stderr.write(f"penstock: {error}\n")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock", description="Checkpoints for JAX, made for asyncio.")
+    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_demo(commands.add_parser("demo", help="watch saves at work, one of them killed half-way"))
+    inspect = commands.add_parser("inspect", help="say what a checkpoint holds")
+    inspect.add_argument("path", metavar="PATH", help="the directory of a checkpoint")
+    inspect.add_argument("--json", action="store_true", help="as one JSON document")
+    return parser
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.description = (
+        "Train a small transformer and save it while training goes on; kill a second process in the middle "
+        "of a save; resume in a third, and compare the losses bit for bit. On the CPU, unless JAX_PLATFORMS "
+        "says else."
+    )
+    demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (penstock's documentation)")
+    demo.add_argument("--steps", type=int, default=120, metavar="N", help="steps to train (%(default)s)")
+    demo.add_argument("--every", type=int, default=20, metavar="N", help="steps between saves (%(default)s)")
+    demo.add_argument("--small", action="store_true", help="a smaller model, for a quick look")
+    demo.add_argument("--keep", type=Path, metavar="DIR", help="put the checkpoints there and leave them")
+    demo.add_argument(
+        "--picture", type=Path, metavar="FILE", default=Path("penstock-demo-timeline.svg"),
+        help="where the timeline goes (%(default)s)",
+    )  # fmt: skip
+    demo.add_argument(
+        "--seconds-budget", type=float, default=75.0, metavar="S",
+        help="train fewer steps where it would take much longer than this (%(default)s)",
+    )  # fmt: skip
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from penstock.cli.demo import DemoOptions, run_demo
+
+    chosen = DemoOptions(
+        text=options.text,
+        steps=options.steps,
+        every=options.every,
+        size="small" if options.small else "full",
+        seconds=options.seconds_budget,
+        keep=options.keep,
+        picture=options.picture,
+    )
+    return run_demo(chosen, open_output())
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from penstock.cli.inspecting import inspect
+
+    return inspect(options.path, open_output(), as_json=options.json)

@@ -38,4 +38,4 @@ class Corpus:
             raise ValueError(f"the text has {len(self._tokens)} characters; {size.context + 1} are needed")
 
         starts = np.random.default_rng((seed, step)).integers(0, last, size.batch, endpoint=True)
-        return self._tokens[starts[:, None] + np.arange(size.context + 1)]
+        return np.take(self._tokens, starts[:, None] + np.arange(size.context + 1))

@@ -18,7 +18,7 @@ State: TypeAlias = dict[str, Any]
 
 _Params: TypeAlias = dict[str, Any]
 
-LEARNING_RATE = np.float32(2e-3)
+LEARNING_RATE = np.float32(5e-4)
 DECAY_MEAN = np.float32(0.9)
 DECAY_SQUARE = np.float32(0.99)
 EPSILON = np.float32(1e-8)
@@ -112,7 +112,7 @@ def _init_params(size: ModelSize, vocabulary: int, rng: np.random.Generator) -> 
         "position": normal(size.context, width, scale=0.1),
         "layers": [layer() for _ in range(size.layers)],
         "norm": norm(),
-        "head": normal(width, vocabulary, scale=width**-0.5),
+        "head": normal(width, vocabulary, scale=0.3 * width**-0.5),
     }
 
 
@@ -150,8 +150,16 @@ def _adam(params: _Params, opt: dict[str, Any], gradients: _Params) -> tuple[_Pa
     n = count.astype(np.float32)
     one = np.float32(1)
     rate = LEARNING_RATE * _jnp.sqrt(one - DECAY_SQUARE**n) / (one - DECAY_MEAN**n)
-    tree_map = _jax.tree.map
-    mu = tree_map(lambda m, g: DECAY_MEAN * m + (one - DECAY_MEAN) * g, opt["mu"], gradients)
-    nu = tree_map(lambda v, g: DECAY_SQUARE * v + (one - DECAY_SQUARE) * g * g, opt["nu"], gradients)
-    params = tree_map(lambda p, m, v: p - rate * m / (_jnp.sqrt(v) + EPSILON), params, mu, nu)
-    return params, {"mu": mu, "nu": nu, "count": count}
+
+    def mean(old: Any, gradient: Any) -> Any:
+        return DECAY_MEAN * old + (one - DECAY_MEAN) * gradient
+
+    def square(old: Any, gradient: Any) -> Any:
+        return DECAY_SQUARE * old + (one - DECAY_SQUARE) * gradient * gradient
+
+    def move(weight: Any, mu: Any, nu: Any) -> Any:
+        return weight - rate * mu / (_jnp.sqrt(nu) + EPSILON)
+
+    mu = _jax.tree.map(mean, opt["mu"], gradients)
+    nu = _jax.tree.map(square, opt["nu"], gradients)
+    return _jax.tree.map(move, params, mu, nu), {"mu": mu, "nu": nu, "count": count}

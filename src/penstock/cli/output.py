@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("Bar", "Output", "PlainOutput", "Table", "open_output")
+__all__ = ("Bar", "CommandError", "Output", "PlainOutput", "Table", "open_output")
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+class CommandError(Exception):
+    """What the command was asked for cannot be done, or did not come out as it should."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Output(Protocol):
     def say(self, text: str) -> None: ...
     def table(self, table: Table) -> None: ...
     def bar(self, total: int) -> AbstractContextManager[Bar]: ...
-    def verdict(self, text: str, *, good: bool) -> None: ...
+    def success(self, text: str) -> None: ...
 
 
 def open_output() -> Output:
@@ -82,10 +86,10 @@ class PlainOutput:
             self.say("  ".join(cells).rstrip())
 
     @contextmanager
-    def bar(self, total: int) -> Iterator[Bar]:
+    def bar(self, total: int) -> Generator[Bar]:
         yield _NoBar()
 
-    def verdict(self, text: str, *, good: bool) -> None:
+    def success(self, text: str) -> None:
         self.say(text)
 
 
@@ -126,7 +130,7 @@ class RichOutput:
         self._console.print(drawn)
 
     @contextmanager
-    def bar(self, total: int) -> Iterator[Bar]:
+    def bar(self, total: int) -> Generator[Bar]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         with Progress(
@@ -139,8 +143,8 @@ class RichOutput:
         ) as progress:
             yield _RichBar(progress, progress.add_task("steps", total=total, text="starting jax"))
 
-    def verdict(self, text: str, *, good: bool) -> None:
-        self._console.print(text, style="bold green" if good else "bold red", markup=False)
+    def success(self, text: str) -> None:
+        self._console.print(text, style="bold green", markup=False)
 
 
 @final

@@ -10,12 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from subprocess import DEVNULL, PIPE
+from tempfile import TemporaryFile
 from typing import Any, final
 
-from anyio import ClosedResourceError, EndOfStream, IncompleteRead, create_task_group, open_process
+from anyio import ClosedResourceError, EndOfStream, IncompleteRead, open_process
 from anyio.abc import ByteReceiveStream
 from anyio.streams.buffered import BufferedByteReceiveStream
-from anyio.streams.text import TextReceiveStream
 
 from penstock.cli.records import (
     DurableSave,
@@ -80,21 +80,23 @@ async def run_training(
     log = TrainingLog()
     command = [sys.executable, "-m", "penstock.cli.worker", json.dumps(options)]
     # Its own session, so that Ctrl-C reaches the parent alone, which then ends the child.
-    process = await open_process(
-        command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment(), start_new_session=True
-    )
-    async with process, create_task_group() as tasks:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        tasks.start_soon(_collect, process.stderr, log)
-        async for line in _lines(process.stdout):
-            record = decode(line)
-            log.add(record)
-            if watch(log, record):
-                process.kill()
-                break
+    with TemporaryFile() as errors:
+        process = await open_process(
+            command, stdin=DEVNULL, stdout=PIPE, stderr=errors, env=_environment(), start_new_session=True
+        )
+        async with process:
+            assert process.stdout is not None
+            async for line in _lines(process.stdout):
+                record = decode(line)
+                log.add(record)
+                if watch(log, record):
+                    process.kill()
+                    break
 
-        log.returncode = await process.wait()
+            log.returncode = await process.wait()
+
+        errors.seek(0)
+        log.errors = errors.read().decode(errors="replace")
 
     return log
 
@@ -114,8 +116,3 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:
             return
 
         yield line.decode()
-
-
-async def _collect(stream: ByteReceiveStream, log: TrainingLog) -> None:
-    async for text in TextReceiveStream(stream, errors="replace"):
-        log.errors += text

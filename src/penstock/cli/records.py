@@ -19,7 +19,7 @@ __all__ = (
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from penstock.kernel.meters import Span, StageStatistics
@@ -120,4 +120,5 @@ def decode(line: str) -> Record:
 
 
 def _stage(fields: Mapping[str, Any]) -> StageStatistics:
-    return StageStatistics(**{**fields, "spans": tuple(Span(**span) for span in fields["spans"])})
+    spans = tuple(Span(**span) for span in fields["spans"])
+    return replace(StageStatistics(**fields), spans=spans)

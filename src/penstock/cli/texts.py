@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-__all__ = ("own_text",)
+__all__ = ("own_text", "read_text")
 
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from penstock.cli.output import CommandError
+
+LEAST = 1000  # characters
 ENOUGH = 50_000  # characters; with fewer of prose, the source follows it
+
+
+def read_text(path: Path | None) -> tuple[str, str]:
+    """Return a text, and in a few words what it is: the one at `path`, or penstock's own.
+
+    Raises:
+        CommandError: If it cannot be read, or is too short to learn from.
+    """
+    if path is None:
+        return own_text()
+
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+
+    if len(text) < LEAST:
+        raise CommandError(f"{path} is too short: {len(text)} characters, of {LEAST} needed")
+
+    return text, str(path)
 
 
 def own_text() -> tuple[str, str]:

@@ -49,7 +49,8 @@ class TrainingOptions:
     every: int  #: steps from one save to the next
     seed: int = 0
     hold_at: int | None = None  #: the step whose save stops half-way, and stays so
-    seconds: float | None = None  #: stop training after so long, at a save
+    seconds: float | None = None  #: that three such processes may take; too slow, this one ends at a save
+    began: float = 0.0  #: `time.monotonic` when this one was started
 
 
 @final
@@ -142,25 +143,32 @@ class _Training:
     async def steps(self) -> None:
         """Train to the end; the saves go on meanwhile."""
         options = self._options
-        began = time.perf_counter()
-        warm = False
+        began = 0.0
         for step in range(int(self._state["step"]) + 1, options.steps + 1):
             batch = self._corpus.batch(options.seed, step, self._size)
             start = time.perf_counter()
             self._state, loss = await to_thread.run_sync(train_step, self._state, batch, self._size)
             end = time.perf_counter()
             self._emit(FinishedStep(step, loss.hex(), start, end))
-            if not warm:
+            if not began:
                 # What compiling left behind stays; looking at it again would cost the collector, and
                 # so the event loop, some 100 ms each time.
                 gc.freeze()
-                warm = True
+                began = time.monotonic()
 
             if step % options.every == 0:
                 await self._save(step)
-                late = options.seconds is not None and end - began > options.seconds
-                if late and step >= LEAST_SAVES * options.every:
+                if step >= LEAST_SAVES * options.every and self._is_late(began):
                     return
+
+    def _is_late(self, warm_at: float) -> bool:
+        """Whether this process has had its share: all three start, and train for 2.2 times as long."""
+        options = self._options
+        if options.seconds is None:
+            return False
+
+        share = (options.seconds - 3 * (warm_at - options.began)) / 2.2
+        return time.monotonic() - warm_at > share
 
     async def _save(self, step: int) -> None:
         called = time.perf_counter()

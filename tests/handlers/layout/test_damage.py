@@ -13,8 +13,10 @@ import pytest
 import tensorstore as ts
 
 from penstock.handlers.layout import sharding, strings
+from penstock.handlers.layout.chunk_index import check_files
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.stored import OrbaxCheckpoint
+from penstock.handlers.ocdbt.values import Indirect
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -210,6 +212,24 @@ def test_a_data_file_cut_short_is_found_when_opening(path: Path) -> None:
     with pytest.raises(TruncatedDataError, match="ends at byte 1199, but 1200 are needed") as caught:
         open_(path)
     assert (caught.value.path, caught.value.needed, caught.value.found) == (str(file), 1200, 1199)
+
+
+def test_the_longest_reach_into_a_data_file_counts(make_leaf: Any, write_flat: Any, tmp_path: Path) -> None:
+    values = np.arange(8, dtype=np.int32)
+    leaves = [make_leaf(0, ("z",), like=values), make_leaf(1, ("a",), like=values)]
+    write_flat(tmp_path, leaves, {0: values, 1: values})
+    file = data_file(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+
+    with pytest.raises(TruncatedDataError, match="ends at byte 63, but 64 are needed"):
+        open_(tmp_path)
+
+
+def test_an_index_that_leads_out_of_the_checkpoint_is_refused(path: Path) -> None:
+    (path.parent / "secret").write_bytes(bytes(100))
+
+    with pytest.raises(CorruptCheckpointError, match=r"'\.\./secret' leads out of the checkpoint"):
+        check_files(LocalStore(), str(path), {b"a/0": Indirect("../secret", 0, 100)})
 
 
 def test_a_data_file_that_is_gone_is_found_when_opening(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,20 @@ async def test_a_damaged_compressed_chunk_names_its_leaf(tmp_path: Path, read_pa
 
     with pytest.raises(CorruptCheckpointError, match=r"\(leaf \['big'\]\)"):
         await read_part(checkpoint, big)
+
+
+async def test_a_missing_compressed_chunk_is_an_error_only_if_all_were_written(
+    tmp_path: Path, read_part: Any
+) -> None:
+    v0(tmp_path / "ckpt")
+    checkpoint = OrbaxLayout().open(LocalStore(), str(tmp_path / "ckpt"))
+    (big,) = [leaf for leaf in checkpoint.leaves if leaf.info.name == "big"]
+    fewer = {key: value for key, value in checkpoint.index.items() if key != b"big/1.1"}
+
+    with pytest.raises(CorruptCheckpointError, match=r"chunk 'big/1\.1' is missing \(leaf \['big'\]\)"):
+        await read_part(replace(checkpoint, index=fewer), big)
+    await read_part(replace(checkpoint, index=fewer), big, ((0, 24), (0, 40)))
+    await read_part(replace(checkpoint, index=fewer, all_chunks_written=False), big)
 
 
 def test_reading_documents_touches_no_jax(tmp_path: Path) -> None:

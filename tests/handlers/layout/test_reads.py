@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.layout.metadata import encode as encode_metadata
 from penstock.handlers.layout.orbax import OrbaxLayout
-from penstock.handlers.layout.regions import DIRECT_BYTES
+from penstock.handlers.layout.regions import DIRECT_BYTES, merge_direct
 from penstock.handlers.ocdbt.values import Inline
 from penstock.handlers.ocdbt.writer import encode_index
 from penstock.handlers.stores.local import LocalStore
@@ -32,7 +32,9 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     counts = draw(st.lists(st.integers(1, 4), max_size=4))
     chunk_shape = tuple(draw(st.integers(1, 5)) for _ in counts)
     shape = tuple(n * chunk for n, chunk in zip(counts, chunk_shape, strict=True))
-    bounds = tuple(tuple(sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n))))) for n in shape)
+    some = tuple(tuple(sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n))))) for n in shape)
+    one_chunk = tuple((n - chunk, n) for n, chunk in zip(shape, chunk_shape, strict=True))
+    bounds = draw(st.sampled_from([some, some, one_chunk, tuple((0, n) for n in shape)]))
     return {
         "shape": shape,
         "chunk_shape": chunk_shape,
@@ -127,6 +129,36 @@ def test_long_rows_are_read_directly_and_short_rows_are_scattered(
 
     assert [type(read) for read in long] == [DirectRead] * 3
     assert [type(read) for read in short] == [ScatterRead]
+
+
+async def test_a_region_as_large_as_a_chunk_may_lie_across_two(
+    make_leaf: Any, write_flat: Any, read_part: Any, tmp_path: Path
+) -> None:
+    values = np.arange(8, dtype=np.int32)
+    write_flat(tmp_path, [make_leaf(0, ("a",), like=values, chunk_shape=(4,))], {0: values})
+    checkpoint = OrbaxLayout().open(LocalStore(), str(tmp_path))
+
+    np.testing.assert_array_equal(await read_part(checkpoint, checkpoint.leaves[0], ((2, 6),)), [2, 3, 4, 5])
+
+
+async def test_long_rows_of_several_chunks_are_not_joined_across_a_gap(
+    make_leaf: Any, write_flat: Any, read_part: Any, tmp_path: Path
+) -> None:
+    row = DIRECT_BYTES // 8
+    values = np.arange(4 * row, dtype=np.int64).reshape(2, 2 * row)
+    write_flat(
+        tmp_path, [make_leaf(0, ("a",), like=values, chunk_shape=(2, row))], {0: values}, piece_bytes=1 << 30
+    )
+    checkpoint = OrbaxLayout().open(LocalStore(), str(tmp_path))
+
+    np.testing.assert_array_equal(await read_part(checkpoint, checkpoint.leaves[0], None, 1 << 30), values)
+
+
+def test_reads_of_different_files_are_not_joined() -> None:
+    region = Nowhere(((0, 8),), 1)
+    reads = [DirectRead(0, "first", 0, 4, region, 0), DirectRead(0, "second", 4, 4, region, 4)]
+
+    assert list(merge_direct(reads, 100)) == reads
 
 
 async def test_values_that_lie_in_the_index_are_read_without_a_data_file(

@@ -17,9 +17,11 @@ import pytest
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
 from penstock.handlers.layout.orbax import OrbaxLayout
+from penstock.handlers.ocdbt.values import Indirect, Inline
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
 from penstock.kernel.messages import Document, Leaf, Written
+from penstock.kernel.protocols import Layout
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
 N = np.array([-1, 2, 3], np.int16)
@@ -190,12 +192,18 @@ def test_an_array_of_many_axes_outgrows_the_inline_limit_and_is_read_back(
     make_leaf: Any, write_flat: Any, tmp_path: Path
 ) -> None:
     like = np.zeros((0, *(2,) * 30), np.int8)
-    wide = [make_leaf(i, (f"a{i}",), like=like, chunk_shape=(10**i,) * 31) for i in range(1, 18, 16)]
+    shapes = [(0, *(10**digits,) * 30) for digits in (1, 17, 18)]
+    wide = [
+        make_leaf(i, (str(i),), like=like, shape=shape, chunk_shape=(10**17,) * 31)
+        for i, shape in enumerate(shapes)
+    ]
     write_flat(tmp_path, wide, {})
 
     checkpoint = OrbaxLayout().open(LocalStore(), str(tmp_path))
 
-    assert [leaf.spec.chunk_shape for leaf in checkpoint.leaves] == [(10,) * 31, (10**17,) * 31]
+    kinds = {type(checkpoint.index[f"{i}/.zarray".encode()]) for i in range(3)}
+    assert kinds == {Inline, Indirect}
+    assert [leaf.spec.shape for leaf in checkpoint.leaves] == shapes
 
 
 def test_two_leaves_of_one_stored_name_are_refused(make_leaf: Any) -> None:
@@ -266,7 +274,7 @@ def test_pieces_of_a_chunk_may_arrive_in_any_order(make_leaf: Any) -> None:
 
 
 def test_names_of_data_files_and_of_the_temporary_directory() -> None:
-    layout = OrbaxLayout()
+    layout: Layout = OrbaxLayout()
 
     assert layout.temporary_name("/x/ckpt") == "/x/ckpt.orbax-checkpoint-tmp"
     first, second = layout.data_file(), layout.data_file()

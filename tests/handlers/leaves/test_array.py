@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-from tests.handlers.leaves.trips import INFO, plan, restore, same_bits, save
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.handlers.leaves.trips import INFO, P, host_copy, mesh, plan, restore, same_bits, save, struct
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError
@@ -25,7 +23,8 @@ HANDLERS = pytest.mark.parametrize("handler", [ALIASING, COPYING], ids=["aliasin
 
 PACKED = ["int2", "int4", "float4_e2m1fn"]
 NARROW = [
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16", "float32", "complex64",
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16", "float32",
+    "complex64",
     "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
     "float8_e8m0fnu", *PACKED,
 ]  # fmt: skip
@@ -33,19 +32,15 @@ WIDE = ["int64", "uint64", "float64", "complex128"]
 SPECS = [P("x", "y"), P("x"), P(None), P(), P(("x", "y")), P(None, "y"), P("y", "x")]
 
 
-def mesh(*shape: int, types: AxisType = AxisType.Auto) -> Mesh:
-    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
-    return Mesh(devices, ("x", "y")[: len(shape)], axis_types=(types,) * len(shape))
-
-
 def values(dtype: str, shape: tuple[int, ...] = (8, 16)) -> np.ndarray[Any, Any]:
     bits = np.random.default_rng(7).integers(0, 256, (*shape, 1), np.uint8)
     return (bits[..., 0] % 2).astype(np.uint8).astype(jnp.dtype(dtype))
 
 
-def sharded(spec: P, dtype: str = "float32", shape: tuple[int, ...] = (8, 16)) -> jax.Array:
+def sharded(spec: PartitionSpec, dtype: str = "float32", shape: tuple[int, ...] = (8, 16)) -> jax.Array:
     numbers = np.arange(np.prod(shape)).reshape(shape).astype(jnp.dtype(dtype))
-    return jax.device_put(numbers, NamedSharding(mesh(2, 4), spec))
+    array: jax.Array = jax.device_put(numbers, NamedSharding(mesh(2, 4), spec))
+    return array
 
 
 @HANDLERS
@@ -67,7 +62,7 @@ def test_every_dtype_comes_back_bit_for_bit(handler: ArrayHandler, dtype: str, p
 def test_64_bits_come_back_bit_for_bit_even_while_x64_is_off(handler: ArrayHandler, dtype: str) -> None:
     with jax.enable_x64(True):
         array = jnp.asarray(np.array([1, 3, 5], dtype) / np.array(3, dtype), dtype=dtype)
-    assert not jax.config.read("jax_enable_x64")
+    assert jnp.ones(3).dtype == np.float32
     saved = save(handler, array, 8)
     back = restore(handler, saved, array)
     assert isinstance(back, jax.Array)
@@ -84,7 +79,7 @@ def test_64_bits_come_back_bit_for_bit_even_while_x64_is_off(handler: ArrayHandl
 @pytest.mark.parametrize("piece_bytes", [4, 40, 1 << 20])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
 def test_each_distinct_shard_is_one_chunk(
-    handler: ArrayHandler, spec: P, piece_bytes: int, dtype: str
+    handler: ArrayHandler, spec: PartitionSpec, piece_bytes: int, dtype: str
 ) -> None:
     array = sharded(spec, dtype)
     shard_shape = array.sharding.shard_shape(array.shape)
@@ -148,12 +143,14 @@ def test_a_copied_piece_costs_its_bytes_and_shares_no_memory() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "int4"])
 @pytest.mark.parametrize("piece_bytes", [32, 1 << 20])
 @pytest.mark.parametrize("spec", [None, P("x", "y"), P()], ids=str)
-def test_no_host_copy_stays_with_the_callers_array(dtype: str, piece_bytes: int, spec: P | None) -> None:
+def test_no_host_copy_stays_with_the_callers_array(
+    dtype: str, piece_bytes: int, spec: PartitionSpec | None
+) -> None:
     array = jnp.asarray(values(dtype)) if spec is None else sharded(spec, dtype)
     for handler in (ALIASING, COPYING):
         save(handler, array, piece_bytes)
-        assert _npy_value(array) is None
-        assert [_npy_value(shard.data) for shard in array.addressable_shards] == [None] * len(
+        assert host_copy(array) is None
+        assert [host_copy(shard.data) for shard in array.addressable_shards] == [None] * len(
             array.addressable_shards
         )
 
@@ -164,7 +161,7 @@ def test_no_host_copy_stays_with_the_callers_array(dtype: str, piece_bytes: int,
 def test_what_is_taken_outlives_donation_and_deletion(
     handler: ArrayHandler, end: str, piece_bytes: int
 ) -> None:
-    array = jax.block_until_ready(jnp.arange(1 << 14, dtype=jnp.float32) + jnp.float32(1))
+    array = (jnp.arange(1 << 14, dtype=jnp.float32) + jnp.float32(1)).block_until_ready()
     expected = np.array(array)
     donating = jax.jit(lambda x: x * jnp.float32(-1), donate_argnums=0)
 
@@ -173,7 +170,10 @@ def test_what_is_taken_outlives_donation_and_deletion(
             array.delete()
         kept = [donating(array)] if end == "donate" else []
         # What might reuse the memory.
-        return jax.block_until_ready([*kept, *[jnp.full((1 << 14,), at, jnp.float32) for at in range(8)]])
+        return [
+            made.block_until_ready()
+            for made in [*kept, *[jnp.full((1 << 14,), at, jnp.float32) for at in range(8)]]
+        ]
 
     assert same_bits(save(handler, array, piece_bytes, happens).array(), expected)
     # jax does not donate memory that somebody looks at: it copies, and the array lives on.
@@ -193,7 +193,7 @@ def test_the_first_piece_taken_secures_the_whole_shard() -> None:
 @pytest.mark.parametrize("spec", [None, P("x", "y")], ids=str)
 @pytest.mark.parametrize("piece_bytes", [16, 1 << 20])
 def test_an_array_deleted_at_any_step_is_named(
-    handler: ArrayHandler, spec: P | None, piece_bytes: int
+    handler: ArrayHandler, spec: PartitionSpec | None, piece_bytes: int
 ) -> None:
     def fresh() -> jax.Array:
         return jnp.zeros((8, 16)) if spec is None else sharded(spec)
@@ -212,34 +212,6 @@ def test_an_array_deleted_at_any_step_is_named(
     check(plans[-1].take)
 
 
-@HANDLERS
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_typed_keys_are_stored_as_their_data(handler: ArrayHandler, impl: str) -> None:
-    for keys in (jax.random.key(3, impl=impl), jax.random.split(jax.random.key(3, impl=impl), 8)):
-        saved = save(handler, keys, 24)
-        data = jax.random.key_data(keys)
-        assert (saved.spec.dtype, saved.spec.shape, saved.spec.random_key_impl) == (
-            "uint32",
-            data.shape,
-            impl,
-        )
-        assert same_bits(saved.array(), data)
-        for like in ((), (keys,), (jax.ShapeDtypeStruct(keys.shape, keys.dtype),), (jax.Array,)):
-            back = restore(handler, saved, *like)
-            assert back.dtype == keys.dtype
-            assert same_bits(jax.random.key_data(back), data)
-        assert _npy_value(data) is None
-
-
-def test_the_sharding_of_keys_is_that_of_their_data() -> None:
-    keys = jax.device_put(jax.random.split(jax.random.key(3), 8), NamedSharding(mesh(2, 4), P("x")))
-    saved = save(ALIASING, keys)
-    assert saved.spec.chunk_shape == (4, 2)
-    assert json.loads(saved.spec.sharding or "")["partition_spec"] == ["x", None]
-    assert restore(ALIASING, saved).sharding == keys.sharding
-    assert restore(ALIASING, saved, keys).sharding == keys.sharding
-
-
 @pytest.mark.parametrize("dtype", ["uint4", "uint2", "float8_e4m3"])
 def test_a_dtype_that_cannot_be_stored_is_named_with_a_remedy(dtype: str) -> None:
     with pytest.raises(
@@ -250,10 +222,10 @@ def test_a_dtype_that_cannot_be_stored_is_named_with_a_remedy(dtype: str) -> Non
 
 def test_what_is_not_concrete_is_refused() -> None:
     with pytest.raises(InvalidLeafError, match=r"^\['opt'\]\.mu: the array is abstract"):
-        ALIASING.describe(jax.ShapeDtypeStruct((3,), np.float32), INFO)
+        ALIASING.describe(struct((3,), np.float32), INFO)
     with pytest.raises(InvalidLeafError, match=r"^\['opt'\]\.mu: the array is a tracer: save outside of jit"):
         jax.eval_shape(lambda x: ALIASING.describe(x, INFO), 1.0)
-    with pytest.raises(InvalidLeafError, match="a int is no jax.Array"):
+    with pytest.raises(InvalidLeafError, match=r"a int is no jax\.Array"):
         ALIASING.describe(3, INFO)
 
 
@@ -261,9 +233,3 @@ def test_a_handler_is_a_value() -> None:
     assert ArrayHandler() == ArrayHandler() != COPYING
     with pytest.raises(dataclasses.FrozenInstanceError):
         ALIASING.alias_host = False  # type: ignore[misc]  # that is what is tested
-
-
-def _npy_value(array: jax.Array) -> object:
-    """Where jax keeps the host copy that `np.asarray` makes of an array."""
-    cached: object = array._npy_value  # type: ignore[attr-defined]  # private, and worth a look
-    return cached

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.kernel.errors import TreeDifference
@@ -22,6 +24,18 @@ from penstock.kernel.messages import (
     Target,
 )
 from penstock.kernel.protocols import Destination, LeafHandler
+
+# Both are untyped in jax.
+P: Callable[..., PartitionSpec] = PartitionSpec
+struct: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
+
+#: A sharding over devices that are not here.
+ELSEWHERE = (
+    '{"sharding_type": "NamedSharding", "shape": [2, 8], "axis_names": ["x", "y"], '
+    '"axis_types": ["AxisType.Auto", "AxisType.Auto"], "partition_spec": ["x", null], "device_mesh": '
+    '{"mesh": [[' + ", ".join(f'{{"id": {at}}}' for at in range(8)) + "], ["
+    + ", ".join(f'{{"id": {at}}}' for at in range(8, 16)) + "]]}}"
+)  # fmt: skip
 
 INFO = ParamInfo(("opt", "mu"), (KeyKind.MAPPING, KeyKind.MAPPING), "['opt'].mu", "/ckpt")
 
@@ -115,7 +129,7 @@ def difference(handler: LeafHandler, saved: Saved, like: Any) -> TreeDifference:
 
 def same_bits(a: Any, b: Any) -> bool:
     a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
 def _grid(spec: LeafSpec) -> Iterator[tuple[int, ...]]:
@@ -126,3 +140,14 @@ def _grid(spec: LeafSpec) -> Iterator[tuple[int, ...]]:
 
 def _slices(index: tuple[int, ...], chunk: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(at * size, (at + 1) * size) for at, size in zip(index, chunk, strict=True))
+
+
+def mesh(*shape: int, types: AxisType = AxisType.Auto) -> Mesh:
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return Mesh(devices, ("x", "y", "z")[: len(shape)], axis_types=(types,) * len(shape))
+
+
+def host_copy(array: jax.Array) -> object:
+    """Where jax keeps the host copy that `np.asarray` makes of an array."""
+    cached: object = array._npy_value  # type: ignore[attr-defined]  # private, and worth a look
+    return cached

@@ -391,7 +391,7 @@ def test_the_handmade_node_itself_is_fine(tmp_path: Path) -> None:
         (leaf(b"\x01", varint(70_000), bytes(70_000), b"\0\0"), "key of 70000 bytes"),
         (leaf(b"\x01", WIDE, b"k"), "64 bits"),
         (leaf(b"\x01", b"\xff" * 9 + b"\x7f", b"k"), "64 bits"),
-        (leaf(b"\x01", b"\xff" * 40, b"k"), "64 bits"),
+        (leaf(b"\x01", b"\xff" * 40), "64 bits"),
         (leaf(b"\x01", b"\xff"), "within a number"),
         (leaf(b"\x02", b"\x05", b"\x01\x01", b"kl", b"\0\0", b"\0\0"), "shares more"),
         (leaf(b"\x02", b"\0", b"\x01\x01", b"ba", b"\0\0", b"\0\0"), "ascending"),
@@ -417,6 +417,14 @@ def test_the_handmade_node_itself_is_fine(tmp_path: Path) -> None:
 def test_a_malformed_node_is_corrupt(tmp_path: Path, node: bytes, problem: str) -> None:
     with pytest.raises(CorruptCheckpointError, match=f"(?s)d/n: B.tree node at byte 0: .*({problem})"):
         read_index(build(tmp_path, node))
+
+
+def test_something_else_in_place_of_a_node_is_corrupt(tmp_path: Path) -> None:
+    directory = build(tmp_path, ONE)
+    (tmp_path / "d" / "n").write_bytes(seal(MANIFEST_MAGIC, ONE))
+
+    with pytest.raises(CorruptCheckpointError, match="starts with 0cdb3a2a, not 0cdb20de"):
+        read_index(directory)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_more_buffers_than_one_call_takes(store: LocalStore, tmp_path: Path) -> 
     n = 2 * vectored.MAX_BUFFERS + 100
     path = str(tmp_path / "data")
     data = store.create_data_file(path)
-    data.write_at(0, views(*(i.to_bytes(2, "little") for i in range(n))))
+    data.write_at(0, views(*[b""] * n, *(i.to_bytes(2, "little") for i in range(n))))
     data.close()
 
     parts = [bytearray(2) for _ in range(n)]

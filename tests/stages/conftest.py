@@ -1,0 +1,33 @@
+"""Every test of a stage ends with nothing held: no byte, no thread, no file, no stream."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import jax  # noqa: F401  (imported before the freeze below)
+import pytest
+from tests.stages.rig import Rig
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_old_is_collected_again() -> None:
+    # A full collection after each test would take longer than the test, with jax loaded.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _unclosed_streams_and_files_are_found() -> Iterator[None]:
+    # They warn when they are collected unclosed; collecting here blames the right test.
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, anyio_backend: object) -> AsyncIterator[Rig]:
+    """What stages run in. After the test, nothing of it may be held."""
+    made = Rig(tmp_path)
+    yield made
+    made.check_idle()

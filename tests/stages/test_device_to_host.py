@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.stages.rig import (
+    Gather,
+    Parcel,
+    ParcelHandler,
+    Rig,
+    cancel_in,
+    run_stages,
+    save_stages,
+    with_parcels,
+)
+
+from penstock.handlers.leaves.array import ArrayHandler
+from penstock.kernel.errors import DeletedLeafError, HandlerFailedError
+from penstock.kernel.messages import Leaf, LeafBatch, StagedBatch, TreeToSave
+from penstock.kernel.runner import run_pipeline
+from penstock.kernel.stage import Actor, FunctionStage
+from penstock.pipelines import save_pipeline
+from penstock.stages.device_to_host import DeviceToHost
+from penstock.stages.flatten import Flatten
+
+pytestmark = pytest.mark.anyio
+
+BOTH_WAYS = pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
+
+
+def copy_from_devices(rig: Rig) -> None:
+    """Treat CPU devices as any other: their arrays are copied and cost."""
+    rig.registry = rig.registry.copy()
+    rig.registry.register(jax.Array, ArrayHandler(alias_host=False), override=True)
+
+
+async def staged(rig: Rig, tree: object, *after: Any) -> list[StagedBatch]:
+    return await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), *after)
+
+
+def content(batches: list[StagedBatch]) -> dict[str, bytes]:
+    """What was staged, by leaf: all pieces of all chunks, in order."""
+    found: dict[str, bytes] = {}
+    for batch in batches:
+        for piece in batch.pieces:
+            name = piece.leaf.info.name
+            found[name] = found.get(name, b"") + bytes(piece.data)
+
+    return found
+
+
+@dataclass(frozen=True)
+class Leases:
+    """A stage behind: notes what is leased whenever a batch comes, before it gives the lease back."""
+
+    rig: Rig
+    seen: list[int]
+
+    @property
+    def concurrency(self) -> int:
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: object, /) -> AsyncIterator[Actor]:
+        async def note(batch: StagedBatch) -> StagedBatch:
+            self.seen.append(batch.staged.nbytes if batch.staged is not None else 0)
+            await checkpoint()
+            batch.release()
+            return batch
+
+        yield note
+
+
+async def test_every_byte_arrives_once_and_every_leaf_is_said_to_be_complete_once(rig: Rig) -> None:
+    tree = {
+        "a": np.arange(5, dtype=np.float32),
+        "b": jnp.arange(7, dtype=jnp.int8),
+        "n": None,
+        "s": "text",
+        "z": np.ones((0, 3), np.float32),
+    }
+
+    batches = await staged(rig, tree)
+
+    assert content(batches) == {"a": tree["a"].tobytes(), "b": bytes(range(7))}  # type: ignore[union-attr]
+    assert [leaf.info.name for batch in batches for leaf in batch.leaves] == ["a", "b", "n", "s", "z"]
+    assert all(leaf.value is None for batch in batches for leaf in batch.leaves)
+    assert all(piece.leaf.value is None for batch in batches for piece in batch.pieces)
+
+
+async def test_copied_leaves_are_leased_and_aliased_ones_cost_nothing(rig: Rig) -> None:
+    seen: list[int] = []
+    await staged(rig, {"a": np.ones(10, np.uint8), "b": jnp.ones(1000, jnp.int8)}, Leases(rig, seen))
+
+    assert sum(seen) == 10
+    assert rig.memory.statistics().peak == 10
+
+
+async def test_an_aliased_leaf_is_staged_though_the_budget_is_taken(rig: Rig) -> None:
+    rig.limit(100)
+    lease = await rig.memory.acquire(100)
+
+    batches = await staged(rig, {"a": jnp.zeros(1000, jnp.int8)})
+
+    assert content(batches) == {"a": bytes(1000)}
+    lease.release()
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["numpy", "device"])
+async def test_a_leaf_larger_than_the_budget_streams_through_it(rig: Rig, on_device: bool) -> None:
+    copy_from_devices(rig)
+    rig.limit(1000)
+    values = np.arange(5000, dtype=np.uint16)
+    seen: list[int] = []
+
+    batches = await staged(rig, {"a": jnp.asarray(values) if on_device else values}, Leases(rig, seen))
+
+    assert content(batches) == {"a": values.tobytes()}
+    assert len(batches) >= 10
+    assert max(seen) <= 1000
+    assert 500 < rig.memory.statistics().peak <= 1000
+    assert [leaf.info.name for batch in batches for leaf in batch.leaves] == ["a"]
+    assert batches[-1].leaves != ()
+    assert rig.events == []
+
+
+async def test_a_tree_of_ten_budgets_passes_through_the_whole_pipeline(rig: Rig) -> None:
+    copy_from_devices(rig)
+    rig.limit(4096, piece=1024)
+    tree = {f"{at}": np.full(40 * at, at, np.uint8) for at in range(45)}
+    tree["large"] = np.arange(5000, dtype=np.uint8)
+    assert sum(value.nbytes for value in tree.values()) > 10 * 4096
+
+    result = await run_pipeline(save_pipeline(), rig.save_run(), TreeToSave(tree))
+
+    assert result.value.nbytes == sum(value.nbytes for value in tree.values())
+    assert 1024 < rig.memory.statistics().peak <= 4096
+
+
+async def test_a_single_device_array_of_ten_budgets_passes_through_the_whole_pipeline(rig: Rig) -> None:
+    copy_from_devices(rig)
+    rig.limit(2048, piece=1000)
+
+    await run_pipeline(save_pipeline(), rig.save_run(), TreeToSave({"a": jnp.zeros((41, 500), jnp.int8)}))
+
+    assert 1000 <= rig.memory.statistics().peak <= 2048
+
+
+async def test_a_sharded_array_is_one_chunk_a_shard_and_replicas_are_not_copied_twice(rig: Rig) -> None:
+    copy_from_devices(rig)
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    array = jax.device_put(np.arange(8, dtype=np.uint8), NamedSharding(mesh, PartitionSpec("x")))
+
+    batches = await staged(rig, {"a": array})
+
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    assert {piece.chunk: bytes(piece.data) for piece in pieces} == {
+        (at,): bytes([2 * at, 2 * at + 1]) for at in range(4)
+    }
+    assert rig.memory.statistics().peak == 8
+
+
+async def test_numpy_leaves_may_be_changed_once_they_are_staged(rig: Rig) -> None:
+    value = np.arange(100, dtype=np.uint8)
+    before = value.tobytes()
+
+    batches = await staged(rig, {"a": value})
+    value[:] = 0
+
+    assert content(batches) == {"a": before}
+
+
+async def test_a_staged_value_is_let_go_of(rig: Rig) -> None:
+    array, number = jnp.ones(100), np.ones(100)
+    references = [weakref.ref(array), weakref.ref(number)]
+    message = TreeToSave({"a": array, "n": number})
+    del array, number
+    await run_stages(
+        rig.save_run(), Flatten(), DeviceToHost(), FunctionStage(_forget_aliases), message=message
+    )
+    gc.collect()
+
+    assert [reference() for reference in references] == [None, None]
+
+
+async def _forget_aliases(batch: StagedBatch) -> object:
+    """Keep what was copied, and let go of what was looked at, as `write` has done by the end."""
+    batch.release()
+    return [piece for piece in batch.pieces if piece.cost]
+
+
+async def test_staging_waits_while_the_budget_is_taken(rig: Rig) -> None:
+    rig.limit(100, piece=60)
+    values = np.arange(200, dtype=np.uint8)
+    batches: list[StagedBatch] = []
+
+    async def keep(batch: StagedBatch) -> object:
+        batches.append(batch)
+        return None
+
+    async def give_back_one_by_one() -> None:
+        released = 0
+        while released < 4:
+            await checkpoint()
+            assert sum(batch.staged.nbytes for batch in batches if batch.staged is not None) <= 100
+            if rig.memory.statistics().tasks_waiting or len(batches) == 4:
+                batches[released].release()
+                released += 1
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(give_back_one_by_one)
+        await staged(rig, {"a": values}, FunctionStage(keep))
+
+    assert content(batches) == {"a": values.tobytes()}
+    assert rig.memory.statistics().peak <= 100
+
+
+async def test_a_prioritised_leaf_waits_before_others(rig: Rig) -> None:
+    rig.limit(100)
+    order: list[str] = []
+    leases = [await rig.memory.acquire(100)]
+
+    async def save(name: str, prioritised: bool) -> None:
+        run = rig.save_run()
+        (batch,) = await save_stages(run, {name: np.ones(80, np.uint8)}, Flatten())
+        message: LeafBatch[Leaf] = replace(batch, prioritised=prioritised)
+
+        async def note(staged: StagedBatch) -> StagedBatch:
+            order.append(staged.leaves[0].info.name)
+            return staged
+
+        await run_stages(run, DeviceToHost(), FunctionStage(note), message=message)
+
+    async with create_task_group() as tasks:
+        for waiting, (name, prioritised) in enumerate([("late", False), ("first", True)], start=1):
+            tasks.start_soon(save, name, prioritised)
+            while rig.memory.statistics().tasks_waiting < waiting:
+                await checkpoint()
+
+        leases.pop().release()
+
+    assert order == ["first", "late"]
+
+
+# Failing and cancelled
+
+
+@pytest.mark.parametrize("method", ["pieces", "take"])
+async def test_a_handler_that_fails_fails_the_stage_and_leases_are_given_back(rig: Rig, method: str) -> None:
+    rig.limit(100, piece=40)
+    error = rig.scripted(np.ndarray).fail(method, "b")
+
+    with pytest.raises(ArithmeticError) as raised:
+        await staged(rig, {name: np.ones(30, np.uint8) for name in "abc"})
+
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("alias", [False, True], ids=["copied", "aliased"])
+async def test_an_array_that_is_deleted_between_planning_and_staging_is_named(rig: Rig, alias: bool) -> None:
+    if not alias:
+        copy_from_devices(rig)
+    arrays = {name: jnp.ones(10) for name in "abc"}
+
+    async def donate(batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:
+        jax.jit(lambda x: x + 1, donate_argnums=0)(arrays["b"])
+        assert arrays["b"].is_deleted()
+        return batch
+
+    with pytest.raises(DeletedLeafError) as raised:
+        await save_stages(rig.save_run(), arrays, Flatten(), FunctionStage(donate), DeviceToHost())
+
+    assert raised.value.key_path == "['b']"
+    assert raised.value.stage == "s2"
+
+
+async def test_an_array_that_is_deleted_while_its_pieces_are_taken_is_named(rig: Rig) -> None:
+    copy_from_devices(rig)
+    rig.limit(100, piece=20)
+    array = jnp.ones(100, jnp.int8)
+
+    async def delete_it(batch: StagedBatch) -> StagedBatch:
+        batch.release()
+        if not array.is_deleted():
+            array.delete()
+        return batch
+
+    with pytest.raises(DeletedLeafError) as raised:
+        await staged(rig, {"a": array}, FunctionStage(delete_it))
+
+    assert raised.value.key_path == "['a']"
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("method", ["pieces", "take"])
+async def test_cancelled_midway_it_gives_back_its_leases(rig: Rig, method: str, native: bool) -> None:
+    rig.limit(100, piece=40)
+    hang = rig.scripted(np.ndarray).hang(method, "b")
+
+    tree = {name: np.ones(30, np.uint8) for name in "abc"}
+    await cancel_in(hang, lambda: staged(rig, tree), native=native)
+
+
+async def test_cancelled_while_it_waits_for_the_budget_it_leaves_the_queue(rig: Rig) -> None:
+    rig.limit(100)
+    with await rig.memory.acquire(50):
+        async with create_task_group() as tasks:
+            tasks.start_soon(staged, rig, {"a": np.ones(80, np.uint8)})
+            while not rig.memory.statistics().tasks_waiting:
+                await checkpoint()
+            tasks.cancel_scope.cancel()
+
+        assert rig.memory.statistics().tasks_waiting == 0
+
+
+async def test_a_batch_whose_consumer_fails_is_released(rig: Rig) -> None:
+    async def fail(batch: StagedBatch) -> object:
+        await checkpoint()
+        raise ArithmeticError
+
+    rig.limit(100, piece=10)
+    with pytest.raises(ArithmeticError):
+        await staged(rig, {"a": np.ones(80, np.uint8)}, FunctionStage(fail))
+
+
+# Third parties
+
+
+async def test_a_third_partys_leaf_is_leased_until_it_is_written(rig: Rig) -> None:
+    handler = ParcelHandler(size=60)
+    rig.registry = with_parcels(rig.registry, handler)
+    hang = handler.hang("write", "p")
+    leased: list[int] = []
+
+    async def look(batch: StagedBatch) -> StagedBatch:
+        leased.append(rig.memory.statistics().leased)
+        hang.release()
+        (pending,) = batch.pending
+        await pending.wait()
+        return batch
+
+    (batch,) = await staged(rig, {"p": Parcel("text")}, FunctionStage(look))
+
+    assert leased == [60]
+    assert [leaf.info.name for leaf in batch.leaves] == ["p"]
+    assert batch.leaves[0].value is None
+    assert (rig.temporary / "p").read_text() == "text"
+    assert rig.events == []
+
+
+async def test_a_third_partys_leaf_above_the_budget_is_admitted_alone_with_a_warning(rig: Rig) -> None:
+    rig.limit(100)
+    handler = ParcelHandler(size=250)
+    rig.registry = with_parcels(rig.registry, handler)
+    leased: list[int] = []
+
+    async def look(batch: StagedBatch) -> StagedBatch:
+        leased.append(rig.memory.statistics().leased)
+        for pending in batch.pending:
+            await pending.wait()
+        batch.release()
+        return batch
+
+    await staged(rig, {"a": np.ones(50, np.uint8), "p": Parcel("x"), "q": Parcel("y")}, FunctionStage(look))
+
+    assert sorted(leased) == [50, 250, 250]
+    assert rig.events == ["memory.oversize", "memory.oversize"]
+
+
+async def test_an_unsplittable_piece_above_the_budget_is_admitted_alone_with_a_warning(rig: Rig) -> None:
+    rig.limit(3)  # less than an element
+
+    await staged(rig, {"a": np.ones(2, np.float64), "b": np.ones(3, np.uint8)})
+
+    assert rig.events == ["memory.oversize"] * 2
+    assert rig.memory.statistics().peak == 8
+
+
+async def test_a_third_partys_failure_is_named_and_its_lease_given_back(rig: Rig) -> None:
+    handler = ParcelHandler()
+    error = handler.fail("serialize", "q")
+    rig.registry = with_parcels(rig.registry, handler)
+
+    with pytest.raises(HandlerFailedError, match=r"\['q'\].*ParcelHandler") as raised:
+        await staged(rig, {"p": Parcel("x"), "q": Parcel("y")}, FunctionStage(_wait))
+
+    assert raised.value.__cause__ is error
+
+
+async def _wait(batch: StagedBatch) -> StagedBatch:
+    for pending in batch.pending:
+        await pending.wait()
+    return batch
+
+
+async def test_gather_can_hold_leases_until_the_end(rig: Rig) -> None:
+    # Of the rig itself: what holds leases on purpose gives them back.
+    await save_stages(rig.save_run(), {"a": np.ones(9)}, Flatten(), DeviceToHost(), Gather(release=False))

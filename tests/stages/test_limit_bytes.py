@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from anyio import CancelScope, create_task_group
+from anyio.lowlevel import checkpoint
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.stages.rig import Parcel, ParcelHandler, Probe, Rig, run_stages, save_stages, with_parcels
+
+from penstock.kernel.messages import (
+    DirectRead,
+    DriverRead,
+    HostBatch,
+    LeafBatch,
+    LeafSpec,
+    ParamInfo,
+    Piece,
+    Read,
+    ReadBatch,
+    ReadLeaf,
+    StagedBatch,
+    StoredLeaf,
+    Target,
+)
+from penstock.kernel.stage import FunctionStage
+from penstock.stages.device_to_host import DeviceToHost
+from penstock.stages.flatten import Flatten
+from penstock.stages.host_to_device import HostToDevice
+from penstock.stages.limit_bytes import LimitBytes
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Buffer:
+    """A destination."""
+
+    nbytes: int
+    bounds: tuple[tuple[int, int], ...] = ()
+    data: bytearray = field(default_factory=bytearray)
+
+    def view(self) -> memoryview:
+        self.data = self.data or bytearray(self.nbytes)
+        return memoryview(self.data)
+
+
+def read_leaf(index: int, sizes: Sequence[int], staging: int = 0, handler: Any = None) -> ReadLeaf:
+    """A leaf with one read of each size."""
+    info = ParamInfo((str(index),), (), f"[{index}]")
+    region = Buffer(sum(sizes))
+    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    reads: tuple[Read, ...] = tuple(
+        DirectRead(index, "f", start, size, region, start) for start, size in zip(starts, sizes, strict=True)
+    )
+    return ReadLeaf(index, StoredLeaf(info, LeafSpec("t")), handler, Target((region,), staging), reads)
+
+
+def contents(batches: list[StagedBatch]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for batch in batches:
+        for piece in batch.pieces:
+            name = piece.leaf.info.name
+            assert piece.start == len(found.get(name, b""))
+            found[name] = found.get(name, b"") + bytes(piece.data)
+
+    return found
+
+
+# Saving
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100, 1000, 10_000])
+async def test_bytes_of_a_save_in_flight_never_exceed_the_limit(rig: Rig, limit: int) -> None:
+    rig.limit(5000, piece=300)
+    tree = {f"{at}": np.full(at * 9, at, np.uint8) for at in range(20)}
+    probe = Probe()
+
+    batches = await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes(limit), probe)
+
+    assert limit * 0.3 < probe.peak <= limit or limit > 1000
+    assert contents(batches) == {name: value.tobytes() for name, value in tree.items() if value.size}
+    assert sorted(leaf.info.name for batch in batches for leaf in batch.leaves) == sorted(tree)
+
+
+async def test_a_leaf_is_complete_with_the_last_of_its_bytes_and_not_before(rig: Rig) -> None:
+    rig.limit(1 << 20)
+    tree = {"a": np.ones(100, np.uint8), "b": np.ones(30, np.uint8)}
+
+    batches = await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes(40))
+
+    done = [{leaf.info.name for leaf in batch.leaves} for batch in batches]
+    assert done[-1] == {"a", "b"}
+    assert not any(done[:-1])
+
+
+async def test_a_piece_is_cut_along_its_bytes_and_its_lease_goes_with_the_last_part(rig: Rig) -> None:
+    run = rig.save_run()
+    (batch,) = await save_stages(run, {"a": np.arange(10, dtype=np.uint8)}, Flatten())
+    data = memoryview(bytes(range(10)))
+    piece = Piece(batch.leaves[0].without_value(), (0,), 5, data, cost=10)
+    leases: list[int] = []
+
+    async def look(staged: StagedBatch) -> StagedBatch:
+        leases.append(staged.staged.nbytes if staged.staged else 0)
+        assert staged.in_flight is not None
+        assert staged.in_flight.nbytes == staged.nbytes
+        await checkpoint()
+        staged.release()
+        return staged
+
+    message = StagedBatch(batch.leaves, (piece,), staged=await run.memory.acquire(10))
+    batches = await run_stages(run, LimitBytes(4), FunctionStage(look), message=message)
+
+    assert [(part.start, bytes(part.data)) for staged in batches for part in staged.pieces] == [
+        (5, bytes([0, 1, 2, 3])),
+        (9, bytes([4, 5, 6, 7])),
+        (13, bytes([8, 9])),
+    ]
+    assert leases == [0, 0, 10]
+
+
+async def test_what_weighs_nothing_passes_though_nothing_else_does(rig: Rig) -> None:
+    run = rig.save_run()
+    handler = ParcelHandler()
+    rig.registry = run.registry = with_parcels(rig.registry, handler)
+    tree = {"p": Parcel("x"), "n": None, "s": "text", "z": np.ones(0)}
+
+    batches = await save_stages(run, tree, Flatten(), DeviceToHost(), LimitBytes(1))
+
+    assert sorted(leaf.info.name for batch in batches for leaf in batch.leaves) == ["n", "p", "s", "z"]
+    assert [pending.leaf.info.name for batch in batches for pending in batch.pending] == ["p"]
+    for batch in batches:
+        for pending in batch.pending:
+            await pending.wait()
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["failing", "cancelled"])
+@pytest.mark.parametrize("saving", [False, True], ids=["restore", "save"])
+async def test_stopped_midway_it_gives_back_every_lease(rig: Rig, saving: bool, cancelled: bool) -> None:
+    rig.limit(1 << 20, piece=60)
+    go = anyio.Event()
+    holding: list[Any] = []
+
+    async def hold(batch: Any) -> None:
+        holding.append(batch)  # and what is in flight with it, so that the third waits in the stage
+        await go.wait()
+        raise ArithmeticError
+
+    async def work() -> None:
+        last = FunctionStage(hold, concurrency=3)
+        if saving:
+            tree = [np.ones(60, np.uint8)] * 5
+            await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes(120), last)
+        else:
+            leaves = tuple(read_leaf(at, [60], staging=50) for at in range(5))
+            await run_stages(rig.restore_run(), LimitBytes(120), last, message=LeafBatch(leaves))
+
+    async def stop_it(scope: CancelScope) -> None:
+        # Two are held, a third is in the stage, and in a save a fourth on its way to it.
+        while len(holding) < 2 or rig.memory.statistics().leased < (240 if saving else 150):
+            await checkpoint()
+
+        scope.cancel() if cancelled else go.set()
+
+    with pytest.raises(ArithmeticError) if not cancelled else nullcontext(), CancelScope() as scope:
+        async with create_task_group() as tasks:
+            tasks.start_soon(stop_it, scope)
+            try:
+                await work()
+            except ArithmeticError as error:
+                failure = error
+            else:
+                failure = None
+
+        assert failure is not None
+        raise failure
+
+
+# Restoring
+
+
+@pytest.mark.parametrize("limit", [1, 50, 90, 1000])
+async def test_bytes_of_a_restore_in_flight_never_exceed_the_limit(rig: Rig, limit: int) -> None:
+    run = rig.restore_run()
+    leaves = tuple(read_leaf(at, [min(at * 3, limit)] * 5) for at in range(15))
+    probe = Probe()
+
+    batches = await run_stages(run, LimitBytes(limit), probe, message=LeafBatch(leaves))
+
+    assert 0 < probe.peak <= limit
+    sent = [read for batch in batches for read in batch.reads]
+    assert sent == [read for leaf in leaves for read in leaf.reads]
+    for batch in batches:
+        assert {read.leaf for read in batch.reads} <= {leaf.index for leaf in batch.leaves}
+
+
+async def test_an_indivisible_read_above_the_limit_goes_alone(rig: Rig) -> None:
+    async def perform() -> None:
+        pass
+
+    small = read_leaf(0, [30])
+    large = ReadLeaf(1, small.stored, small.handler, Target(), (DriverRead(1, 500, perform),))
+    probe = Probe()
+
+    leaves = (small, large, read_leaf(2, [30]))
+    await run_stages(rig.restore_run(), LimitBytes(100), probe, message=LeafBatch(leaves))
+
+    assert probe.peak == 500
+
+
+async def test_leaves_without_bytes_pass(rig: Rig) -> None:
+    leaves = (read_leaf(0, []), read_leaf(1, [0]), read_leaf(2, []))
+
+    batches = await run_stages(rig.restore_run(), LimitBytes(1), message=LeafBatch(leaves))
+
+    assert [leaf.index for batch in batches for leaf in batch.leaves] == [0, 1, 2]
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Stands for `read`: passes a leaf on, with its lease, when its last read came."""
+
+    came: dict[int, int] = field(default_factory=dict[int, int])
+    leases: dict[int, Any] = field(default_factory=dict[int, Any])
+
+    async def __call__(self, batch: ReadBatch) -> HostBatch | None:
+        self.leases.update(batch.staged)
+        await checkpoint()
+        for read in batch.reads:
+            self.came[read.leaf] = self.came.get(read.leaf, 0) + 1
+        if batch.in_flight is not None:
+            batch.in_flight.release()
+
+        whole = tuple(leaf for leaf in batch.leaves if self.came.get(leaf.index, 0) == len(leaf.reads))
+        staged = tuple(self.leases.pop(leaf.index) for leaf in whole if leaf.index in self.leases)
+        return HostBatch(whole, staged=staged) if whole else None
+
+
+class Nothing:
+    """A handler that builds its leaves' indices."""
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        return [leaf.index for leaf in leaves]
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 60), max_size=5), min_size=1, max_size=12),
+    memory=st.integers(1, 200),
+    in_flight=st.integers(1, 200),
+    batch=st.integers(1, 5),
+    workers=st.integers(1, 3),
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_staging_leases_of_a_restore_never_deadlock(
+    rig: Rig, sizes: list[list[int]], memory: int, in_flight: int, batch: int, workers: int
+) -> None:
+    rig.limit(memory)
+    run = rig.restore_run()
+    handler = Nothing()
+    leaves = [read_leaf(at, each, sum(each), handler) for at, each in enumerate(sizes)]
+    messages = [LeafBatch(tuple(leaves[at : at + batch])) for at in range(0, len(leaves), batch)]
+    complete = FunctionStage(Complete(), workers)
+
+    with anyio.fail_after(5):
+        results = await run_many(run, messages, LimitBytes(in_flight), complete, HostToDevice())
+
+    assert sorted(value for result in results for _, value in result.values) == list(range(len(sizes)))
+    largest = max(sum(each) for each in sizes)
+    assert rig.memory.statistics().peak <= max(memory, largest)
+    assert rig.memory.statistics().leased == 0
+    assert ("memory.oversize" in rig.events) >= (largest > memory)
+
+
+async def run_many(run: Any, messages: list[Any], *stages: Any) -> list[Any]:
+    async def every(_: object) -> Any:
+        for message in messages:
+            yield message
+
+    return await run_stages(run, FunctionStage(every), *stages)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 200), min_size=1, max_size=12),
+    memory=st.integers(1, 300),
+    piece=st.integers(1, 100),
+    in_flight=st.integers(1, 200),
+    batch=st.integers(1, 400),
+)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_a_save_of_any_sizes_passes_any_limits(
+    rig: Rig, sizes: list[int], memory: int, piece: int, in_flight: int, batch: int
+) -> None:
+    rig.limit(memory, piece=piece)
+    run = rig.save_run()
+    run.limits = type(run.limits)(rig.limits.piece_bytes, 3, batch)
+    tree = [np.full(size, at, np.uint8) for at, size in enumerate(sizes)]
+    probe = Probe(concurrency=2)
+
+    with anyio.fail_after(5):
+        stages = (Flatten(), DeviceToHost(), LimitBytes(in_flight), probe, FunctionStage(release))
+        batches = await save_stages(run, tree, *stages)
+
+    assert probe.peak <= in_flight
+    assert rig.memory.statistics().peak <= memory
+    assert sum(batch.nbytes for batch in batches) == sum(sizes)
+    assert len([leaf for batch in batches for leaf in batch.leaves]) == len(sizes)
+
+
+async def release(batch: StagedBatch) -> StagedBatch:
+    batch.release()
+    return batch
+
+
+async def test_a_prioritised_restore_waits_for_memory_before_others(rig: Rig) -> None:
+    rig.limit(100)
+    order: list[int] = []
+
+    async def note(batch: ReadBatch) -> ReadBatch:
+        order.extend(leaf.index for leaf in batch.leaves)
+        return batch
+
+    async def restore(index: int, prioritised: bool) -> None:
+        message = LeafBatch((read_leaf(index, [5], 80),), prioritised)
+        await run_stages(rig.restore_run(), LimitBytes(), FunctionStage(note), message=message)
+
+    lease = await rig.memory.acquire(100)
+    async with create_task_group() as tasks:
+        for waiting, prioritised in enumerate([False, True], start=1):
+            tasks.start_soon(restore, waiting, prioritised)
+            while rig.memory.statistics().tasks_waiting < waiting:
+                await checkpoint()
+
+        lease.release()
+
+    assert order == [2, 1]
