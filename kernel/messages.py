@@ -46,70 +46,15 @@ __all__ = (
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar, final
+
+from penstock.kernel.leaf_spec import KeyKind, KeyPath, LeafSpec, ParamInfo
 
 if TYPE_CHECKING:
     from penstock.kernel.adapter import AdaptedHandler
     from penstock.kernel.meters import StageStatistics
     from penstock.kernel.protocols import Destination, LeafHandler, StoredCheckpoint
     from penstock.kernel.regulator import ByteLease
-
-KeyPath: TypeAlias = tuple[str, ...]
-"""The keys from the root to a leaf, as they are stored: `("opt", "0", "mu")`."""
-
-
-class KeyKind(IntEnum):
-    """What container a key indexes; the numbers are those of the on-disk format."""
-
-    SEQUENCE = 1  #: an index of a list, a tuple, or a node registered without key names
-    MAPPING = 2  #: a dict key, a namedtuple field, an attribute
-
-
-@dataclass(frozen=True, slots=True)
-class ParamInfo:
-    """Where a leaf stands: in its tree, and on the medium."""
-
-    keys: KeyPath
-    kinds: tuple[KeyKind, ...]  #: one for each key
-    key_path: str  #: for people, as `jax.tree_util.keystr` prints it: `['opt'][0].mu`
-    directory: str = ""  #: the checkpoint being written or read, for handlers with files of their own
-
-    @property
-    def name(self) -> str:
-        """The stored name: the keys joined by dots, with no escaping."""
-        return ".".join(self.keys)
-
-
-@dataclass(frozen=True, slots=True)
-class LeafSpec:
-    """What is stored of one leaf: everything but its bytes and its place in the tree."""
-
-    typestr: str  #: `jax.Array`, `np.ndarray`, `scalar`, `string`, an empty marker, or a user's own
-    shape: tuple[int, ...] | None = None  #: None when no array bytes are stored
-    dtype: str = ""  #: by name, as zarr v3 spells it: `float32`, `bfloat16`, `int4`
-    itemsize: int = 0  #: bytes of one stored element
-    chunk_shape: tuple[int, ...] = ()  #: divides `shape`; every axis at least 1
-    write_shape: tuple[int, ...] | None = None  #: of a jax.Array: the part one replica writes
-    text: str | None = None  #: the value of a string leaf
-    sharding: str | None = None  #: of a jax.Array: its sharding as a JSON text
-    random_key_impl: str | None = None  #: of a typed PRNG key: the name of its implementation
-
-    @property
-    def nbytes(self) -> int:
-        """Array bytes stored in all, uncompressed."""
-        return 0 if self.shape is None else math.prod(self.shape) * self.itemsize
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """Bytes of one whole chunk, uncompressed; 0 if the array has no elements."""
-        return math.prod(self.chunk_shape) * self.itemsize if self.nbytes else 0
-
-    @property
-    def is_empty_marker(self) -> bool:
-        """Whether this stands for None or for a container with nothing in it."""
-        return self.typestr in {"None", "Dict", "List", "Tuple", "NamedTuple"}
-
 
 # Saving
 

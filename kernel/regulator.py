@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import final
 
 from anyio import Event
-from anyio.lowlevel import checkpoint_if_cancelled
+from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from penstock.kernel.errors import ConfigError, LeaseTooLargeError
 
@@ -82,19 +82,22 @@ class MemoryRegulator:
 
         Raises:
             LeaseTooLargeError: If `nbytes` exceeds the limit and `admit_oversize` is not set.
+            ValueError: If `nbytes` is negative.
 
         Cancellation:
             Always a checkpoint. A cancelled call leaves the regulator as it found it, also when
             the grant and a native `Task.cancel` meet in one tick.
         """
+        _refuse_negative(nbytes)
         if nbytes > self._limit and not admit_oversize:
             raise LeaseTooLargeError(nbytes, self._limit)
 
         await checkpoint_if_cancelled()
-        if self._waiting or self._prioritised or not self._fits(nbytes):
+        if nbytes and (self._waiting or self._prioritised or not self._fits(nbytes)):
             await self._wait(_Waiter(nbytes, Event()), self._prioritised if prioritised else self._waiting)
         else:
             self._take(nbytes)
+            await self._checkpoint(nbytes)
 
         return ByteLease(nbytes, self._give_back)
 
@@ -120,6 +123,14 @@ class MemoryRegulator:
             raise
         finally:
             self._waited_s += time.perf_counter() - since
+
+    async def _checkpoint(self, nbytes: int) -> None:
+        """Let others run, so that a loop of grants cannot starve them."""
+        try:
+            await cancel_shielded_checkpoint()
+        except BaseException:  # a native Task.cancel goes through every shield
+            self._give_back(nbytes)
+            raise
 
     def _fits(self, nbytes: int) -> bool:
         return self._leased + nbytes <= self._limit or self._leased == 0
@@ -160,6 +171,7 @@ class ByteLease:
 
     def split(self, nbytes: int) -> ByteLease:
         """Move `nbytes` of this lease into a new one, to be released apart from it."""
+        _refuse_negative(nbytes)
         if nbytes > self._nbytes:
             raise LeaseTooLargeError(nbytes, self._nbytes)
 
@@ -182,3 +194,8 @@ class ByteLease:
         exc_tb: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def _refuse_negative(nbytes: int) -> None:
+    if nbytes < 0:
+        raise ValueError(f"a lease cannot be of {nbytes} bytes: it is negative")

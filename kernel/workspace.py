@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from anyio import Lock
 
-from penstock.kernel.errors import DestinationExistsError
+from penstock.kernel.errors import DestinationExistsError, PathError
 
 if TYPE_CHECKING:
     from penstock.kernel.protocols import Store
@@ -64,6 +64,7 @@ class Workspace:
 
         Raises:
             DestinationExistsError: If something is there and `overwrite` is off.
+            PathError: If a file is there.
             StorageError: If it could not be created.
         """
         await self._threads.run(self._check)
@@ -97,8 +98,11 @@ class Workspace:
             await self._threads.run(self._store.remove_tree, self.temporary)
 
     def _check(self) -> None:
-        if self._store.kind(self.final) is not None and not self._overwrite:
+        kind = self._store.kind(self.final)
+        if kind is not None and not self._overwrite:
             raise DestinationExistsError(self.final)
+        if kind == "file":
+            raise PathError(self.final, "is a file, and no checkpoint to be overwritten")
 
         self._store.check_writable(self.final)
 

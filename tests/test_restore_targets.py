@@ -177,28 +177,22 @@ def abstract(tree: Any, *, placed: bool) -> Any:
 
 class TestNodes:
     @pytest.mark.parametrize("name", TREES)
-    async def test_a_concrete_target(self, round_trip: RoundTrip, assert_same: AssertSame, name: str) -> None:
-        tree = TREES[name]()
-        assert_same(await round_trip(tree, like=tree), tree)
-
-    @pytest.mark.parametrize("name", TREES)
-    @pytest.mark.parametrize("placed", [True, False], ids=["placed", "unplaced"])
-    async def test_an_abstract_target(
-        self, round_trip: RoundTrip, assert_same: AssertSame, name: str, placed: bool
+    async def test_a_target_gives_its_own_nodes_whatever_its_leaves_are(
+        self, tmp_path: Path, assert_same: AssertSame, name: str
     ) -> None:
         tree = TREES[name]()
-        found = await round_trip(tree, like=abstract(tree, placed=placed))
-        if placed:  # who names a place gets it, committed
-            tree = jax.tree.map(
-                lambda leaf: jax.device_put(leaf, leaf.sharding) if isinstance(leaf, jax.Array) else leaf, tree
-            )
-        assert_same(found, tree)
-
-    @pytest.mark.parametrize("name", TREES)
-    async def test_a_target_of_types(self, round_trip: RoundTrip, assert_same: AssertSame, name: str) -> None:
-        tree = TREES[name]()
-        like = jax.tree.map(lambda leaf: jax.Array if isinstance(leaf, jax.Array) else type(leaf), tree)
-        assert_same(await round_trip(tree, like=like), tree)
+        types = jax.tree.map(lambda leaf: jax.Array if isinstance(leaf, jax.Array) else type(leaf), tree)
+        committed = jax.tree.map(
+            lambda leaf: jax.device_put(leaf, leaf.sharding) if isinstance(leaf, jax.Array) else leaf, tree
+        )
+        async with Checkpointer() as checkpointer:
+            await (await checkpointer.save(tmp_path / "a", tree))
+            restore = checkpointer.restore
+            assert_same(await restore(tmp_path / "a", like=tree), tree)
+            assert_same(await restore(tmp_path / "a", like=types), tree)
+            assert_same(await restore(tmp_path / "a", like=abstract(tree, placed=False)), tree)
+            # Who names a place gets it, committed.
+            assert_same(await restore(tmp_path / "a", like=abstract(tree, placed=True)), committed)
 
     async def test_nodes_are_matched_by_name_and_not_by_kind(
         self, round_trip: RoundTrip, assert_same: AssertSame
@@ -243,65 +237,60 @@ class TestNodes:
         assert_same(await round_trip(tree), expected)
 
 
-class TestLeaves:
-    @pytest.mark.parametrize(
-        ("saved", "wanted", "expected"),
-        [
-            (jnp.arange(3), np.ndarray, np.arange(3, dtype=np.int32)),
-            (np.arange(3, dtype=np.int32), jax.Array, jnp.arange(3)),
-            (np.arange(3, dtype=np.int32), jnp.zeros(3, jnp.int32), jnp.arange(3)),
-            (jnp.arange(3), np.zeros(3, np.int32), np.arange(3, dtype=np.int32)),
-            (jnp.int32(3), int, 3),
-            (jnp.float32(1.5), float, 1.5),
-            (np.array(True), bool, True),
-            (3, np.int64, np.int64(3)),
-            (3, np.zeros((), np.int64), np.array(3)),
-            (np.float32(2), jnp.float32(0), jnp.float32(2)),
-            (np.float32(2), np.float32, np.float32(2)),
-            (np.int8(2), int, 2),
-            ("text", "another", "text"),
-            ("text", str, "text"),
-            (7, 0, 7),
-            (True, bool, True),
-            (jax.random.key(3), np.ndarray, np.array([0, 3], np.uint32)),
-            (jax.random.key(3), jnp.zeros(2, jnp.uint32), jax.random.key_data(jax.random.key(3))),
-        ],
-    )
-    async def test_the_target_chooses_among_types_of_the_same_bits(
-        self, round_trip: RoundTrip, assert_same: AssertSame, saved: Any, wanted: Any, expected: Any
-    ) -> None:
-        found = await round_trip({"leaf": saved}, like={"leaf": wanted})
-        assert_same(found, {"leaf": expected})
+async def test_the_target_chooses_among_types_of_the_same_bits(
+    round_trip: RoundTrip, assert_same: AssertSame
+) -> None:
+    three = np.arange(3, dtype=np.int32)
+    cases: list[tuple[Any, Any, Any]] = [  # saved, wanted, found
+        (jnp.arange(3), np.ndarray, three),
+        (jnp.arange(3), np.zeros(3, np.int32), three),
+        (three, jax.Array, jnp.arange(3)),
+        (three, jnp.zeros(3, jnp.int32), jnp.arange(3)),
+        (jnp.int32(3), int, 3),
+        (jnp.float32(1.5), float, 1.5),
+        (np.array(True), bool, True),
+        (3, np.int64, np.int64(3)),
+        (3, np.zeros((), np.int64), np.array(3)),
+        (7, 0, 7),
+        (True, bool, True),
+        (np.float32(2), jnp.float32(0), jnp.float32(2)),
+        (np.float32(2), np.float32, np.float32(2)),
+        (np.int8(2), int, 2),
+        ("text", "another", "text"),
+        ("text", str, "text"),
+        (jax.random.key(3), np.ndarray, np.array([0, 3], np.uint32)),
+        (jax.random.key(3), jnp.zeros(2, jnp.uint32), jax.random.key_data(jax.random.key(3))),
+    ]
+    saved, like, expected = map(list, zip(*cases, strict=True))
+    assert_same(await round_trip(saved, like=like), expected)
 
-    @pytest.mark.parametrize(
-        ("saved", "wanted", "kind"),
-        [
-            (2.5, int, "dtype"),
-            (2, float, "dtype"),
-            (True, int, "dtype"),
-            (1, bool, "dtype"),
-            (1, str, "type"),
-            ("1", int, "type"),
-            (None, int, "type"),
-            (jnp.ones(2), None, "type"),
-            (jnp.ones(2), dict[str, Any](), "type"),
-            (jnp.ones(2), float, "shape"),
-            (jnp.ones(2), jnp.ones(3), "shape"),
-            (jnp.ones(2), np.ones((2, 1), np.float32), "shape"),
-            (jnp.ones(2), jnp.ones(2, jnp.bfloat16), "dtype"),
-            (np.ones(2), jnp.ones(2), "dtype"),
-            (jax.random.key(1), jax.random.key(1, impl="rbg"), "dtype"),
-            ("text", jnp.ones(2), "type"),
-        ],
-    )
-    async def test_nothing_is_cast(self, round_trip: RoundTrip, saved: Any, wanted: Any, kind: str) -> None:
-        with pytest.raises(StructureMismatchError) as caught:
-            await round_trip({"leaf": saved}, like={"leaf": wanted})
 
-        (difference,) = caught.value.differences
-        assert (difference.kind, difference.key_path) == (kind, "['leaf']")
-        assert difference.in_like
-        assert difference.on_disk
+async def test_nothing_is_cast(round_trip: RoundTrip) -> None:
+    cases: list[tuple[Any, Any, str]] = [  # saved, wanted, what differs
+        (2.5, int, "dtype"),
+        (2, float, "dtype"),
+        (True, int, "dtype"),
+        (1, bool, "dtype"),
+        (1, str, "type"),
+        ("1", int, "type"),
+        (None, int, "type"),
+        (jnp.ones(2), None, "type"),
+        (jnp.ones(2), {}, "type"),
+        (jnp.ones(2), float, "shape"),
+        (jnp.ones(2), jnp.ones(3), "shape"),
+        (jnp.ones(2), np.ones((2, 1), np.float32), "shape"),
+        (jnp.ones(2), jnp.ones(2, jnp.bfloat16), "dtype"),
+        (np.ones(2), jnp.ones(2), "dtype"),
+        (jax.random.key(1), jax.random.key(1, impl="rbg"), "dtype"),
+        ("text", jnp.ones(2), "type"),
+    ]
+    saved, like, kinds = map(list, zip(*cases, strict=True))
+    with pytest.raises(StructureMismatchError) as caught:
+        await round_trip(saved, like=like)
+
+    found = [(difference.kind, difference.key_path) for difference in caught.value.differences]
+    assert found == [(kind, f"[{at}]") for at, kind in enumerate(kinds)]
+    assert all(difference.in_like and difference.on_disk for difference in caught.value.differences)
 
 
 class TestShardings:

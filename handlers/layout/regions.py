@@ -70,7 +70,8 @@ def chunk_reads(
         leaf: What to put into `Read.leaf`.
         chunk: Overlaps `region`.
         region: Where the bytes go.
-        piece_bytes: Upper bound for one read; at least one element.
+        piece_bytes: Upper bound for one scattered read; at least one element. Direct ones are as
+            long as they are contiguous, and cut later.
     """
     whole = tuple([(start, start + n) for start, n in zip(chunk.start, chunk.shape, strict=True)])
     part = intersect(whole, region.bounds)
@@ -87,9 +88,8 @@ def chunk_reads(
         start = _dot(in_region, destination)
         for index in itertools.product(*map(range, extent[:n_outer])):
             at, to = offset + _dot(index, source), start + _dot(index, destination)
-            for done in range(0, run_bytes, piece_bytes):
-                nbytes = min(piece_bytes, run_bytes - done)
-                yield DirectRead(leaf, chunk.file, at + done, nbytes, region, to + done)
+            yield DirectRead(leaf, chunk.file, at, run_bytes, region, to)
+
         return
 
     for corner, block in _blocks(extent, source, chunk.itemsize, piece_bytes):
@@ -99,7 +99,7 @@ def chunk_reads(
         yield ScatterRead(leaf, chunk.file, offset + _dot(corner, source), nbytes, scatter)
 
 
-def merge_direct(reads: Iterable[Read], piece_bytes: int) -> Iterator[Read]:
+def merge_direct(reads: Iterable[Read]) -> Iterator[Read]:
     """Join direct reads of one region that follow each other in the file and in the region alike."""
     last: Read | None = None
     for read in reads:
@@ -108,7 +108,6 @@ def merge_direct(reads: Iterable[Read], piece_bytes: int) -> Iterator[Read]:
             and isinstance(read, DirectRead)
             and last.offset + last.nbytes == read.offset
             and last.start + last.nbytes == read.start
-            and last.nbytes + read.nbytes <= piece_bytes
             and last.file == read.file
         ):
             nbytes = last.nbytes + read.nbytes

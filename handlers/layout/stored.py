@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
+from penstock.handlers.layout.checked import with_checksums
 from penstock.handlers.layout.integrity import Checksum
 from penstock.handlers.layout.names import MANIFEST
 from penstock.handlers.layout.regions import (
@@ -85,7 +86,10 @@ class OrbaxCheckpoint:
             return self._coded_reads(index, stored, array, region, piece_bytes)
 
         reads = self._plain_reads(index, stored, array, region, piece_bytes)
-        return reads if array.format.shape == array.format.chunk_shape else merge_direct(reads, piece_bytes)
+        if array.format.shape != array.format.chunk_shape:
+            reads = merge_direct(reads)
+
+        return with_checksums(reads, self._recorded, piece_bytes)
 
     def _plain_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
@@ -103,7 +107,7 @@ class OrbaxCheckpoint:
                 yield from self._inline_reads(leaf, value, StoredChunk("", 0, start, shape, itemsize), region)
             else:
                 file = os.path.join(self.directory, value.file)
-                if nbytes == region.nbytes <= piece_bytes and bounds == _bounds_of(start, shape):
+                if nbytes == region.nbytes and bounds == _bounds_of(start, shape):
                     yield DirectRead(leaf, file, value.offset, nbytes, region, 0)
                 else:
                     chunk = StoredChunk(file, value.offset, start, shape, itemsize)
@@ -157,6 +161,11 @@ class OrbaxCheckpoint:
             raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
 
         return value
+
+    @cached_property
+    def _recorded(self) -> Mapping[str, Sequence[Checksum]]:
+        """The checksums by absolute file name, as reads name files."""
+        return {os.path.join(self.directory, file): found for file, found in self.checksums.items()}
 
     @cached_property
     def _driver(self) -> ArrayDriver:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 from weakref import WeakValueDictionary
 
-from anyio import CancelScope, Lock, create_task_group
+from anyio import CancelScope, Lock, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
 from penstock import pipelines
@@ -316,7 +316,9 @@ class Checkpointer:
                 self._tasks, self._threads = tasks, Threads()
                 try:
                     yield
-                except (Exception, KeyboardInterrupt, SystemExit) as error:
+                except (get_cancelled_exc_class(), GeneratorExit):
+                    raise
+                except BaseException as error:
                     failure = error  # raised below, as it is and not in a group
                     tasks.cancel_scope.cancel()
         finally:

@@ -354,7 +354,7 @@ class ParcelHandler(_Script):
             await checkpoint()
             self.enter("deserialize", info.name)
 
-        return [Parcel(Path(info.directory, info.name).read_text()) for info in infos]
+        return [Parcel(_text(info)) for info in infos]
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         return [None for _ in infos]
@@ -369,6 +369,10 @@ class ParcelHandler(_Script):
     def _write(self, path: Path, text: str) -> None:
         self.enter("write", path.name)
         path.write_text(text)
+
+
+def _text(info: ParamInfo) -> str:
+    return Path(info.directory, info.name).read_text()
 
 
 def _in_thread(function: Callable[..., T], *args: Any) -> Future[T]:

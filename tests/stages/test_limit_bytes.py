@@ -84,7 +84,7 @@ async def test_bytes_of_a_save_in_flight_never_exceed_the_limit(rig: Rig, limit:
 
     batches = await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes(limit), probe)
 
-    assert limit * 0.3 < probe.peak <= limit or limit > 1000
+    assert 0 < probe.peak <= limit
     assert contents(batches) == {name: value.tobytes() for name, value in tree.items() if value.size}
     assert sorted(leaf.info.name for batch in batches for leaf in batch.leaves) == sorted(tree)
 

@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has left (`| head`), which is no failure of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return 130  # what a shell expects of a command that SIGINT ended
     except (CommandError, penstock.PenstockError, OSError) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 1
@@ -50,7 +52,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         "says else."
     )
     demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (penstock's documentation)")
-    demo.add_argument("--steps", type=int, default=120, metavar="N", help="steps to train (%(default)s)")
+    demo.add_argument("--steps", type=int, default=130, metavar="N", help="steps to train (%(default)s)")
     demo.add_argument("--every", type=int, default=20, metavar="N", help="steps between saves (%(default)s)")
     demo.add_argument("--small", action="store_true", help="a smaller model, for a quick look")
     demo.add_argument("--keep", type=Path, metavar="DIR", help="put the checkpoints there and leave them")

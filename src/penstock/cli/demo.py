@@ -27,7 +27,7 @@ class DemoOptions:
     """What the command line says."""
 
     text: Path | None = None  #: None: penstock's own
-    steps: int = 120
+    steps: int = 130
     every: int = 20
     size: str = "full"
     seconds: float = 75.0  #: to aim at, by training fewer steps on a slow machine

@@ -49,7 +49,7 @@ class TrainingOptions:
     every: int  #: steps from one save to the next
     seed: int = 0
     hold_at: int | None = None  #: the step whose save stops half-way, and stays so
-    seconds: float | None = None  #: that three such processes may take; too slow, this one ends at a save
+    seconds: float | None = None  #: that three such processes may take; a slow one ends early
     began: float = 0.0  #: `time.monotonic` when this one was started
 
 
@@ -158,13 +158,13 @@ class _Training:
 
             if step % options.every == 0:
                 await self._save(step)
-                if step >= LEAST_SAVES * options.every and self._is_late(began):
-                    return
+            elif step % options.every == options.every // 2 and self._is_late(step, began):
+                return  # between two saves, so that training goes on during the last one, too
 
-    def _is_late(self, warm_at: float) -> bool:
+    def _is_late(self, step: int, warm_at: float) -> bool:
         """Whether this process has had its share: all three start, and train for 2.2 times as long."""
         options = self._options
-        if options.seconds is None:
+        if options.seconds is None or step < LEAST_SAVES * options.every:
             return False
 
         share = (options.seconds - 3 * (warm_at - options.began)) / 2.2

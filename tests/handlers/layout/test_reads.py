@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,6 +112,7 @@ def test_chunks_that_follow_each_other_are_read_together(
 ) -> None:
     values = np.arange(64, dtype=np.float32).reshape(8, 8)
     write_flat(tmp_path, [make_leaf(0, ("a",), like=values, chunk_shape=(2, 8))], {0: values})
+    (tmp_path / "_PENSTOCK_INTEGRITY").unlink()
 
     reads = planned(tmp_path, ((0, 8), (0, 8)), 128)
 
@@ -122,7 +124,7 @@ def test_long_rows_are_read_directly_and_short_rows_are_scattered(
 ) -> None:
     row = DIRECT_BYTES // 4
     values = np.zeros((3, 2 * row), np.float32)
-    write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values})
+    write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values}, piece_bytes=1 << 30)
 
     long = planned(tmp_path, ((0, 3), (0, row)), 1 << 20)
     short = planned(tmp_path, ((0, 3), (0, row - 1)), 1 << 30)
@@ -158,7 +160,7 @@ def test_reads_of_different_files_are_not_joined() -> None:
     region = Nowhere(((0, 8),), 1)
     reads = [DirectRead(0, "first", 0, 4, region, 0), DirectRead(0, "second", 4, 4, region, 4)]
 
-    assert list(merge_direct(reads, 100)) == reads
+    assert list(merge_direct(reads)) == reads
 
 
 async def test_values_that_lie_in_the_index_are_read_without_a_data_file(
@@ -242,3 +244,19 @@ def test_a_chunk_of_the_wrong_length_names_its_leaf(make_leaf: Any, write_flat: 
 
     with pytest.raises(CorruptCheckpointError, match=r"chunk 'a/0' has 4 bytes, not 32 \(leaf \['a'\]\)"):
         list(checkpoint.reads(0, stored, Nowhere(((0, 8),), 4), 1 << 20))
+
+
+def test_reads_of_whole_pieces_carry_their_checksums(make_leaf: Any, write_flat: Any, tmp_path: Path) -> None:
+    values = np.arange(64, dtype=np.uint8)
+    write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values}, piece_bytes=16)
+    raw = values.tobytes()
+
+    reads = planned(tmp_path, ((8, 60),), 1 << 20)
+
+    assert [(read.offset, read.start, read.nbytes) for read in reads] == [
+        (8, 0, 8),
+        (16, 8, 16),
+        (32, 24, 16),
+        (48, 40, 12),
+    ]
+    assert [read.crc32c for read in reads] == [None, crc32c(raw[16:32]), crc32c(raw[32:48]), None]

@@ -1,0 +1,145 @@
+"""The command line: what it says, what it returns, and what it does not import."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+
+import penstock
+from penstock.cli import main
+from penstock.cli.output import Output, PlainOutput, RichOutput, Table
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inspect") / "step_7"
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    tree = {
+        "weights": jax.device_put(jnp.ones((4, 3), jnp.bfloat16), NamedSharding(mesh, PartitionSpec("data"))),
+        "key": jax.random.key(3),
+        "step": 7,
+        "name": "run",
+    }
+    penstock.sync.save(path, tree, custom_metadata={"loss": 0.5})
+    return path
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_version_and_help_load_no_array_library(argument: str) -> None:
+    program = f"""
+import sys
+from penstock.cli import main
+try:
+    main([{argument!r}])
+except SystemExit as end:
+    print(end.code, *[name for name in ("jax", "numpy", "rich", "tensorstore") if name in sys.modules])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=SOURCE
+    )
+
+    *said, last = run.stdout.splitlines()
+    assert last == "0"
+    assert penstock.__version__ in said[0] or "demo" in "".join(said)
+
+
+def test_inspect_lists_every_leaf(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(checkpoint)]) == 0
+
+    said = capsys.readouterr().out
+    rows = rows_of(said)
+    assert rows["['weights']"] == ["jax.Array", "4x3", "bfloat16", "24", "(data)", "over", "data=2"]
+    assert rows["['step']"][0] == "scalar"
+    assert rows["['name']"] == ["string"]
+    assert "random key (threefry2x32)" in said
+    assert "4 leaves" in said
+    assert '{"loss": 0.5}' in said
+    assert "committed 20" in said
+
+
+def test_inspect_json_is_one_document(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json", str(checkpoint)]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    leaves = {leaf["key_path"]: leaf for leaf in document["leaves"]}
+    assert document["path"] == str(checkpoint)
+    assert document["n_leaves"] == 4
+    assert document["custom_metadata"] == {"loss": 0.5}
+    assert leaves["['weights']"]["shape"] == [4, 3]
+    assert leaves["['weights']"]["nbytes"] == 24
+
+
+@pytest.mark.parametrize("path", ["", "nothing"])
+def test_inspect_of_no_checkpoint_fails_in_one_line(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(tmp_path / path)]) == 1
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("penstock: ")
+    assert str(tmp_path) in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_wrong_usage_ends_with_status_2() -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["inspect"])
+
+    assert end.value.code == 2
+
+
+def test_a_reader_that_leaves_is_no_failure(checkpoint: Path) -> None:
+    command = f"{sys.executable} -m penstock.cli inspect {checkpoint} | true; echo ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True, cwd=SOURCE)
+
+    assert (run.stdout, run.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize("rich", [False, True])
+def test_both_outputs_say_the_same(*, rich: bool) -> None:
+    stream = io.StringIO()
+    output: Output = RichOutput(Console(file=stream, width=100)) if rich else PlainOutput(stream)
+
+    output.headline("A [headline]")
+    output.say("a [line] that is no markup")
+    output.table(Table(("name", "figure"), [("[x]", "1"), ("y", "100")]))
+    with output.bar(2) as bar:
+        bar.show(1, "half")
+    output.success("done")
+
+    said = stream.getvalue()
+    assert "A [headline]" in said
+    assert "a [line] that is no markup" in said
+    assert rows_of(said)["[x]"] == ["1"]
+    assert rows_of(said)["y"] == ["100"]
+    assert "done" in said
+
+
+def test_plain_tables_line_up() -> None:
+    stream = io.StringIO()
+
+    PlainOutput(stream).table(Table(("name", "figure"), [("a", "1"), ("longer", "100")]))
+
+    assert stream.getvalue().splitlines() == [
+        "name    figure",
+        "------  ------",
+        "a            1",
+        "longer     100",
+    ]
