@@ -54,14 +54,15 @@ class AdaptedHandler:
         Raises:
             HandlerFailedError: If the handler raised, here or in a future; its error is the cause.
         """
-        with self._blame(leaf.info):
-            futures = await self.inner.serialize([leaf.value], [leaf.info])
+        info = leaf.info
+        with self._blame(info):
+            futures = await self.inner.serialize([leaf.value], [info])
 
         async def wait() -> None:
-            with self._blame(leaf.info):
+            with self._blame(info):
                 await threads.run(_wait_all, futures)
 
-        return Pending(leaf, wait)
+        return Pending(leaf.without_value(), wait)
 
     async def load(self, leaf: ReadLeaf) -> Any:
         """Read the leaf's value.

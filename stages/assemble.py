@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Assemble",)
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
@@ -30,7 +30,7 @@ class Assemble:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: RestoreRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
         yield _Assembler(run)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Commit",)
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
@@ -36,7 +36,7 @@ class Commit:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
         yield _Committer(run)
 

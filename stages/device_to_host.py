@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("DeviceToHost",)
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, final
@@ -34,7 +34,7 @@ class DeviceToHost:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
 
         async def stage(batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
@@ -77,6 +77,7 @@ async def _stage_adapted(
     try:
         await run.workspace.open()
         pending = await handler.save(leaf, run.threads)
+        run.background.append(pending)
     except BaseException:
         lease.release()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Finalize",)
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
@@ -29,7 +29,7 @@ class Finalize:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
 
         async def finalize(committed: Committed, /) -> SaveReport:

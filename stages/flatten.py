@@ -4,10 +4,10 @@ from __future__ import annotations
 
 __all__ = ("Flatten",)
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from penstock.kernel.messages import Leaf, LeafBatch, TreeToSave
 from penstock.kernel.run import SaveRun
@@ -31,7 +31,7 @@ class Flatten:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
 
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
@@ -49,7 +49,8 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     flat, _ = flatten_tree(message.take(), run.workspace.temporary)
     leaves: list[Leaf] = []
     for index, found in enumerate(flat):
-        handler = run.registry.lookup(type(found.value), found.info.key_path)
+        type_: type[Any] = type(found.value)
+        handler = run.registry.lookup(type_, found.info.key_path)
         leaves.append(
             Leaf(index, found.info, found.value, handler.describe(found.value, found.info), handler)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("HostToDevice",)
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
@@ -28,7 +28,7 @@ class HostToDevice:
     concurrency: int = field(default=1, metadata={"positive": True})
 
     @asynccontextmanager
-    async def open(self, run: RestoreRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
 
         async def build(batch: HostBatch, /) -> RestoredBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("LimitBytes",)
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
@@ -35,7 +35,7 @@ class LimitBytes:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: Run, /) -> AsyncIterator[Actor]:
+    async def open(self, run: Run, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one run."""
         yield _Limiter(run, MemoryRegulator(self.in_flight_bytes))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Locate",)
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
@@ -31,7 +31,7 @@ class Locate:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: RestoreRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
 
         async def locate(request: RestoreRequest, /) -> Located:

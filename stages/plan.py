@@ -4,13 +4,13 @@ from __future__ import annotations
 
 __all__ = ("Plan", "match")
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, final
+from typing import Any, cast, final
 
-import jax
+from jax import tree_util
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
@@ -41,7 +41,7 @@ class Plan:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: RestoreRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
 
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
@@ -70,7 +70,7 @@ def _plan(run: RestoreRun, located: Located) -> list[ReadLeaf]:
         flat, treedef = flatten_tree(located.like)
         matches, differences = match(flat, checkpoint.leaves)
         infos = [found.info for found in flat]
-        run.outline = Outline(infos, lambda values: jax.tree_util.tree_unflatten(treedef, values))
+        run.outline = Outline(infos, lambda values: cast("Any", tree_util).tree_unflatten(treedef, values))
     else:
         matches = [Match(stored, None, has_like=False) for stored in checkpoint.leaves]
         infos = [stored.info for stored in checkpoint.leaves]

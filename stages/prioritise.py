@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Prioritise",)
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -37,7 +37,7 @@ class Prioritise:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: Run, /) -> AsyncIterator[Actor]:
+    async def open(self, run: Run, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one run."""
         yield _Prioritiser(self._is_first, run) if self.first else _pass_on
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Read",)
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -54,7 +54,7 @@ class Read:
     verify: bool = True
 
     @asynccontextmanager
-    async def open(self, run: RestoreRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore. Files are closed on the way out, whatever happened."""
         reader = _Reader(run, verify=self.verify)
         try:

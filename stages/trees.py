@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from jax import tree_util
 
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.messages import KeyKind, ParamInfo
 
-_SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING  # looked up for every step of every leaf
+# Looked up once and not for every step of every leaf. jax declares no types for them.
+_jax: Any = tree_util
+_DICT_KEY, _ATTRIBUTE_KEY = _jax.DictKey, _jax.GetAttrKey
+_SEQUENCE_KEY, _FLAT_KEY = _jax.SequenceKey, _jax.FlattenedIndexKey
+_SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class FlatLeaf:
     value: Any
 
 
-def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], jax.tree_util.PyTreeDef]:
+def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any]:
     """Take a tree apart into leaves, in JAX's flatten order, with None and empty containers as leaves.
 
     Nodes are whatever JAX knows as nodes: dict, list, tuple, namedtuple, registered classes. An
@@ -44,7 +47,7 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], jax
         InvalidLeafError: If a key has surrogates in it, which no document can hold.
     """
     try:
-        pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)
+        pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_empty)
     except ValueError as error:  # keys of one dict that cannot be sorted
         raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
@@ -53,7 +56,7 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], jax
     for path, value in pairs:
         steps = [_step(entry) for entry in path]
         keys = tuple([key for key, _ in steps])
-        info = ParamInfo(keys, tuple([kind for _, kind in steps]), jax.tree_util.keystr(path), directory)
+        info = ParamInfo(keys, tuple([kind for _, kind in steps]), _jax.keystr(path), directory)
         name = info.name
         if name in seen:
             raise DuplicateNameError(name, seen[name], info.key_path)
@@ -123,19 +126,19 @@ def _check_unicode(info: ParamInfo) -> None:
         ) from error
 
 
-def _step(entry: object) -> tuple[str, KeyKind]:
+def _step(entry: Any) -> tuple[str, KeyKind]:
     """Translate one of JAX's key entries.
 
     No cache: entries that are equal (of the keys 1, 1.0 and True) have different names, and those
     that classes bring along need not even be hashable.
     """
-    if isinstance(entry, DictKey):
+    if isinstance(entry, _DICT_KEY):
         return str(entry.key), _MAPPING
-    if isinstance(entry, GetAttrKey):
+    if isinstance(entry, _ATTRIBUTE_KEY):
         return entry.name, _MAPPING
-    if isinstance(entry, SequenceKey):
+    if isinstance(entry, _SEQUENCE_KEY):
         return str(entry.idx), _SEQUENCE
-    if isinstance(entry, FlattenedIndexKey):
+    if isinstance(entry, _FLAT_KEY):
         return str(entry.key), _SEQUENCE
 
     return str(entry), _MAPPING  # a class registered with key entries of its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Write",)
 
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
@@ -41,7 +41,7 @@ class Write:
     file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save. Its files are closed on the way out, whatever happened."""
         writer = _Writer(run, self.file_bytes)
         async with closing(run.threads, writer.files):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,7 +137,15 @@ class TestTrees:
 
     @pytest.mark.parametrize(
         "metadata",
-        [{"a": object()}, {"a": {1, 2}}, {("a",): 1}, {"a": b"x"}, ["a"], {"a": np.float32(1)}, {"a": jnp.ones(1)}],
+        [
+            {"a": object()},
+            {"a": {1, 2}},
+            {("a",): 1},
+            {"a": b"x"},
+            ["a"],
+            {"a": np.float32(1)},
+            {"a": jnp.ones(1)},
+        ],
         ids=repr,
     )
     async def test_custom_metadata_that_is_not_json(self, tmp_path: Path, metadata: Any) -> None:
@@ -144,6 +154,46 @@ class TestTrees:
                 await checkpointer.save(tmp_path / "a", {"x": 1}, custom_metadata=metadata)
 
         assert os.listdir(tmp_path) == []
+
+
+def test_an_array_that_other_processes_hold_parts_of(tmp_path: Path) -> None:
+    program = """
+import os, sys, jax, numpy as np, penstock.sync
+from jax.sharding import NamedSharding, PartitionSpec
+from penstock.kernel.errors import InvalidLeafError
+number, path, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, number)
+sharding = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
+array = jax.make_array_from_callback((4,), sharding, lambda index: np.zeros(2))
+try:
+    penstock.sync.save(os.path.join(path, str(number)), {"w": array})
+except InvalidLeafError as error:
+    print(error)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(penstock.__file__).parents[1]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+    }
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, str(number), str(tmp_path), str(port)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for number in range(2)
+        ]
+        said = [process.communicate(timeout=50)[0] for process in processes]
+
+    for text in said:
+        assert text.startswith("['w']: the array has shards on other processes"), said
+    assert os.listdir(tmp_path) == []
 
 
 class TestPaths:
@@ -259,7 +309,11 @@ class TestDamage:
     def test_nothing_there(self, tmp_path: Path, restoring: Callable[[Path], Any]) -> None:
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_bytes(b"x")
-        for name, words in (("absent", "does not exist"), ("empty", "is no checkpoint"), ("file", "is a file")):
+        for name, words in (
+            ("absent", "does not exist"),
+            ("empty", "is no checkpoint"),
+            ("file", "is a file"),
+        ):
             with pytest.raises(NotACheckpointError, match=words) as caught:
                 restoring(tmp_path / name)
             assert caught.value.path == str(tmp_path / name)
@@ -346,7 +400,9 @@ with penstock.sync.Checkpointer(store=store) as checkpointer:
             kept.rename(saved / name)
 
     def test_a_target_with_a_wrong_structure(self, saved: Path) -> None:
-        with pytest.raises(StructureMismatchError, match=r"missing +\['v'\].*did you mean \['w'\]|unexpected"):
+        with pytest.raises(
+            StructureMismatchError, match=r"missing +\['v'\].*did you mean \['w'\]|unexpected"
+        ):
             penstock.sync.restore(saved, like={"v": np.float32})
 
 
@@ -367,7 +423,7 @@ class TestConfig:
             ("memory = {limit_bytes = -5}", r"memory\.limit_bytes: must be positive, not -5"),
             ("memory = {limit = 5}", r"memory\.limit: no such option; did you mean memory\.limit_bytes"),
             ("memory = 5", "memory: must be a table"),
-            ("store = {}", "store: no such option; known here: memory"),
+            ("store = {root = 1}", r"store\.root: no such option; known here: memory"),
             ("save.write.concurrency = 0", r"write\.concurrency: must be positive"),
             ("save.write.concurency = 2", r"write\.concurency: no such option; did you mean"),
             ("save.wright.concurrency = 2", "no stage is called 'wright'; there are flatten"),

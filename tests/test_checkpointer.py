@@ -533,6 +533,20 @@ class TestFailures:
             await ended(save)
             await (await checkpointer.save(tmp_path / "a", tree()))
 
+    async def test_that_nothing_can_be_removed_does_not_hide_why_the_save_failed(
+        self, tmp_path: Path, store: FaultyStore
+    ) -> None:
+        store.fail_on("data.write_at", error=StorageError("write", "x", "no space"))
+        store.fail_on("remove_tree", 2, StorageError("rmdir", "x", "busy"))  # the first makes room
+        async with Checkpointer(store=store) as checkpointer:
+            with pytest.raises(StorageError, match="no space") as caught:
+                await (await checkpointer.save(tmp_path / "a", tree()))
+            assert caught.value.__notes__[-1] == "what was written could not be removed: rmdir 'x': busy"
+            assert names(tmp_path) == ["a.orbax-checkpoint-tmp"]
+            await (await checkpointer.save(tmp_path / "a", tree()))  # removes what is stale
+
+        assert names(tmp_path) == ["a"]
+
     async def test_the_same_error_can_be_raised_many_times(self, tmp_path: Path, store: FaultyStore) -> None:
         store.hang_on("data.write_at", then=StorageError("write", "x", "no")).release()
         async with Checkpointer(store=store) as checkpointer:

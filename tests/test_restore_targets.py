@@ -318,7 +318,9 @@ class TestShardings:
         like = [struct, jax.device_put(np.zeros((16, 8), np.float32), wanted)]
         assert_same(await round_trip([saved, saved], like=like), [expected, expected])
 
-    @pytest.mark.parametrize("like", [{}, {"like": jax.Array}, {"like": ShapeDtypeStruct((16, 8), jnp.float32)}])
+    @pytest.mark.parametrize(
+        "like", [{}, {"like": jax.Array}, {"like": ShapeDtypeStruct((16, 8), jnp.float32)}]
+    )
     async def test_nobody_has_the_say_so_it_is_the_saved_one(
         self, round_trip: RoundTrip, assert_same: AssertSame, like: dict[str, Any]
     ) -> None:
@@ -413,7 +415,13 @@ class TestMetadata:
         kinds = [leaf.kind for leaf in found.leaves]
         assert kinds == ["Dict", "None", "np.ndarray", "jax.Array", "scalar", "jax.Array", "string"]
         w, p = by_name["a.w"], by_name["p"]
-        assert (w.key_path, w.shape, w.dtype, w.nbytes, w.sharding) == ("['a']['w']", (2, 3), "float32", 24, None)
+        assert (w.key_path, w.shape, w.dtype, w.nbytes, w.sharding) == (
+            "['a']['w']",
+            (2, 3),
+            "float32",
+            24,
+            None,
+        )
         assert (p.shape, p.chunk_shape) == ((16,), (2,))
         assert p.sharding is not None
         assert p.sharding["partition_spec"] == ["x"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 __all__ = ("SaveTask",)
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
 from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_after
 
-from penstock.kernel.errors import SaveCancelledError
+from penstock.kernel.errors import SaveCancelledError, StorageError
 from penstock.kernel.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.messages import SaveReport, TreeToSave
 from penstock.kernel.pipeline import Pipeline
@@ -99,9 +100,9 @@ class SaveTask:
             try:
                 await run.workspace.check()
                 result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
-            except BaseException:
+            except BaseException as error:
                 with move_on_after(CLEANING_S, shield=True):
-                    await run.workspace.discard()
+                    await self._undo(error)
 
                 raise
 
@@ -120,6 +121,18 @@ class SaveTask:
             durable_s=report.durable_s,
         )
         self._promise.finish(report)
+
+    async def _undo(self, because: BaseException) -> None:
+        run = self._run
+        for pending in run.background:
+            with suppress(Exception):  # why the save fails is known already
+                await pending.wait()
+
+        try:
+            await run.workspace.discard()
+        except StorageError as error:
+            run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(error))
+            because.add_note(f"what was written could not be removed: {error}")
 
     def _reach(self, milestone: Milestone) -> None:
         if milestone >= Milestone.STAGED and self._staged_s != self._staged_s:  # still NaN

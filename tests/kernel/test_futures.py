@@ -401,6 +401,15 @@ def test_a_waiter_whose_loop_has_ended_does_not_disturb_the_save(waiter: str) ->
         assert promise.future.result() is REPORT
 
 
+async def test_a_waiter_that_comes_as_the_milestone_is_passed_is_woken() -> None:
+    # As when another thread looks, finds it not passed, and only then begins to wait.
+    promise, woken = promised(), list[bool]()
+    promise.reach(Milestone.STAGED)
+
+    with promise.future._waking(Milestone.STAGED, lambda: woken.append(True)):
+        assert woken == [True]
+
+
 def test_a_natively_cancelled_waiter_leaves_the_save_alone() -> None:
     async def main() -> None:
         promise = promised(lambda: pytest.fail("the save was cancelled"))

@@ -560,6 +560,20 @@ def test_an_interrupt_comes_out_as_itself(backend: str, interrupt: type[BaseExce
     assert not end.finished
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_interrupt_goes_before_a_failure_that_came_first(backend: str) -> None:
+    async def interrupted(message: int) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(
+            run_pipeline, line(numbers, failing(ValueError(), 1), interrupted), None, 3, backend=backend
+        )
+
+
 async def test_a_failure_leaves_no_cycle_that_would_keep_buffers_alive() -> None:
     class Large:
         pass

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, final
 
 import anyio
@@ -13,7 +13,7 @@ from anyio import CancelScope, Event, create_task_group
 from anyio.lowlevel import checkpoint
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.threads import LoopHandle, Threads, await_future
+from penstock.kernel.threads import LoopHandle, Threads, _Call, await_future
 
 pytestmark = pytest.mark.anyio
 
@@ -200,50 +200,50 @@ class Stubborn:
             self.raised = error
 
 
+@final
+class Counting:
+    """An awaitable that counts how often the loop comes back to it."""
+
+    def __init__(self, awaitable: Coroutine[Any, Any, Any]) -> None:
+        self.steps = 0
+        self._inner = awaitable
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        value: Any = None
+        while True:
+            self.steps += 1
+            try:
+                asked = self._inner.send(value)
+            except StopIteration as end:
+                return end.value
+            while True:
+                try:
+                    value = yield asked
+                    break
+                except BaseException as error:
+                    self.steps += 1
+                    asked = self._inner.throw(error)
+
+
 async def test_waiting_for_a_future_leaves_the_loop_idle() -> None:
     # No polling: while the future is open, the waiting task is never stepped.
     future = Stubborn()
-    steps = at_first = 0
-
-    @final
-    class Counting:
-        def __init__(self, awaitable: Any) -> None:
-            self.iterator = awaitable.__await__()
-
-        def __await__(self) -> Any:
-            return self
-
-        def __iter__(self) -> Any:
-            return self
-
-        def __next__(self) -> Any:
-            return self.send(None)
-
-        def send(self, value: object) -> Any:
-            nonlocal steps
-            steps += 1
-            return self.iterator.send(value)
-
-        def throw(self, *error: Any) -> Any:
-            return self.iterator.throw(*error)
-
-        def close(self) -> None:
-            self.iterator.close()
+    counting, at_first = Counting(await_future(future)), 0
 
     async def wait() -> None:
-        await Counting(await_future(future))
+        await counting
 
     async with create_task_group() as tasks:
         tasks.start_soon(wait)
         for _ in range(100):
             await checkpoint()
-        at_first = steps
+        at_first = counting.steps
         for _ in range(100):
             await checkpoint()
-        assert steps == at_first
+        assert counting.steps == at_first
         future.complete()
 
-    assert steps <= at_first + 2
+    assert counting.steps <= at_first + 2
 
 
 async def test_a_call_runs_in_another_thread_and_its_result_or_error_comes_back() -> None:
@@ -374,5 +374,46 @@ def test_a_call_that_is_natively_cancelled_before_it_begins_never_does() -> None
         await first
         assert called == []
         assert threads.busy == 0
+
+    anyio.run(main, backend="asyncio")
+
+
+async def test_a_call_that_was_given_up_does_not_begin_later() -> None:
+    called = list[int]()
+    call = _Call(called.append, (1,))
+    await call.wait_over()
+
+    with pytest.raises(concurrent.futures.CancelledError):
+        call()
+    assert called == []
+
+
+def test_a_call_cancelled_in_both_ways_is_waited_for_without_spinning() -> None:
+    async def main() -> None:
+        threads, begun, scope = Threads(), Event(), CancelScope()
+        loop, go_on = LoopHandle(), threading.Event()
+
+        def work() -> None:
+            loop.post(begun.set)
+            go_on.wait(5)
+
+        counting = Counting(threads.run(work))
+
+        async def run() -> None:
+            with scope:
+                await counting
+
+        task = asyncio.ensure_future(run())
+        await begun.wait()
+        task.cancel()
+        scope.cancel()
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+        assert not task.done()
+        assert counting.steps < 10
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     anyio.run(main, backend="asyncio")

@@ -11,7 +11,7 @@ import pytest
 from anyio import CancelScope, Event, create_task_group
 
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import DestinationExistsError, StorageError
+from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
 from penstock.kernel.protocols import DataFile, ReadableFile, Store
 from penstock.kernel.threads import LoopHandle, Threads
 from penstock.kernel.workspace import Workspace
@@ -36,7 +36,8 @@ class FakeStore:
             self.before[operation]()
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
-        return "directory" if path in self.there else None
+        kinds: dict[str, Literal["file", "directory"]] = {"file": "file"}
+        return kinds.get(self.there[path], "directory") if path in self.there else None
 
     def check_writable(self, path: str) -> None:
         self._do("check_writable", path)
@@ -211,6 +212,16 @@ async def test_an_old_checkpoint_is_refused_before_and_at_the_end() -> None:
     assert not workspace.published
     await workspace.discard()
     assert store.there == {FINAL: "old"}
+
+
+async def test_a_file_is_no_checkpoint_to_be_overwritten() -> None:
+    store = FakeStore()
+    store.there[FINAL] = "file"
+
+    with pytest.raises(PathError, match="is a file"):
+        await space(store, overwrite=True).check()
+    with pytest.raises(DestinationExistsError):
+        await space(store).check()
 
 
 async def test_what_cannot_be_created_is_refused_by_check() -> None:

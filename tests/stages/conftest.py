@@ -6,7 +6,6 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import jax  # noqa: F401  (imported before the freeze below)
 import pytest
 from tests.stages.rig import Rig
 
@@ -14,6 +13,7 @@ from tests.stages.rig import Rig
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_old_is_collected_again() -> None:
     # A full collection after each test would take longer than the test, with jax loaded.
+    # Here all test modules are imported.
     gc.collect()
     gc.freeze()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -143,7 +143,7 @@ class Gather:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: object, /) -> AsyncIterator[Actor]:
+    async def open(self, run: object, /) -> AsyncGenerator[Actor]:
         try:
             yield _Gatherer(self.kept, release=self.release)
         finally:
@@ -179,7 +179,7 @@ class Probe:
         return self.held["peak"]
 
     @asynccontextmanager
-    async def open(self, run: object, /) -> AsyncIterator[Actor]:
+    async def open(self, run: object, /) -> AsyncGenerator[Actor]:
         yield self._hold
 
     async def _hold(self, message: Any) -> Any:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from anyio import create_task_group
 from tests.stages.rig import Rig, cancel_in, run_one
 
 from penstock.kernel.errors import DestinationExistsError, StorageError

@@ -4,7 +4,7 @@ import gc
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import flax.struct
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.core import FrozenDict
+from flax import core
 from tests.stages.rig import Gather, Rig, cancel_in, save_stages
 
 from penstock.kernel.errors import DeletedLeafError, DuplicateNameError, InvalidLeafError, NoHandlerError
@@ -27,6 +27,7 @@ from penstock.stages.prioritise import Prioritise
 pytestmark = pytest.mark.anyio
 
 S, M = KeyKind.SEQUENCE, KeyKind.MAPPING
+frozen: Any = core.FrozenDict
 
 
 class Point(NamedTuple):
@@ -44,7 +45,7 @@ class Registered:
 class Structure:
     params: Any
     step: Any = 0
-    name: str = flax.struct.field(pytree_node=False, default="not a leaf")
+    name: str = cast("Any", flax.struct).field(pytree_node=False, default="not a leaf")
 
 
 class Pair:
@@ -111,8 +112,8 @@ async def leaves_of(rig: Rig, tree: object) -> list[Leaf]:
         (Linear(jnp.ones(2), 3), [("weight",)], [(M,)]),
         (Pair(1, 2), [("0",), ("1",)], [(S,), (S,)]),
         (Labelled(1, 2), [("left",), ("right",)], [(M,), (M,)]),
-        (FrozenDict({}), [], []),
-        (FrozenDict({"a": FrozenDict({"b": 1})}), [("a", "b")], [(M, M)]),
+        (frozen({}), [], []),
+        (frozen({"a": frozen({"b": 1})}), [("a", "b")], [(M, M)]),
         ({"a": {}, "b": [(), None], "c": 1}, [("a",), ("b", "0"), ("b", "1"), ("c",)], None),
         ({1: 1.0}, [("1",)], [(M,)]),
         ({True: 1.0}, [("True",)], [(M,)]),
@@ -186,7 +187,7 @@ def deleted() -> jax.Array:
         (np.array([object()]), InvalidLeafError, "['bad']"),
         (deleted(), DeletedLeafError, "['bad']"),
         ({"x": 1, "y": {1, 2}}, NoHandlerError, "['bad']['y']"),
-        (jax.ShapeDtypeStruct((2,), np.float32), InvalidLeafError, "['bad']"),
+        (cast("Any", jax).ShapeDtypeStruct((2,), np.float32), InvalidLeafError, "['bad']"),
         (2**70, InvalidLeafError, "['bad']"),
     ],
     ids=["object", "object-array", "deleted", "set", "abstract", "large-int"],

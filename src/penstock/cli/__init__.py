@@ -52,8 +52,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         "says else."
     )
     demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (penstock's documentation)")
-    demo.add_argument("--steps", type=int, default=130, metavar="N", help="steps to train (%(default)s)")
-    demo.add_argument("--every", type=int, default=20, metavar="N", help="steps between saves (%(default)s)")
+    demo.add_argument("--steps", type=int, default=190, metavar="N", help="steps to train (%(default)s)")
+    demo.add_argument("--every", type=int, default=30, metavar="N", help="steps between saves (%(default)s)")
     demo.add_argument("--small", action="store_true", help="a smaller model, for a quick look")
     demo.add_argument("--keep", type=Path, metavar="DIR", help="put the checkpoints there and leave them")
     demo.add_argument(

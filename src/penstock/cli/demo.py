@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 import anyio
@@ -16,7 +17,7 @@ from anyio import create_task_group
 from penstock.cli import report
 from penstock.cli.output import CommandError, Output
 from penstock.cli.process import TrainingLog, run_training
-from penstock.cli.records import DurableSave, FinishedStep, HeldSave, Record, Restored
+from penstock.cli.records import DurableSave, FinishedStep, Record, Restored
 from penstock.cli.surroundings import end_on_signal, open_directory
 from penstock.cli.texts import read_text
 from penstock.cli.timeline import draw, timeline_of
@@ -27,8 +28,8 @@ class DemoOptions:
     """What the command line says."""
 
     text: Path | None = None  #: None: penstock's own
-    steps: int = 130
-    every: int = 20
+    steps: int = 190
+    every: int = 30
     size: str = "full"
     seconds: float = 75.0  #: to aim at, by training fewer steps on a slow machine
     keep: Path | None = None  #: None: a temporary directory, removed at the end
@@ -98,7 +99,7 @@ class _Demo:
         assert started is not None
         output.say(
             f"{started.n_parameters:,} parameters, {len(losses)} steps, "
-            f"loss {losses[0]:.2f} to {losses[-1]:.2f}  {report.curve(losses)}"
+            f"loss {losses[0]:.2f} to {fmean(losses[-10:]):.2f} (mean of ten)  {report.curve(losses)}"
         )
 
     async def _kill(self) -> None:
@@ -182,7 +183,7 @@ class _Demo:
                 elif isinstance(record, Restored):
                     self._output.say(report.describe_restore(record))
 
-                return _is_in_the_middle(log, record)
+                return _is_in_the_middle(log)
 
             log = await run_training(options, watch)
 
@@ -194,13 +195,13 @@ class _Demo:
         return log
 
 
-def _is_in_the_middle(log: TrainingLog, record: Record) -> bool:
-    """Whether the held save is staged and half written, and a step was done since."""
+def _is_in_the_middle(log: TrainingLog) -> bool:
+    """Whether the held save is staged and half written, and a step was done since it began."""
     held = log.held
-    if held is None or isinstance(record, HeldSave) or not isinstance(record, FinishedStep):
+    if held is None or log.steps[-1].step == held.step:
         return False
 
-    return record.step > held.step and any(staged.step == held.step for staged in log.staged)
+    return any(staged.step == held.step for staged in log.staged)
 
 
 def _require_equal(name: str, reference: TrainingLog, other: TrainingLog, steps: range) -> None:

@@ -39,9 +39,9 @@ def _show(found: CheckpointMetadata, output: Output) -> None:
     rows = [
         (
             leaf.key_path,
-            leaf.kind if leaf.random_key_impl is None else f"random key ({leaf.random_key_impl})",
+            leaf.kind if leaf.random_key_impl is None else "random key",
             "" if leaf.shape is None else _shape(leaf.shape),
-            leaf.dtype,
+            leaf.random_key_impl or leaf.dtype,
             f"{leaf.nbytes:,}" if leaf.shape is not None else "",
             _sharding(leaf.sharding),
         )

@@ -34,6 +34,7 @@ text { font-family: "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; font-siz
 .slow { font-weight: 700; fill: #b91c1c }
 .inside { font-size: 11px; fill: #ffffff }
 .milestone { font-size: 11px; font-weight: 600; fill: #0f172a }
+.milestone { paint-order: stroke; stroke: #ffffff; stroke-width: 4px }
 """
 
 
@@ -83,7 +84,7 @@ def timeline_of(log: TrainingLog, save: DurableSave) -> Timeline:
     return Timeline(
         f"One save of penstock while training goes on: step {save.step}",
         f"{save.n_leaves} leaves, {format_bytes(save.nbytes)}; staged after {save.staged_s * 1e3:.0f} ms, "
-        f"durable after {durable:.0f} ms; {log.steps_during(save)} training steps ended meanwhile; "
+        f"durable after {durable:.0f} ms; {_counted(log.steps_during(save))} ended meanwhile; "
         f"bottleneck: {slowest}",
         tuple(lanes),
         ((0.0, "save()"), *sorted((ms(moment), name) for name, moment in save.milestones.items())),
@@ -170,21 +171,29 @@ def _lane(timeline: Timeline, lane: Lane, top: float) -> Iterator[str]:
 
 
 def _milestones(timeline: Timeline, bottom: float) -> Iterator[str]:
+    """The lines first, so that none of them crosses out a label."""
     free_from = [0.0, 0.0, 0.0]  # of the rows of labels, from below
+    labels: list[str] = []
     for moment, name in timeline.milestones:
         x = _x(timeline, moment)
         row = next((at for at, free in enumerate(free_from) if x >= free), 0)
         free_from[row] = x + 7 * len(name) + 10
         y = TOP - 18 - 16 * row
+        labels.append(_text(x, y, name, "milestone"))
         yield (
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y + 4}" y2="{bottom:.0f}" stroke="#0f172a" '
             'stroke-dasharray="3 3" opacity="0.7"/>'
         )
-        yield _text(x, y, name, "milestone")
+
+    yield from labels
 
 
 def _text(x: float, y: float, text: str, style: str = "", *, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _counted(n_steps: int) -> str:
+    return f"{n_steps or 'no'} training step{'' if n_steps == 1 else 's'}"
 
 
 def _duration(ms: float) -> str:

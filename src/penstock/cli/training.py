@@ -171,8 +171,11 @@ class _Training:
         return time.monotonic() - warm_at > share
 
     async def _save(self, step: int) -> None:
-        called = time.perf_counter()
         doomed = step == self._options.hold_at
+        if doomed:
+            await self._checkpointer.wait()  # so that there is a last good checkpoint on any machine
+
+        called = time.perf_counter()
         save = await self._checkpointer.save(
             Path(self._options.directory, str(step)),
             self._state,

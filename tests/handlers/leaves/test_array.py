@@ -149,10 +149,9 @@ def test_no_host_copy_stays_with_the_callers_array(
     array = jnp.asarray(values(dtype)) if spec is None else sharded(spec, dtype)
     for handler in (ALIASING, COPYING):
         save(handler, array, piece_bytes)
-        assert host_copy(array) is None
-        assert [host_copy(shard.data) for shard in array.addressable_shards] == [None] * len(
-            array.addressable_shards
-        )
+        shards = [shard.data for shard in array.addressable_shards]
+        inner = [part.addressable_data(0) for part in [array, *shards]]
+        assert [host_copy(part) for part in [array, *shards, *inner]] == [None] * (2 + 2 * len(shards))
 
 
 @pytest.mark.parametrize("piece_bytes", [64, 1 << 20])

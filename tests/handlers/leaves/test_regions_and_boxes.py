@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,11 +46,16 @@ def test_a_region_is_allocated_when_it_is_looked_at() -> None:
 
 
 def test_threads_that_look_at_once_see_one_buffer() -> None:
-    for _ in range(50):
-        region = HostRegion(((0, 100),), np.dtype(np.int8))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that a missing lock shows
+    try:
         with ThreadPoolExecutor(4) as threads:
-            seen = threads.map(_look, [region] * 4, [threading.Barrier(4)] * 4)
-        assert len(set(seen)) == 1
+            for _ in range(200):
+                region = HostRegion(((0, 4 << 20),), np.dtype(np.int8))
+                seen = threads.map(_look, [region] * 4, [threading.Barrier(4)] * 4)
+                assert len(set(seen)) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _look(region: HostRegion, together: threading.Barrier) -> int:

@@ -505,6 +505,28 @@ def test_leaves_that_overlap_are_corrupt(tmp_path: Path) -> None:
         read_index(directory)
 
 
+def test_a_tree_that_multiplies_is_given_up_early(tmp_path: Path) -> None:
+    nodes = seal(NODE_MAGIC, ONE)
+    offset, length = 0, len(nodes)
+    for height in range(1, 60):
+        twice = interior(height, (b"a", offset, length, 1), (b"b", offset, length, 1), inherited=1)
+        offset, node = len(nodes), seal(NODE_MAGIC, twice)
+        length = len(node)
+        nodes += node
+    directory = build(tmp_path, ONE, manifest_body(height=59, offset=offset, length=length, n_keys=5))
+    (tmp_path / "d" / "n").write_bytes(nodes)
+
+    with pytest.raises(CorruptCheckpointError, match="says 5 keys, but the index holds 6"):
+        read_index(directory)
+
+
+def test_an_uncompressed_manifest_may_configure_compression(tmp_path: Path) -> None:
+    plain = manifest_body(length=len(ONE) + 18)
+    directory = build(tmp_path, ONE, CONFIG[:-1] + b"\x01\0\0\0\0" + plain[len(CONFIG) :])
+
+    assert read_index(directory) == {b"k": Inline(b"v")}
+
+
 def test_a_later_format_is_named_as_such(tmp_path: Path, write_database: Write) -> None:
     write_database(tmp_path, [(b"k", Inline(b"v"))])
     manifest = tmp_path / "manifest.ocdbt"

@@ -1,0 +1,164 @@
+"""The same promises for scripts that have no event loop."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import (
+    ClosedError,
+    ConfigError,
+    DestinationExistsError,
+    NotACheckpointError,
+    SaveCancelledError,
+    StorageError,
+)
+from penstock.kernel.futures import Milestone
+from penstock.testing import FaultyStore
+
+AssertSame = Callable[[Any, Any], None]
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore(LocalStore())
+
+
+def tree(fill: int = 1) -> dict[str, Any]:
+    return {"device": jnp.full(100, fill), "host": np.full(100, fill), "step": fill}
+
+
+def test_one_call_each(tmp_path: Path, assert_same: AssertSame) -> None:
+    report = penstock.sync.save(tmp_path / "a", tree(), custom_metadata={"lr": 1})
+    assert (report.n_leaves, report.path) == (3, str(tmp_path / "a"))
+    assert_same(penstock.sync.restore(tmp_path / "a", like=tree(0)), tree())
+    assert penstock.sync.metadata(tmp_path / "a").custom_metadata == {"lr": 1}
+    with pytest.raises(DestinationExistsError):
+        penstock.sync.save(tmp_path / "a", tree())
+    penstock.sync.save(tmp_path / "a", tree(2), overwrite=True)
+    assert penstock.sync.restore(tmp_path / "a")["step"] == 2
+    with pytest.raises(NotACheckpointError):
+        penstock.sync.restore(tmp_path / "b")
+
+
+def test_save_returns_when_staged(tmp_path: Path, store: FaultyStore) -> None:
+    hang = store.hang_on("data.write_at")
+    with penstock.sync.Checkpointer(store=store) as checkpointer:
+        state = tree()
+        save = checkpointer.save(tmp_path / "a", state)
+        assert save.milestone is Milestone.STAGED
+        state["host"][:] = 7
+        with pytest.raises(TimeoutError, match="is staged after"):
+            save.result(0)
+        hang.release()
+        assert save.result(30).n_leaves == 3
+        assert save.result() is save.result()
+        assert checkpointer.restore(tmp_path / "a")["host"].tolist() == [1] * 100
+        assert checkpointer.metadata(tmp_path / "a").nbytes == 1208
+        checkpointer.wait()
+
+
+def test_leaving_waits_for_the_saves(tmp_path: Path, store: FaultyStore) -> None:
+    hang = store.hang_on("data.write_at")
+    with ThreadPoolExecutor(1) as pool, penstock.sync.Checkpointer(store=store) as checkpointer:
+        save = checkpointer.save(tmp_path / "a", tree())
+        pool.submit(lambda: (hang.wait_reached_blocking(), hang.release()))
+
+    assert save.done
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_leaving_on_an_error_cancels_and_the_error_leaves_as_itself(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    hang = store.hang_on("data.write_at")
+    save = None
+    for error in (KeyError("mine"), KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)) as caught, penstock.sync.Checkpointer(store=store) as checkpointer:
+            save = checkpointer.save(tmp_path / "a", tree())
+            save.cancel()
+            hang.release()
+            raise error
+
+        assert caught.value is error
+        assert os.listdir(tmp_path) == []
+        hang = store.hang_on("data.write_at", 1 + sum(o.name == "data.write_at" for o in store.operations))
+
+    assert save is not None
+    with pytest.raises(SaveCancelledError):
+        save.result()
+
+
+def test_a_failure_nobody_waited_for_is_raised_at_the_next_save_or_on_leaving(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    over = threading.Event()
+    first, second = StorageError("write", "x", "no"), StorageError("write", "x", "not again")
+    hang = store.hang_on("data.write_at", 1, then=first)
+    with (  # noqa: PT012  # the last of the block is what raises
+        pytest.raises(StorageError, match="not again") as caught,
+        penstock.sync.Checkpointer(store=store) as checkpointer,
+    ):
+        save = checkpointer.save(tmp_path / "a", tree())
+        save.add_done_callback(lambda _: over.set())
+        hang.release()
+        assert over.wait(30)
+        with pytest.raises(StorageError, match="write 'x': no") as told:
+            checkpointer.save(tmp_path / "b", tree())
+        assert told.value is first
+
+        store.hang_on("data.write_at", 2, then=second).release()
+        checkpointer.save(tmp_path / "b", tree())  # raises by itself if it fails before it is staged
+
+    assert caught.value is second
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_cancel_is_heard(tmp_path: Path, store: FaultyStore) -> None:
+    hang = store.hang_on("data.write_at")
+    with penstock.sync.Checkpointer(store=store) as checkpointer:
+        save = checkpointer.save(tmp_path / "a", tree())
+        save.cancel()
+        hang.release()
+        with pytest.raises(SaveCancelledError):
+            save.result(30)
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_threads_share_one(tmp_path: Path) -> None:
+    with penstock.sync.Checkpointer(memory_limit="4KiB") as checkpointer, ThreadPoolExecutor(4) as pool:
+
+        def work(number: int) -> int:
+            checkpointer.save(tmp_path / str(number), tree(number)).result(30)
+            step: int = checkpointer.restore(tmp_path / str(number))["step"]
+            return step
+
+        assert list(pool.map(work, range(8))) == list(range(8))
+
+
+def test_used_wrongly(tmp_path: Path) -> None:
+    checkpointer = penstock.sync.Checkpointer()
+    with pytest.raises(ClosedError, match="use it inside its `with`"):
+        checkpointer.save(tmp_path / "a", {})
+    with checkpointer:
+        checkpointer.save(tmp_path / "a", {"x": 1}).result()
+    with pytest.raises(ClosedError):
+        checkpointer.restore(tmp_path / "a")
+    with pytest.raises(ClosedError, match="entered once"), checkpointer:
+        pytest.fail("entered twice")
+    with pytest.raises(ConfigError):
+        penstock.sync.Checkpointer(memory_limit=0)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        penstock.sync.save(tmp_path / "b", {}, overwriting=True)
+    assert threading.active_count() < 50
