@@ -33,7 +33,7 @@ help: ## Say what there is (the default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
 	  printf '  %-10s %s\n' $$target "$$text"; done
 
-demo: $(VENV)/.installed ## See a save and a restore at work, with their stages and memory
+demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
 
 test: lint ## Check style and types, then run the suite

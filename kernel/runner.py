@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("PipelineResult", "run_pipeline")
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, final
@@ -73,24 +73,13 @@ async def run_pipeline(
 
     del message  # a tree that was staged must not live on because of this frame
     outcome = _Outcome()
-    try:
-        async with create_task_group() as stages:
-            for slot, meter in zip(pipeline, meters, strict=True):
-                outlet, following = create_memory_object_stream[Any](slot.queue)
-                task = _SlotTask(slot, run, meter, outcome, stages.cancel_scope, on_milestone)
-                stages.start_soon(task, inlet, outlet, name=f"penstock stage {slot.name}")
-                inlet = following
+    tasks = [
+        _SlotTask(slot, run, meter, outcome, on_milestone)
+        for slot, meter in zip(pipeline, meters, strict=True)
+    ]
+    await _run_stages(tasks, inlet, outcome)
 
-            stages.start_soon(_collect, inlet, outcome.results, name="penstock result")
-    except BaseExceptionGroup:
-        outcome.drop_results()
-        if not outcome.failures:
-            raise
-    except BaseException:
-        outcome.drop_results()
-        raise
-
-    # Out here, where no group is being handled that would become its context.
+    # Raised here, where no group is being handled that would become its context.
     failure = outcome.take_failure()
     if failure is not None:
         try:
@@ -106,6 +95,29 @@ async def run_pipeline(
     value = outcome.results.pop()
     outcome.drop_results()  # any that came before it
     return PipelineResult(value, tuple(meter.statistics() for meter in meters))
+
+
+async def _run_stages(
+    tasks: Sequence[_SlotTask], inlet: MemoryObjectReceiveStream[Any], outcome: _Outcome
+) -> None:
+    """Connect the stages and run them; what failed is in the outcome, and only a cancellation is raised."""
+    try:
+        async with create_task_group() as stages:
+            for task in tasks:
+                outlet, following = create_memory_object_stream[Any](task.slot.queue)
+                stages.start_soon(
+                    task, inlet, outlet, stages.cancel_scope, name=f"penstock stage {task.slot.name}"
+                )
+                inlet = following
+
+            stages.start_soon(_collect, inlet, outcome.results, name="penstock result")
+    except BaseExceptionGroup:
+        outcome.drop_results()
+        if not outcome.failures:
+            raise
+    except BaseException:
+        outcome.drop_results()
+        raise
 
 
 @final
@@ -150,17 +162,19 @@ class _Outcome:
 @final
 @dataclass(frozen=True, slots=True)
 class _SlotTask:
-    """Everything one stage's task needs; a frozen value, so that the loop above stays readable."""
+    """What one stage's task needs."""
 
     slot: Slot[Any]
     run: Any
     meter: StageMeter
     outcome: _Outcome
-    siblings: CancelScope
     on_milestone: Callable[[Milestone], object] | None
 
     async def __call__(
-        self, inlet: MemoryObjectReceiveStream[Any], outlet: MemoryObjectSendStream[Any]
+        self,
+        inlet: MemoryObjectReceiveStream[Any],
+        outlet: MemoryObjectSendStream[Any],
+        siblings: CancelScope,
     ) -> None:
         with receiving(inlet), outlet:
             try:
@@ -171,7 +185,7 @@ class _SlotTask:
             except BaseException as error:
                 self.outcome.note(error, self.slot.name)
                 # Before the outlet closes, which tells the next stage that all has come.
-                self.siblings.cancel()
+                siblings.cancel()
                 raise
 
     async def _drive(

@@ -7,7 +7,7 @@ __all__ = ("Flatten",)
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from penstock.kernel.messages import Leaf, LeafBatch, TreeToSave
 from penstock.kernel.run import SaveRun
@@ -49,8 +49,8 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     flat, _ = flatten_tree(message.take(), run.workspace.temporary)
     leaves: list[Leaf] = []
     for index, found in enumerate(flat):
-        type_: type[Any] = type(found.value)
-        handler = run.registry.lookup(type_, found.info.key_path)
+        value: object = found.value
+        handler = run.registry.lookup(type(value), found.info.key_path)
         leaves.append(
             Leaf(index, found.info, found.value, handler.describe(found.value, found.info), handler)
         )

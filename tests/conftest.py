@@ -84,10 +84,11 @@ def _assert_same(found: Any, expected: Any) -> None:
 def _exactly(leaf: Any) -> tuple[object, ...]:
     """All that must be equal of two leaves; NaNs count by their bits."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     if isinstance(leaf, jax.Array):
-        keys = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        keys = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         host = np.asarray(jax.random.key_data(leaf) if keys else leaf)
         return type(leaf), leaf.dtype, leaf.shape, leaf.sharding, leaf.committed, host.tobytes()
     if isinstance(leaf, (np.ndarray, np.generic)):

@@ -80,7 +80,7 @@ class TestTrees:
             ("\ud800", InvalidLeafError, "no valid Unicode text"),
             (signal.SIGTERM, InvalidLeafError, "Signals would come back as a plain number"),
             (jnp.zeros(2, jnp.uint4), InvalidLeafError, "dtype uint4 cannot be stored; convert it to uint8"),
-            (jax.ShapeDtypeStruct((2,), jnp.float32), InvalidLeafError, "is abstract"),
+            (jax.eval_shape(lambda: jnp.ones(2)), InvalidLeafError, "is abstract"),
             (deleted(), DeletedLeafError, "deleted or donated before it was staged"),
             (donated(), DeletedLeafError, "deleted or donated before it was staged"),
         ],
@@ -103,7 +103,7 @@ class TestTrees:
 
     async def test_a_tracer(self, tmp_path: Path) -> None:
         seen: list[Any] = []
-        jax.jit(lambda x: seen.append(x))(jnp.ones(2))  # type: ignore[func-returns-value]  # that is the point
+        jax.jit(lambda x: seen.append(x))(jnp.ones(2))
         async with Checkpointer() as checkpointer:
             with pytest.raises(InvalidLeafError, match="tracer: save outside of jit"):
                 await checkpointer.save(tmp_path / "a", {"x": seen[0]})
@@ -146,7 +146,6 @@ class TestTrees:
             {"a": np.float32(1)},
             {"a": jnp.ones(1)},
         ],
-        ids=repr,
     )
     async def test_custom_metadata_that_is_not_json(self, tmp_path: Path, metadata: Any) -> None:
         async with Checkpointer() as checkpointer:
@@ -225,7 +224,7 @@ class TestPaths:
     @pytest.mark.parametrize("path", [None, 7])
     async def test_no_path_at_all(self, path: Any) -> None:
         async with Checkpointer() as checkpointer:
-            with pytest.raises(TypeError, match="expected str, bytes or os.PathLike object"):
+            with pytest.raises(TypeError, match="expected str, bytes or"):
                 await checkpointer.save(path, {"a": 1})
 
     @pytest.mark.parametrize(
@@ -277,7 +276,7 @@ class TestPaths:
     async def test_a_path_below_a_file_or_where_nothing_can_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
         async with Checkpointer() as checkpointer:
-            with pytest.raises(StorageError, match="'.*/file' is not a directory"):
+            with pytest.raises(StorageError, match=r"'.*/file' is not a directory"):
                 await checkpointer.save(tmp_path / "file" / "a" / "b", {"x": 1})
             with pytest.raises(StorageError, match=r"create '/proc/penstock/a'|mkdir '/proc/penstock'"):
                 await (await checkpointer.save("/proc/penstock/a", {"x": 1}))
@@ -286,6 +285,13 @@ class TestPaths:
             assert checkpointer.statistics().leased == 0
 
         assert os.listdir(tmp_path) == ["file"]
+
+
+def caught(function: Callable[[Path], Any], path: Path) -> tuple[Any, PenstockError | None]:
+    try:
+        return function(path), None
+    except PenstockError as error:
+        return None, error
 
 
 class TestDamage:
@@ -379,14 +385,15 @@ with penstock.sync.Checkpointer(store=store) as checkpointer:
                 damaged = bytearray(data)
                 damaged[at] ^= 4
                 file.write_bytes(damaged)
-                try:
-                    found = restoring(saved)
-                except (CorruptCheckpointError, PenstockError) as error:
+                found, error = caught(restoring, saved)
+                if error is not None:
+                    assert isinstance(error, CorruptCheckpointError)
                     assert str(saved) in str(error)
-                else:
-                    silent += 1
-                    if file.name not in {"_METADATA", "_strings.json"}:  # these carry no checksum
-                        assert_same(found, whole)
+                    continue
+
+                silent += 1
+                if file.name not in {"_METADATA", "_strings.json"}:  # these carry no checksum
+                    assert_same(found, whole)
             file.write_bytes(data)
             assert silent < 16 or file.name == "_strings.json"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -244,7 +244,7 @@ class TestBatchHandler:
                 NoHandlerError, match=r"\['t'\]\[0\]: no handler for the stored type 'tests.Table'"
             ):
                 await checkpointer.restore(tmp_path / "a")
-            with pytest.raises(NoHandlerError, match="test_custom_handlers.Table"):
+            with pytest.raises(NoHandlerError, match=r"test_custom_handlers\.Table"):
                 await checkpointer.restore(tmp_path / "a", like=tree())
             assert (await checkpointer.metadata(tmp_path / "a")).leaves[0].kind == "tests.Table"
 
@@ -301,7 +301,8 @@ async def test_a_streaming_handler(tmp_path: Path) -> None:
     codes = np.arange(100, dtype=np.int8)
     async with Checkpointer(registry=registry, memory_limit=64) as checkpointer:
         await (await checkpointer.save(tmp_path / "a", {"q": Quantised(codes, 0.5), "w": jnp.ones(2)}))
-        for options in ({}, {"like": {"q": Quantised, "w": jnp.ones(2)}}):
+        targets: list[dict[str, Any]] = [{}, {"like": {"q": Quantised, "w": jnp.ones(2)}}]
+        for options in targets:
             found: Any = await checkpointer.restore(tmp_path / "a", **options)
             assert (type(found["q"]), found["q"].scale) == (Quantised, 0.5)
             assert found["q"].codes.tobytes() == codes.tobytes()
@@ -324,7 +325,7 @@ class CountBytes:
         return 1
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncIterator[Actor]:
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         async def count(batch: StagedBatch, /) -> StagedBatch:
             self.seen.append(batch.nbytes)
             if sum(self.seen) > self.most:
@@ -348,7 +349,7 @@ class TestPipelines:
     async def test_one_that_fails_undoes_the_save(self, tmp_path: Path) -> None:
         pipeline = pipelines.save_pipeline().insert_after("limit_bytes", CountBytes([], 10))
         async with Checkpointer() as checkpointer:
-            with pytest.raises(OverflowError, match="more than 10 bytes to .*/a") as caught:
+            with pytest.raises(OverflowError, match=r"more than 10 bytes to .*/a") as caught:
                 await (await checkpointer.save(tmp_path / "a", {"w": np.ones(10)}, pipeline=pipeline))
             assert caught.value.__notes__ == ["in stage 'count_bytes'"]
             assert checkpointer.statistics().leased == 0

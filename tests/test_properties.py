@@ -114,7 +114,7 @@ def plain(tree: Any) -> Any:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_what_comes_back_is_what_went_in(backend: str, assert_same: AssertSame) -> None:
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
     @given(tree=TREES, budget=st.sampled_from(["1KiB", "1MiB"]))
     def check(tree: Any, budget: str) -> None:
         async def trip() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
-import flax.linen
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from jax import ShapeDtypeStruct
+from flax.core import freeze
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import penstock
@@ -46,6 +45,11 @@ def sharding(shape: tuple[int, ...], *axes: Any, first: int = 0) -> NamedShardin
     return NamedSharding(mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]  # jax's
 
 
+def struct(shape: tuple[int, ...], dtype: Any, **options: Any) -> Any:
+    make: Any = jax.ShapeDtypeStruct  # whose constructor has no types
+    return make(shape, dtype, **options)
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -67,7 +71,7 @@ class State:
 class TrainState:
     params: Any
     opt: Any
-    label: str = flax.struct.field(pytree_node=False, default="flax")
+    label: str = flax.struct.field(pytree_node=False, default="flax")  # type: ignore[no-untyped-call]  # flax's
 
 
 class Module(eqx.Module):
@@ -128,7 +132,7 @@ TREES: dict[str, Callable[[], Any]] = {
     "namedtuple": lambda: Pair(Pair(1, jnp.ones(2)), {"deep": Pair("a", 2)}),
     "dataclass": lambda: State(jnp.ones((2, 2)), 7),
     "flax struct": lambda: TrainState({"w": jnp.ones(2)}, (Nothing(), jnp.int32(3))),
-    "flax frozen dict": lambda: flax.core.freeze({"w": {"kernel": jnp.ones(2)}}),
+    "flax frozen dict": lambda: freeze({"w": {"kernel": jnp.ones(2)}}),
     "optax": adam,
     "equinox": linear,
     "without keys": lambda: Boxed(jnp.ones(2), Boxed(1, 2)),
@@ -137,9 +141,9 @@ TREES: dict[str, Callable[[], Any]] = {
     "bare int": lambda: 5,
     "bare str": lambda: "text",
     "bare none": lambda: None,
-    "bare empty": lambda: {},
+    "bare empty": dict,
     "no leaves": lambda: TrainState({}, ()),
-    "nothing at all": lambda: flax.core.freeze({}),
+    "nothing at all": lambda: freeze({}),
     "empties": lambda: {"d": {}, "l": [], "n": None, "nt": Nothing(), "t": (), "x": [None, {}, [(), 1]]},
     "keys": lambda: {"key": jax.random.key(1), "keys": jax.random.split(jax.random.key(2, impl="rbg"), 3)},
     "scalars": lambda: [True, False, 0, -(2**63), 2**63 - 1, 1.5, -0.0, float("inf"), 1 + 2j, np.float16(1)],
@@ -167,12 +171,12 @@ def round_trip(tmp_path: Path) -> RoundTrip:
 
 
 def abstract(tree: Any, *, placed: bool) -> Any:
-    def struct(leaf: Any) -> Any:
+    def abstract_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return type(leaf)
-        return ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding if placed else None)
+        return struct(leaf.shape, leaf.dtype, sharding=leaf.sharding if placed else None)
 
-    return jax.tree.map(struct, tree)
+    return jax.tree.map(abstract_leaf, tree)
 
 
 class TestNodes:
@@ -203,7 +207,7 @@ class TestNodes:
         assert_same(await round_trip(saved, like=like), expected)
 
     async def test_the_target_is_left_as_it_was(self, round_trip: RoundTrip) -> None:
-        like = {"a": np.zeros(3), "b": jnp.zeros(3), "e": {}}
+        like: dict[str, Any] = {"a": np.zeros(3), "b": jnp.zeros(3), "e": {}}
         found = await round_trip({"a": np.ones(3), "b": jnp.ones(3), "e": {}}, like=like)
         assert like["a"].tolist() == [0, 0, 0]
         found["a"][0] = 5
@@ -314,13 +318,11 @@ class TestShardings:
     ) -> None:
         saved = jax.device_put(self.ARRAY, sharding((4, 2), "x", "y"))
         expected = jax.device_put(self.ARRAY, wanted)
-        struct = ShapeDtypeStruct((16, 8), jnp.float32, sharding=wanted)
-        like = [struct, jax.device_put(np.zeros((16, 8), np.float32), wanted)]
+        abstract = struct((16, 8), jnp.float32, sharding=wanted)
+        like = [abstract, jax.device_put(np.zeros((16, 8), np.float32), wanted)]
         assert_same(await round_trip([saved, saved], like=like), [expected, expected])
 
-    @pytest.mark.parametrize(
-        "like", [{}, {"like": jax.Array}, {"like": ShapeDtypeStruct((16, 8), jnp.float32)}]
-    )
+    @pytest.mark.parametrize("like", [{}, {"like": jax.Array}, {"like": struct((16, 8), jnp.float32)}])
     async def test_nobody_has_the_say_so_it_is_the_saved_one(
         self, round_trip: RoundTrip, assert_same: AssertSame, like: dict[str, Any]
     ) -> None:
@@ -330,7 +332,7 @@ class TestShardings:
     async def test_a_sharding_that_does_not_divide_the_shape_is_a_difference(
         self, round_trip: RoundTrip
     ) -> None:
-        like = ShapeDtypeStruct((6,), jnp.float32, sharding=sharding((4,), "x"))
+        like = struct((6,), jnp.float32, sharding=sharding((4,), "x"))
         with pytest.raises(StructureMismatchError, match="does not fit"):
             await round_trip({"w": jnp.ones(6)}, like={"w": like})
 

@@ -24,7 +24,7 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.futures import Milestone
-from penstock.testing import FaultyStore
+from penstock.testing import FaultyStore, Hang
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -72,10 +72,15 @@ def test_leaving_waits_for_the_saves(tmp_path: Path, store: FaultyStore) -> None
     hang = store.hang_on("data.write_at")
     with ThreadPoolExecutor(1) as pool, penstock.sync.Checkpointer(store=store) as checkpointer:
         save = checkpointer.save(tmp_path / "a", tree())
-        pool.submit(lambda: (hang.wait_reached_blocking(), hang.release()))
+        pool.submit(_release_when_reached, hang)
 
     assert save.done
     assert os.listdir(tmp_path) == ["a"]
+
+
+def _release_when_reached(hang: Hang) -> None:
+    hang.wait_reached_blocking()
+    hang.release()
 
 
 def test_leaving_on_an_error_cancels_and_the_error_leaves_as_itself(
@@ -84,7 +89,10 @@ def test_leaving_on_an_error_cancels_and_the_error_leaves_as_itself(
     hang = store.hang_on("data.write_at")
     save = None
     for error in (KeyError("mine"), KeyboardInterrupt(), SystemExit(3)):
-        with pytest.raises(type(error)) as caught, penstock.sync.Checkpointer(store=store) as checkpointer:
+        with (  # noqa: PT012  # what happens before the error is what is tested
+            pytest.raises(type(error)) as caught,
+            penstock.sync.Checkpointer(store=store) as checkpointer,
+        ):
             save = checkpointer.save(tmp_path / "a", tree())
             save.cancel()
             hang.release()

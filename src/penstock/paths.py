@@ -6,7 +6,7 @@ __all__ = ("absolute_path",)
 
 import os
 import re
-from typing import Final
+from typing import Final, cast
 from urllib.parse import unquote
 
 from penstock.kernel.errors import PathError
@@ -20,7 +20,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     Raises:
         PathError: If it is empty, not text, has a NUL in it, or names another kind of store.
     """
-    text = os.fspath(path)
+    text = cast("object", os.fspath(path))  # the caller may have passed bytes all the same
     if not isinstance(text, str):
         raise PathError(repr(path), "is not text")
     if not text.strip():

@@ -104,7 +104,7 @@ def plain(tree: Any) -> Any:
 
 def bits(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
-        keys = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        keys = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         host = np.asarray(jax.random.key_data(leaf) if keys else leaf)
         return "jax.Array", leaf.dtype, leaf.shape, host.tobytes()
     if isinstance(leaf, np.ndarray):
