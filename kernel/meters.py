@@ -35,11 +35,20 @@ class StageStatistics:
     blocked_s: float  #: waiting for downstream to take one
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
+    @property
+    def longest_s(self) -> float:
+        """Busy seconds of the worker that had most to do: with idle siblings, nobody was faster for them."""
+        by_worker = [0.0] * self.workers
+        for span in self.spans:
+            by_worker[span.worker] += span.end - span.start
+
+        return max(*by_worker, self.busy_s / self.workers)
+
 
 def bottleneck(stages: Iterable[StageStatistics]) -> str | None:
-    """Name the stage whose workers were busiest; None if nothing ran."""
+    """Name the stage whose busiest worker worked longest; None if nothing ran."""
     ran = (stage for stage in stages if stage.n_in)
-    busiest = max(ran, key=lambda stage: stage.busy_s / stage.workers, default=None)
+    busiest = max(ran, key=lambda stage: stage.longest_s, default=None)
     return busiest.name if busiest is not None else None
 
 

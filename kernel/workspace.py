@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from anyio import Lock
 
-from penstock.kernel.errors import DestinationExistsError, PathError
+from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
 
 if TYPE_CHECKING:
     from penstock.kernel.protocols import Store
@@ -38,6 +38,7 @@ class Workspace:
         "_store",
         "_threads",
         "final",
+        "left_behind",
         "published",
         "temporary",
     )
@@ -47,6 +48,7 @@ class Workspace:
     ) -> None:
         self.final = final
         self.temporary = temporary
+        self.left_behind: StorageError | None = None  #: why what was replaced is still there, beside it
         self.published = False  #: whether the checkpoint has its own name by now
         self._store = store
         self._threads = threads
@@ -120,6 +122,9 @@ class Workspace:
             self._store.exchange(self.temporary, self.final)
             self.published = True
             self._store.sync_directory(parent)
-            self._store.remove_tree(self.temporary)
+            try:
+                self._store.remove_tree(self.temporary)
+            except StorageError as error:
+                self.left_behind = error
         else:
             raise DestinationExistsError(self.final)

@@ -34,6 +34,10 @@ class Finalize:
 
         async def finalize(committed: Committed, /) -> SaveReport:
             await run.workspace.publish()
+            if run.workspace.left_behind is not None:  # no reason to fail: the new one is there, and durable
+                error = repr(run.workspace.left_behind)
+                run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
+
             return SaveReport(run.path, committed.n_leaves, committed.nbytes)
 
         yield finalize

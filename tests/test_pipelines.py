@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,10 @@ def number_in(tree: Any) -> int:
     assert tree.keys() == expected.keys()
     assert tree["text"] == expected["text"]
     assert tree["list"][1:] == [None, {}]
-    pairs = [(tree["list"][0], expected["list"][0]), *((tree[key], expected[key]) for key in ("big", "jax"))]
+    pairs: list[tuple[Any, Any]] = [
+        (tree["list"][0], expected["list"][0]),
+        *((tree[key], expected[key]) for key in ("big", "jax")),
+    ]
     for value, other in pairs:
         assert (value.shape, value.dtype) == (other.shape, other.dtype)
         assert np.array_equal(value, other)
@@ -60,7 +63,7 @@ def number_in(tree: Any) -> int:
 
 
 @asynccontextmanager
-async def opened(store: Store | None = None) -> AsyncIterator[Checkpointer]:
+async def opened(store: Store | None = None) -> AsyncGenerator[Checkpointer]:
     """A Checkpointer under a tight budget, of which nothing may be held when the block ends."""
     async with Checkpointer(store=store, memory_limit=4096, save_pipeline=small_files()) as checkpointer:
         yield checkpointer

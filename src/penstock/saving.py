@@ -87,6 +87,9 @@ class SaveTask:
         except Exception as error:
             self._run.events.error("save.failed", path=self._run.path, error=repr(error))
             self._promise.fail(error)
+        except BaseException as interrupt:
+            self._promise.fail(interrupt)  # a thread may be waiting for the result
+            raise
         finally:
             self._ended.set()
 

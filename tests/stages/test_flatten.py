@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import anyio
 import equinox as eqx
 import flax.struct
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from anyio.lowlevel import checkpoint
 from flax import core
 from tests.stages.rig import Gather, Rig, cancel_in, save_stages
 
@@ -238,13 +240,18 @@ async def test_a_leaf_that_was_passed_on_is_not_kept_alive_by_those_that_wait(
     rig.limits = replace(rig.limits, batch_leaves=1)
     values = {name: jnp.full(3, ord(name)) for name in "abcdefgh"}
     references = {name: weakref.ref(value) for name, value in values.items()}
-    alive: list[int] = []
+    seen: list[str] = []
 
     async def count_alive(batch: LeafBatch[Leaf]) -> str:
         name = batch.leaves[0].info.name
         del batch
-        gc.collect(0)
-        alive.append(sum(reference() is not None for reference in references.values()))
+        most = max(8 - len(seen), 1)  # this one, and those that wait
+        with anyio.fail_after(5):  # a worker thread lets go of its last call some time after it returned
+            while sum(reference() is not None for reference in references.values()) > most:
+                gc.collect(0)
+                await checkpoint()
+
+        seen.append(name)
         return name
 
     every = [Flatten(), *stages, FunctionStage(count_alive), Gather()]
@@ -253,7 +260,4 @@ async def test_a_leaf_that_was_passed_on_is_not_kept_alive_by_those_that_wait(
     del values
     await run_pipeline(pipeline, rig.save_run(), message)
 
-    # The one that is looked at, and those on their way between the stages.
-    assert alive[0] == 8
-    assert all(now <= max(8 - at, 1) for at, now in enumerate(alive))
-    assert alive[-1] == 1
+    assert sorted(seen) == list("abcdefgh")
