@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.kernel.futures import Progress
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
+    from structlog.stdlib import BoundLogger
 
     from penstock.kernel.messages import ParamInfo, Pending
     from penstock.kernel.protocols import Coordinator, Layout, Store
@@ -64,7 +64,7 @@ class Run:
     store: Store
     layout: Layout
     coordinator: Coordinator
-    events: FilteringBoundLogger
+    events: BoundLogger
     limits: RunLimits
     progress: ProgressMeter = field(default_factory=ProgressMeter)
 

@@ -122,7 +122,7 @@ def test_the_stages_are_those_of_the_architecture_and_milestones_come_in_order()
 
 async def test_what_is_saved_is_restored_under_a_budget_smaller_than_a_leaf(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    tree = {"large": np.arange(50_000, dtype=np.uint8), "small": jnp.ones(3)}
+    tree: dict[str, Any] = {"large": np.arange(50_000, dtype=np.uint8), "small": jnp.ones(3)}
     async with opened() as checkpointer:
         report = await (await checkpointer.save(path, tree))
         restored = await checkpointer.restore(path, like=tree)

