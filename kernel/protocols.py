@@ -205,6 +205,10 @@ class Layout(Protocol):
         """
         ...
 
+    def recognises(self, store: Store, path: str) -> bool:
+        """Whether the directory at `path` is of this layout, or empty: it may be overwritten then."""
+        ...
+
     def open(self, store: Store, path: str) -> StoredCheckpoint:
         """Find the checkpoint at `path` and read its documents.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("Workspace",)
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 from anyio import Lock
@@ -28,6 +29,8 @@ class Workspace:
         final: The checkpoint's own absolute path.
         temporary: The absolute path it is built under, on the same file system.
         overwrite: Whether an existing checkpoint may be replaced.
+        recognises: Says whether the directory at a path is a checkpoint, and so may be replaced;
+            by default any is. Blocking.
     """
 
     __slots__ = (
@@ -35,6 +38,7 @@ class Workspace:
         "_lock",
         "_made",
         "_overwrite",
+        "_recognises",
         "_store",
         "_threads",
         "final",
@@ -44,7 +48,14 @@ class Workspace:
     )
 
     def __init__(
-        self, store: Store, threads: Threads, final: str, temporary: str, *, overwrite: bool
+        self,
+        store: Store,
+        threads: Threads,
+        final: str,
+        temporary: str,
+        *,
+        overwrite: bool,
+        recognises: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.final = final
         self.temporary = temporary
@@ -53,6 +64,7 @@ class Workspace:
         self._store = store
         self._threads = threads
         self._overwrite = overwrite
+        self._recognises = recognises
         self._lock = Lock()
         self._made: set[str] = set()
         self._begun = False
@@ -66,7 +78,7 @@ class Workspace:
 
         Raises:
             DestinationExistsError: If something is there and `overwrite` is off.
-            PathError: If a file is there.
+            PathError: If something is there that is no checkpoint.
             StorageError: If it could not be created.
         """
         await self._threads.run(self._check)
@@ -105,6 +117,8 @@ class Workspace:
             raise DestinationExistsError(self.final)
         if kind == "file":
             raise PathError(self.final, "is a file, and no checkpoint to be overwritten")
+        if kind == "directory" and not self._recognises(self.final):
+            raise PathError(self.final, "is a directory of something else; only a checkpoint is overwritten")
 
         self._store.check_writable(self.final)
 

@@ -7,7 +7,7 @@ __all__ = ("Commit",)
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from penstock.kernel.adapter import AdaptedHandler
@@ -23,12 +23,17 @@ class Commit:
     """Takes `WrittenBatch`es, yields one `Committed` after the last.
 
     Leaves planned are counted against leaves whose every byte was written: nothing is truncated in
-    silence. Then the index, the metadata and, last, the commit mark are made durable, each before
-    the next, and the directories after them.
+    silence. When every process of the job has come so far, the index, the metadata and, last, the
+    commit mark are made durable, each before the next, and the directories after them.
+
+    Attributes:
+        barrier_timeout_s: Seconds to wait for the other processes of the job.
 
     Raises:
         IncompletePipelineError: If a leaf, or a byte of one, did not arrive.
     """
+
+    barrier_timeout_s: float = field(default=600.0, metadata={"positive": True})
 
     @property
     def concurrency(self) -> int:
@@ -38,15 +43,16 @@ class Commit:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        yield _Committer(run)
+        yield _Committer(run, self.barrier_timeout_s)
 
 
 @final
 class _Committer:
-    __slots__ = ("_leaves", "_run", "_written")
+    __slots__ = ("_barrier_timeout_s", "_leaves", "_run", "_written")
 
-    def __init__(self, run: SaveRun) -> None:
+    def __init__(self, run: SaveRun, barrier_timeout_s: float) -> None:
         self._run = run
+        self._barrier_timeout_s = barrier_timeout_s
         self._leaves: list[Leaf] = []
         self._written: list[Written] = []
 
@@ -55,8 +61,10 @@ class _Committer:
         self._written.extend(batch.written)
 
     async def finish(self) -> AsyncIterator[Committed]:
-        await self._run.workspace.open()
-        await self._run.threads.run(self._commit)
+        run = self._run
+        await run.workspace.open()
+        await run.coordinator.barrier(f"commit {run.path}", self._barrier_timeout_s)
+        await run.threads.run(self._commit)
         nbytes = sum(part.nbytes for part in self._written)
         yield Committed(len(self._leaves), nbytes, len({part.file for part in self._written}))
 

@@ -273,6 +273,27 @@ class TestPaths:
         assert (tmp_path / "a").read_bytes() == b"precious"
         assert os.listdir(tmp_path) == ["a"]
 
+    async def test_a_directory_of_something_else_is_never_overwritten(self, tmp_path: Path) -> None:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "thesis.tex").write_bytes(b"precious")
+        async with Checkpointer() as checkpointer:
+            with pytest.raises(SpecError, match="is a directory of something else"):
+                await checkpointer.save(tmp_path / "home", {"x": 1}, overwrite=True)
+
+        assert (tmp_path / "home" / "thesis.tex").read_bytes() == b"precious"
+        assert os.listdir(tmp_path) == ["home"]
+
+    async def test_an_empty_directory_and_a_half_written_checkpoint_are_overwritten(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "broken").mkdir()
+        (tmp_path / "broken" / "_METADATA").write_bytes(b"")
+        async with Checkpointer() as checkpointer:
+            for name in ("empty", "broken"):
+                await (await checkpointer.save(tmp_path / name, {"x": 1}, overwrite=True))
+                assert await checkpointer.restore(tmp_path / name) == {"x": 1}
+
     async def test_a_path_below_a_file_or_where_nothing_can_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
         async with Checkpointer() as checkpointer:

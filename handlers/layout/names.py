@@ -14,6 +14,7 @@ __all__ = (
     "INTEGRITY",
     "LEGACY_MSGPACK",
     "MANIFEST",
+    "MARKS",
     "METADATA",
     "SHARDING",
     "STRINGS",
@@ -39,6 +40,9 @@ COMMIT_MARK: Final = "commit_success.txt"
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
+
+MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, V1_MARK, LEGACY_MSGPACK})
+"""Each of these tells that a directory is a checkpoint, or holds one."""
 
 
 def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:

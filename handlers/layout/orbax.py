@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from penstock.handlers.layout.names import DATA_FOLDER, TEMPORARY_SUFFIX
+from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import flat_documents
@@ -52,6 +52,11 @@ class OrbaxLayout:
     ) -> Iterable[Document]:
         """Make every document; see `flat_documents` for what it raises."""
         return flat_documents(leaves, written, started_ns=started_ns, custom_metadata=custom_metadata)
+
+    def recognises(self, store: Store, path: str) -> bool:
+        """Look for any file that a checkpoint of any version has, finished or not."""
+        names = set(store.list_directory(path))
+        return not names or bool(names & MARKS)
 
     def open(self, store: Store, path: str) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""

@@ -99,9 +99,11 @@ class Checkpointer:
             SingleProcessCoordinator() if coordinator is None else coordinator,
             get_logger(),
         )
-        self._save_pipeline = configured_pipeline(save_pipeline or pipelines.save_pipeline(), options.save)
+        self._save_pipeline = configured_pipeline(
+            pipelines.save_pipeline() if save_pipeline is None else save_pipeline, options.save
+        )
         self._restore_pipeline = configured_pipeline(
-            restore_pipeline or pipelines.restore_pipeline(), options.restore
+            pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
         self._background = BackgroundSaves()
         self._tasks: TaskGroup | None = None
@@ -144,7 +146,8 @@ class Checkpointer:
         Args:
             path: A directory that does not exist yet; its parents may be missing.
             tree: Any PyTree of handled leaf types.
-            overwrite: Replace what is at `path`, atomically, when the new checkpoint is complete.
+            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete. A
+                directory of anything else is never replaced.
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
@@ -167,7 +170,7 @@ class Checkpointer:
         self._background.raise_unseen()
         final = absolute_path(path)
         run = self._engine.save_run(final, threads, overwrite=overwrite, custom_metadata=custom_metadata)
-        chosen = _prioritised(pipeline or self._save_pipeline, prioritise)
+        chosen = _prioritised(self._save_pipeline if pipeline is None else pipeline, prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
         self._background.add(task)
@@ -215,7 +218,7 @@ class Checkpointer:
         final = absolute_path(path)
         has_like = like is not _ABSENT
         request = RestoreRequest(final, like if has_like else None, has_like)
-        chosen = _prioritised(pipeline or self._restore_pipeline, prioritise)
+        chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
 
         async def restore() -> Any:
             run = self._engine.restore_run(final, threads)

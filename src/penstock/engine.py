@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
@@ -50,10 +51,17 @@ class Engine:
         Raises:
             SpecError: If `custom_metadata` cannot be written as JSON.
         """
-        temporary = self.layout.temporary_name(path)
+        workspace = Workspace(
+            self.store,
+            threads,
+            path,
+            self.layout.temporary_name(path),
+            overwrite=overwrite,
+            recognises=partial(self.layout.recognises, self.store),
+        )
         return SaveRun(
             **self._shared(path, threads, self.config.save),
-            workspace=Workspace(self.store, threads, path, temporary, overwrite=overwrite),
+            workspace=workspace,
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),
         )

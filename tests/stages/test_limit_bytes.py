@@ -125,6 +125,28 @@ async def test_a_piece_is_cut_along_its_bytes_and_its_lease_goes_with_the_last_p
     assert leases == [0, 0, 10]
 
 
+async def test_each_piece_takes_its_own_part_of_the_lease_with_it(rig: Rig) -> None:
+    run = rig.save_run()
+    (batch,) = await save_stages(run, [np.ones(10, np.uint8)] * 3, Flatten())
+    data = memoryview(bytes(10))
+    costs = [10, 0, 10]  # the second one is aliased
+    pieces = [
+        Piece(leaf.without_value(), (0,), 0, data, cost)
+        for leaf, cost in zip(batch.leaves, costs, strict=True)
+    ]
+    leases: list[int] = []
+
+    async def look(staged: StagedBatch) -> StagedBatch:
+        leases.append(staged.staged.nbytes if staged.staged else 0)
+        staged.release()
+        return staged
+
+    message = StagedBatch(batch.leaves, tuple(pieces), staged=await run.memory.acquire(20))
+    await run_stages(run, LimitBytes(10), FunctionStage(look), message=message)
+
+    assert leases == costs
+
+
 async def test_what_weighs_nothing_passes_though_nothing_else_does(rig: Rig) -> None:
     run = rig.save_run()
     handler = ParcelHandler()
@@ -196,6 +218,14 @@ async def test_bytes_of_a_restore_in_flight_never_exceed_the_limit(rig: Rig, lim
     assert sent == [read for leaf in leaves for read in leaf.reads]
     for batch in batches:
         assert {read.leaf for read in batch.reads} <= {leaf.index for leaf in batch.leaves}
+
+
+async def test_a_leafs_staging_lease_goes_with_its_first_read(rig: Rig) -> None:
+    leaves = (read_leaf(0, [40, 40, 40], staging=120), read_leaf(1, [5], staging=7), read_leaf(2, [5]))
+
+    batches = await run_stages(rig.restore_run(), LimitBytes(50), message=LeafBatch(leaves))
+
+    assert [[at for at, _ in batch.staged] for batch in batches] == [[0], [], [], [1, 2]]
 
 
 async def test_an_indivisible_read_above_the_limit_goes_alone(rig: Rig) -> None:
