@@ -222,7 +222,7 @@ class StructureMismatchError(SpecError):
 
     Attributes:
         path: The checkpoint.
-        differences: All of them, in tree order.
+        differences: All of them: first missing, then unexpected leaves, then those that differ.
     """
 
     SHOWN = 40

@@ -191,6 +191,14 @@ class Layout(Protocol):
         """A fresh name for a data file, relative to the checkpoint directory."""
         ...
 
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        """Refuse leaves that could not be stored beside each other, before anything is written.
+
+        Raises:
+            SpecError: If two have one stored name, or one has a name that cannot be stored.
+        """
+        ...
+
     def documents(
         self,
         leaves: Sequence[Leaf],

@@ -22,7 +22,8 @@ class Flatten:
     """Takes a `TreeToSave`, yields `LeafBatch`es in flatten order.
 
     Everything that can be wrong with a leaf without reading its bytes is an error here: no handler,
-    a type or dtype that cannot be stored, a deleted array, two leaves with one name.
+    a type or dtype that cannot be stored, a deleted array, a name that two leaves share or that the
+    layout cannot store.
     """
 
     @property
@@ -55,4 +56,5 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
             Leaf(index, found.info, found.value, handler.describe(found.value, found.info), handler)
         )
 
+    run.layout.check(leaves)
     return leaves

@@ -128,10 +128,16 @@ class TestTrees:
 
         assert os.listdir(tmp_path) == []
 
-    async def test_strings_whose_names_orbax_could_not_find(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("tree", "words"),
+        [({"~x": "text"}, r"\['~x'\]"), ({"a": "text", "a/b": "text"}, r"\['a/b'\].*collides")],
+    )
+    async def test_strings_whose_names_orbax_could_not_find(
+        self, tmp_path: Path, tree: dict[str, str], words: str
+    ) -> None:
         async with Checkpointer() as checkpointer:
-            with pytest.raises(InvalidLeafError, match=r"\['~x'\]"):
-                await (await checkpointer.save(tmp_path / "a", {"~x": "text"}))
+            with pytest.raises(InvalidLeafError, match=words):
+                await checkpointer.save(tmp_path / "missing" / "a", tree)
 
         assert os.listdir(tmp_path) == []
 

@@ -12,7 +12,7 @@ from typing import Any, final
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.stored import OrbaxCheckpoint
-from penstock.handlers.layout.writing import flat_documents
+from penstock.handlers.layout.writing import check_names, flat_documents
 from penstock.kernel.errors import PathError
 from penstock.kernel.messages import Document, Leaf, Written
 from penstock.kernel.protocols import Store
@@ -41,6 +41,10 @@ class OrbaxLayout:
 
     def data_file(self) -> str:
         return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        """Look at names alone; see `check_names` for what it raises."""
+        check_names(leaves)
 
     def documents(
         self,

@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("flat_documents",)
+__all__ = ("check_names", "flat_documents")
 
 import time
 import uuid
@@ -60,7 +60,7 @@ def flat_documents(
         PenstockError: If the pieces of a chunk do not tile it.
     """
     ordered = sorted(leaves, key=lambda leaf: leaf.index)
-    _check_names(ordered)
+    check_names(ordered)
     committed_ns = time.time_ns()
     about = checkpoint_metadata.encode(
         started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
@@ -110,11 +110,20 @@ def _index(leaves: Sequence[Leaf], written: Sequence[Written], committed_ns: int
     return [Document(node_file, bytes(spill) + index.nodes), Document(MANIFEST, index.manifest)]
 
 
-def _check_names(leaves: Sequence[Leaf]) -> None:
-    """Refuse two values under one name; empty markers are stored under no name."""
+def check_names(leaves: Sequence[Leaf]) -> None:
+    """Refuse two values under one name, and strings that could not be found under theirs.
+
+    Empty markers are stored under no name.
+
+    Raises:
+        DuplicateNameError: If two leaves have one stored name.
+        InvalidLeafError: If a string has a name under which Orbax could not find it.
+    """
     by_name: dict[str, Leaf] = {}
     for leaf in leaves:
         if not leaf.spec.is_empty_marker:
             first = by_name.setdefault(leaf.info.name, leaf)
             if first is not leaf:
                 raise DuplicateNameError(leaf.info.name, first.info.key_path, leaf.info.key_path)
+
+    strings.encode(leaf for leaf in leaves if leaf.spec.text is not None)

@@ -284,7 +284,7 @@ class Nothing:
     batch=st.integers(1, 5),
     workers=st.integers(1, 3),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_staging_leases_of_a_restore_never_deadlock(
     rig: Rig, sizes: list[list[int]], memory: int, in_flight: int, batch: int, workers: int
 ) -> None:
@@ -320,7 +320,7 @@ async def run_many(run: Any, messages: list[Any], *stages: Any) -> list[Any]:
     in_flight=st.integers(1, 200),
     batch=st.integers(1, 400),
 )
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_a_save_of_any_sizes_passes_any_limits(
     rig: Rig, sizes: list[int], memory: int, piece: int, in_flight: int, batch: int
 ) -> None:

@@ -13,6 +13,7 @@ from tests.stages.rig import (
     cancel_in,
     feed,
     files_in,
+    run_one,
     run_stages,
     save_stages,
     with_parcels,
@@ -148,6 +149,20 @@ async def test_pieces_that_follow_each_other_are_one_write(rig: Rig) -> None:
     await written_of(rig, [noise(10) for _ in range(50)], Write())
 
     assert rig.operations.count("data.write_at") == 1
+
+
+async def test_pieces_at_neighbouring_places_of_two_files_are_two_writes(rig: Rig) -> None:
+    (batch,) = await save_stages(rig.save_run(), [noise(200), noise(100)], Flatten())
+    split, whole = (leaf.without_value() for leaf in batch.leaves)
+    data = memoryview(noise(300, 1).tobytes())
+    begun = Piece(split, (0,), 0, data[:100])
+    after = (Piece(whole, (0,), 0, data[200:]), Piece(split, (0,), 100, data[100:200]))
+
+    batches = await run_one(
+        rig.save_run(), Write(1, file_bytes=150), StagedBatch(pieces=(begun,)), StagedBatch(pieces=after)
+    )
+
+    assert on_disk(rig, batches) == {(0, (0,)): bytes(data[:200]), (1, (0,)): bytes(data[200:])}
 
 
 async def test_each_file_is_synced_once_after_its_last_write_and_closed(rig: Rig) -> None:
