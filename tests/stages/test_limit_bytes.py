@@ -295,7 +295,7 @@ async def test_staging_leases_of_a_restore_never_deadlock(
     messages = [LeafBatch(tuple(leaves[at : at + batch])) for at in range(0, len(leaves), batch)]
     complete = FunctionStage(Complete(), workers)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(10):
         results = await run_many(run, messages, LimitBytes(in_flight), complete, HostToDevice())
 
     assert sorted(value for result in results for _, value in result.values) == list(range(len(sizes)))
@@ -314,8 +314,8 @@ async def run_many(run: Any, messages: list[Any], *stages: Any) -> list[Any]:
 
 
 @given(
-    sizes=st.lists(st.integers(0, 200), min_size=1, max_size=12),
-    memory=st.integers(1, 300),
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    memory=st.integers(1, 150),
     piece=st.integers(1, 100),
     in_flight=st.integers(1, 200),
     batch=st.integers(1, 400),
@@ -330,7 +330,7 @@ async def test_a_save_of_any_sizes_passes_any_limits(
     tree = [np.full(size, at, np.uint8) for at, size in enumerate(sizes)]
     probe = Probe(concurrency=2)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(10):
         stages = (Flatten(), DeviceToHost(), LimitBytes(in_flight), probe, FunctionStage(release))
         batches = await save_stages(run, tree, *stages)
 

@@ -34,6 +34,7 @@ from penstock.kernel.messages import (
     StoredLeaf,
     Target,
 )
+from penstock.kernel.stage import FunctionStage
 from penstock.stages import read as module
 from penstock.stages.limit_bytes import LimitBytes
 
@@ -175,6 +176,38 @@ async def test_progress_counts_leaves_and_bytes(rig: Rig, file: str) -> None:
 
     progress = run.progress.snapshot()
     assert (progress.leaves_done, progress.bytes_done) == (1, 20)
+
+
+async def test_what_was_in_flight_is_given_back_once_it_is_read(rig: Rig, file: str) -> None:
+    lease = await rig.memory.acquire(10)
+    leaf = leaf_of(0, direct(0, file, 0, 10)[0])
+    leased: list[int] = []
+
+    async def look(batch: HostBatch) -> HostBatch:
+        leased.append(rig.memory.statistics().leased)
+        return batch
+
+    message = ReadBatch((leaf,), leaf.reads, in_flight=lease)
+    await run_stages(rig.restore_run(), module.Read(), FunctionStage(look), message=message)
+
+    assert leased == [0]
+
+
+async def test_a_file_that_two_workers_want_at_once_is_opened_once(rig: Rig, file: str) -> None:
+    hang = rig.store.hang_on("open_data_file")
+
+    async def let_go() -> None:
+        while rig.threads.busy < 2:
+            await checkpoint()
+        for _ in range(100):  # for a second thread that would open it, too
+            await checkpoint()
+        hang.release()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(let_go)
+        await read_all(rig, [leaf_of(at, direct(at, file, at, 5)[0]) for at in range(2)])
+
+    assert rig.operations.count("open_data_file") == 1
 
 
 async def test_without_limit_bytes_leaf_batches_are_read(rig: Rig, file: str) -> None:
