@@ -5,10 +5,14 @@ VERSIONS := 3.11 3.12 3.13
 EXTRAS   := test,lint,cli
 WORKERS  ?= 2
 
-# A name on PATH may be a shim for an interpreter that is not installed, so each one has to run.
+# An interpreter may be on PATH or among pyenv's versions. A name on PATH may be a shim for one that is not
+# installed, so each one has to run.
 runs = $(shell $(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 </dev/null && echo $(1))
+PYENV_ROOT ?= $(HOME)/.pyenv
+candidates = python$(1) $(wildcard $(PYENV_ROOT)/versions/$(1).*/bin/python$(1))
+python_of = $(firstword $(foreach name,$(call candidates,$(1)),$(call runs,$(name))))
 ifeq ($(origin PYTHON),undefined)
-PYTHON := $(firstword $(foreach version,$(VERSIONS),$(call runs,python$(version))))
+PYTHON := $(firstword $(foreach version,$(VERSIONS),$(call python_of,$(version))))
 endif
 
 VENV := .venv
@@ -24,6 +28,9 @@ define install
 	@$(2)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $(2)/.installed
 endef
+
+# Looked for only when it is asked for: starting each of them takes a moment.
+HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-all clean
@@ -47,15 +54,15 @@ lint: $(VENV)/.installed ## Check style and types only
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
-	@ran=; failed=; for version in $(VERSIONS); do \
-	  if ! python$$version -c 'import sys' >/dev/null 2>&1; then echo "Python $$version: not here"; continue; fi; \
-	  ran="$$ran $$version"; echo "Python $$version:"; \
+	@$(if $(HERE),,echo "none of Python $(VERSIONS) is here" >&2; exit 1;) \
+	failed=; for version in $(HERE); do \
+	  echo "Python $$version:"; \
 	  { $(MAKE) --no-print-directory .venv-$$version/.installed \
 	    && .venv-$$version/bin/python -m pytest -n $(WORKERS); } || failed="$$failed $$version"; \
 	done; \
-	test -n "$$ran" || { echo "no Python of $(VERSIONS) on PATH" >&2; exit 1; }; \
+	echo "not here: $(or $(filter-out $(HERE),$(VERSIONS)),none)"; \
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
-	echo "passed on$$ran"
+	echo "passed on $(HERE)"
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -65,4 +72,4 @@ $(VENV)/.installed: pyproject.toml
 	$(call install,$(PYTHON),$(VENV))
 
 .venv-%/.installed: pyproject.toml
-	$(call install,python$*,.venv-$*)
+	$(call install,$(call python_of,$*),.venv-$*)

@@ -326,11 +326,15 @@ class Parcel:
 
 
 class ParcelHandler(_Script):
-    """A `TypeHandler` with the batch protocol only: a file for each value, written in the background."""
+    """A `TypeHandler` with the batch protocol only: a file for each value, written in the background.
 
-    def __init__(self, size: int = 100) -> None:
+    With `when_asked` it is written by whoever asks for the future's result: who is in "write", waits.
+    """
+
+    def __init__(self, size: int = 100, *, when_asked: bool = False) -> None:
         super().__init__()
         self._size = size
+        self._begin: Callable[..., Waitable] = _WhenAsked if when_asked else _in_thread
         self.finalized: list[str] = []
 
     def typestr(self) -> str:
@@ -343,7 +347,7 @@ class ParcelHandler(_Script):
         for value, info in zip(values, infos, strict=True):
             await checkpoint()
             self.enter("serialize", info.name)
-            futures.append(_in_thread(self._write, Path(info.directory, info.name), value.text))
+            futures.append(self._begin(self._write, Path(info.directory, info.name), value.text))
 
         return futures
 
@@ -373,6 +377,14 @@ class ParcelHandler(_Script):
 
 def _text(info: ParamInfo) -> str:
     return Path(info.directory, info.name).read_text()
+
+
+class _WhenAsked:
+    def __init__(self, function: Callable[..., object], *args: Any) -> None:
+        self._call = partial(function, *args)
+
+    def result(self, timeout: float | None = None) -> object:
+        return self._call()
 
 
 def _in_thread(function: Callable[..., T], *args: Any) -> Future[T]:

@@ -293,7 +293,7 @@ async def test_a_third_partys_background_failure_names_the_leaf(rig: Rig) -> Non
 
 
 async def test_cancelled_while_a_third_party_works_it_waits_for_that(rig: Rig) -> None:
-    handler = ParcelHandler()
+    handler = ParcelHandler(when_asked=True)
     hang = handler.hang("write", "p")
     rig.registry = with_parcels(rig.registry, handler)
 
