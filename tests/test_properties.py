@@ -58,7 +58,7 @@ def _narrow(codes: Any, name: str, dtype: Any) -> Any:
         return codes.view(dtype)
 
     half = 2 ** (FEWER_BITS[name] - 1)
-    return (codes.astype(np.int8) - half).astype(dtype)
+    return np.asarray(codes.astype(np.int8) - half).astype(dtype)  # arithmetic makes a scalar of a 0-d array
 
 
 def on_device(array: Any) -> Any:
