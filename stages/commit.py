@@ -77,6 +77,9 @@ class _Committer:
         for handler in {id(handler.inner): handler for handler in adapted}.values():
             handler.finalize(run.workspace.temporary)
 
+        if adapted:  # third parties write files of their own, and need not sync them
+            run.store.sync_tree(run.workspace.temporary)
+
         directories = {"": None} | {os.path.dirname(part.file): None for part in self._written}
         documents = run.layout.documents(
             self._leaves, self._written, started_ns=run.started_ns, custom_metadata=run.custom_metadata

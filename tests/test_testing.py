@@ -45,6 +45,7 @@ def exercise(store: Store, root: str) -> None:
         file.sync()
     store.write_file(f"{a}/document", b"text")
     store.sync_directory(a)
+    store.sync_tree(a)
     store.exchange(a, b)
     store.rename(b, f"{root}/c")
     with closing(store.open_data_file(f"{root}/c/data")) as readable:
@@ -58,7 +59,8 @@ def exercise(store: Store, root: str) -> None:
 
 EXERCISE = (
     *("check_writable", "make_directory", "make_directory", "create_data_file", "data.write_at"),
-    *("data.sync", "data.close", "write_file", "sync_directory", "exchange", "rename", "open_data_file"),
+    *("data.sync", "data.close", "write_file", "sync_directory", "sync_tree", "exchange", "rename"),
+    "open_data_file",
     *("file.read_at", "file.close", "kind", "size", "list_directory", "read_file", "remove_tree"),
 )
 
@@ -195,6 +197,20 @@ def test_what_was_made_durable_survives(crashing: CrashStore, tmp_path: Path) ->
     crashing.remove_tree(str(tmp_path / "runs"))
     assert tree(tmp_path).keys() == {"before"}
     assert after_power_loss(crashing, tmp_path) == WHOLE, "the removal was never synced"
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_what_others_wrote_survives_once_the_tree_is_synced(
+    crashing: CrashStore, tmp_path: Path, synced: bool
+) -> None:
+    crashing.make_directory(str(tmp_path / "runs"))
+    (tmp_path / "runs" / "theirs").write_bytes(b"theirs")
+    if synced:
+        crashing.sync_tree(str(tmp_path / "runs"))
+
+    found = after_power_loss(crashing, tmp_path)
+
+    assert found == ({"runs": None, "runs/theirs": b"theirs"} if synced else {"runs": None})
 
 
 def test_bytes_that_were_not_synced_are_lost(crashing: CrashStore, tmp_path: Path) -> None:

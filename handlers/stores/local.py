@@ -148,6 +148,17 @@ class LocalStore:
         finally:
             directory.close()
 
+    def sync_tree(self, path: str) -> None:
+        """Make durable every file and directory at and below `path`; links are not followed."""
+        with translated("list", path):
+            found = [(folder, files) for folder, _, files in os.walk(path, topdown=False, onerror=_reraise)]
+
+        for folder, files in found:
+            for name in files:
+                self._sync_file(os.path.join(folder, name))
+
+            self.sync_directory(folder)
+
     def rename(self, source: str, destination: str) -> None:
         """Rename atomically; a destination that exists is an error, not replaced."""
         with translated("rename", source):
@@ -162,6 +173,18 @@ class LocalStore:
         with translated("exchange", second):
             exchange(first, second)
 
+    @staticmethod
+    def _sync_file(path: str) -> None:
+        if os.path.islink(path) or not os.path.isfile(path):
+            return  # a link, a pipe, a socket: nothing with bytes of its own
+
+        file = Descriptor(path, os.O_RDONLY)
+        try:
+            with translated("fsync", path):
+                os.fsync(file.number)
+        finally:
+            file.close()
+
     def remove_tree(self, path: str) -> None:
         """Remove a directory and all in it; it may be absent, and others may be removing it too."""
         with translated("remove", path):
@@ -170,6 +193,10 @@ class LocalStore:
                     shutil.rmtree(path)
                 except FileNotFoundError:
                     continue  # an entry went away under our hands: look again
+
+
+def _reraise(error: OSError) -> None:
+    raise error
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -136,6 +136,15 @@ class CrashStore:
 
         self.change("sync_directory", path, lambda: self._inner.sync_directory(path), note)
 
+    def sync_tree(self, path: str) -> None:
+        def note() -> None:
+            # What others wrote past this store is known from here on.
+            now = _scan(Path(path))
+            directory = self._find(path)
+            directory.now, directory.durable = now.now, now.durable
+
+        self.change("sync_tree", path, lambda: self._inner.sync_tree(path), note)
+
     def rename(self, source: str, destination: str) -> None:
         def note() -> None:
             moved = self._parent(source).now.pop(_name(source))

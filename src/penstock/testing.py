@@ -123,6 +123,9 @@ class FaultyStore:
     def sync_directory(self, path: str) -> None:
         self.perform("sync_directory", path, lambda: self._inner.sync_directory(path))
 
+    def sync_tree(self, path: str) -> None:
+        self.perform("sync_tree", path, lambda: self._inner.sync_tree(path))
+
     def rename(self, source: str, destination: str) -> None:
         self.perform("rename", source, lambda: self._inner.rename(source, destination))
 

@@ -49,6 +49,9 @@ class FakeStore:
     def sync_directory(self, path: str) -> None:
         self._do("sync_directory", path)
 
+    def sync_tree(self, path: str) -> None:
+        self._do("sync_tree", path)
+
     def rename(self, source: str, destination: str) -> None:
         self._do("rename", source, destination)
         assert destination not in self.there

@@ -158,6 +158,23 @@ async def test_a_third_partys_finalize_is_called_once_before_the_documents(rig: 
     assert written == [0]
 
 
+async def test_what_a_third_party_wrote_is_made_durable_before_the_documents(rig: Rig) -> None:
+    handler = ParcelHandler()
+    rig.registry = rig.registry.copy()
+    rig.registry.register(Parcel, handler)
+
+    await committed(rig.save_run(), {"p": Parcel("x"), "a": np.arange(3)})
+
+    assert rig.operations.count("sync_tree") == 1
+    assert rig.operations.index("sync_tree") < rig.operations.index("write_file")
+
+
+async def test_without_third_parties_each_file_is_synced_once(rig: Rig) -> None:
+    await committed(rig.save_run(), {"a": np.arange(3)})
+
+    assert "sync_tree" not in rig.operations
+
+
 async def test_a_third_partys_finalize_that_fails_fails_the_commit(rig: Rig) -> None:
     handler = ParcelHandler()
     error = handler.fail("finalize", "")

@@ -7,10 +7,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import pytest
 
@@ -281,20 +281,25 @@ def test_a_closed_file_refuses(store: LocalStore, tmp_path: Path) -> None:
     assert caught.value.errno == errno.EBADF
 
 
-def synced_directories(action: Callable[[], object]) -> list[str]:
-    """What `sync_directory` is called with during `action`, in order."""
-    synced = list[str]()
+def called_with_path(codes: Container[CodeType], action: Callable[[], object]) -> list[str]:
+    """The argument `path` of each call of one of these functions during `action`, in order."""
+    paths = list[str]()
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is LocalStore.sync_directory.__code__:
-            synced.append(frame.f_locals["path"])
+        if event == "call" and frame.f_code in codes:
+            paths.append(frame.f_locals["path"])
 
     sys.setprofile(watch)
     try:
         action()
     finally:
         sys.setprofile(None)
-    return synced
+    return paths
+
+
+def synced_directories(action: Callable[[], object]) -> list[str]:
+    """What `sync_directory` is called with during `action`, in order."""
+    return called_with_path({LocalStore.sync_directory.__code__}, action)
 
 
 def test_each_directory_that_is_made_is_made_durable(store: LocalStore, tmp_path: Path) -> None:
@@ -303,6 +308,29 @@ def test_each_directory_that_is_made_is_made_durable(store: LocalStore, tmp_path
     assert synced_directories(lambda: store.make_directory(f"{c}/")) == [str(tmp_path), str(a), str(b)]
     assert store.kind(str(c)) == "directory"
     assert synced_directories(lambda: store.make_directory(str(c))) == []
+
+
+def test_a_tree_is_made_durable_from_the_leaves_up(store: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "t" / "sub").mkdir(parents=True)
+    (tmp_path / "t" / "sub" / "inner").write_bytes(b"x")
+    (tmp_path / "t" / "outer").write_bytes(b"y")
+    (tmp_path / "t" / "link").symlink_to("/nowhere")
+    os.mkfifo(tmp_path / "t" / "pipe")
+    codes = {LocalStore.sync_directory.__code__, LocalStore._sync_file.__code__}
+
+    synced = called_with_path(codes, lambda: store.sync_tree(str(tmp_path / "t")))
+
+    names = [Path(path).name for path in synced]
+    assert names[:2] == ["inner", "sub"]
+    assert set(names[2:-1]) == {"outer", "link", "pipe"}
+    assert names[-1] == "t"
+
+
+def test_a_tree_that_is_not_there_cannot_be_made_durable(store: LocalStore, tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as caught:
+        store.sync_tree(str(tmp_path / "absent"))
+
+    assert caught.value.errno == errno.ENOENT
 
 
 def test_threads_may_make_one_directory_at_once(store: LocalStore, tmp_path: Path) -> None:
