@@ -33,7 +33,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all clean
+.PHONY: help demo test lint test-all crash clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -63,6 +63,9 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 	echo "not here: $(or $(filter-out $(HERE),$(VERSIONS)),none)"; \
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
 	echo "passed on $(HERE)"
+
+crash: $(VENV)/.installed ## Kill a saving process 60 times, and look at what it left each time
+	$(BIN)/python tests/proofs/crash_loop.py
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
