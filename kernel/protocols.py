@@ -11,6 +11,7 @@ __all__ = (
     "DataFile",
     "Destination",
     "ForeignFuture",
+    "Hold",
     "Layout",
     "LeafHandler",
     "ReadableFile",
@@ -260,6 +261,14 @@ class ReadableFile(Protocol):
         ...
 
 
+class Hold(Protocol):
+    """A directory held against others; given up when its process dies, too."""
+
+    def release(self) -> None:
+        """Idempotent; never fails."""
+        ...
+
+
 class Store(Protocol):
     """Every file operation penstock does, and no other. All blocking; called from worker threads.
 
@@ -282,6 +291,14 @@ class Store(Protocol):
 
     def make_directory(self, path: str) -> None:
         """Create it and its missing parents, durably; it may exist."""
+        ...
+
+    def hold(self, path: str) -> Hold:
+        """Hold the directory at `path`, so that one save at a time builds there.
+
+        Raises:
+            StorageError: With `errno.EBUSY` if somebody holds it, in this process or another.
+        """
         ...
 
     def list_directory(self, path: str) -> Sequence[str]: ...

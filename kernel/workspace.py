@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Workspace",)
 
+import errno
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
@@ -13,7 +14,7 @@ from anyio import Lock
 from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
 
 if TYPE_CHECKING:
-    from penstock.kernel.protocols import Store
+    from penstock.kernel.protocols import Hold, Store
     from penstock.kernel.threads import Threads
 
 
@@ -35,6 +36,7 @@ class Workspace:
 
     __slots__ = (
         "_begun",
+        "_hold",
         "_lock",
         "_made",
         "_overwrite",
@@ -67,7 +69,8 @@ class Workspace:
         self._recognises = recognises
         self._lock = Lock()
         self._made: set[str] = set()
-        self._begun = False
+        self._begun = False  # whether there may be something to remove
+        self._hold: Hold | None = None
 
     def path(self, relative: str) -> str:
         """Return where a file of the checkpoint is built."""
@@ -90,7 +93,6 @@ class Workspace:
 
         async with self._lock:
             if "" not in self._made:
-                self._begun = True  # before: a call that fails or is cancelled may leave something
                 await self._threads.run(self._make_root)
                 self._made.add("")
 
@@ -122,9 +124,28 @@ class Workspace:
 
         self._store.check_writable(self.final)
 
+    def release(self) -> None:
+        """Let others build here. Idempotent; to be called when the save is over, well or not."""
+        if self._hold is not None:
+            self._hold.release()
+
     def _make_root(self) -> None:
-        self._store.remove_tree(self.temporary)
+        # Whoever holds what lies there is building a checkpoint in it right now.
+        stale = self._store.hold(self.temporary) if self._store.kind(self.temporary) else None
+        self._begun = True  # from here on what lies there is ours to remove
+        try:
+            self._store.remove_tree(self.temporary)
+        finally:
+            if stale is not None:
+                stale.release()
+
         self._store.make_directory(self.temporary)
+        try:
+            self._hold = self._store.hold(self.temporary)
+        except StorageError as error:
+            # Somebody was faster: what lies there now, if anything, is theirs to remove.
+            self._begun = error.errno not in {errno.EBUSY, errno.ENOENT}
+            raise
 
     def _publish(self) -> None:
         parent = os.path.dirname(self.final)

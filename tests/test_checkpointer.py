@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -611,6 +612,28 @@ class TestSeveral:
             await checkpointer.save(tmp_path / "a", tree(1))
             with pytest.raises(DestinationExistsError, match="overwrite=True"):
                 await checkpointer.save(tmp_path / "a", tree(2))
+
+        assert names(tmp_path) == ["a"]
+
+    async def test_two_checkpointers_never_build_one_checkpoint(
+        self, tmp_path: Path, store: FaultyStore, assert_same: AssertSame
+    ) -> None:
+        hang = store.hang_on("data.write_at")
+        async with Checkpointer(store=store) as first, Checkpointer() as second:
+            save = await first.save(tmp_path / "a", tree(1))
+            await hang.wait_reached()
+            other = await second.save(tmp_path / "a", tree(2))
+            with pytest.raises(StorageError, match="another save") as caught:
+                await other
+            assert caught.value.errno == errno.EBUSY
+            assert names(tmp_path) == ["a.orbax-checkpoint-tmp"]
+            hang.release()
+            await save
+
+            assert_same(await second.restore(tmp_path / "a"), tree(1))
+            await (await second.save(tmp_path / "a", tree(3), overwrite=True))
+            await (await first.save(tmp_path / "a", tree(4), overwrite=True))
+            assert (await first.restore(tmp_path / "a"))["step"] == 4
 
         assert names(tmp_path) == ["a"]
 

@@ -46,6 +46,7 @@ def exercise(store: Store, root: str) -> None:
     store.write_file(f"{a}/document", b"text")
     store.sync_directory(a)
     store.sync_tree(a)
+    store.hold(a).release()
     store.exchange(a, b)
     store.rename(b, f"{root}/c")
     with closing(store.open_data_file(f"{root}/c/data")) as readable:
@@ -59,7 +60,7 @@ def exercise(store: Store, root: str) -> None:
 
 EXERCISE = (
     *("check_writable", "make_directory", "make_directory", "create_data_file", "data.write_at"),
-    *("data.sync", "data.close", "write_file", "sync_directory", "sync_tree", "exchange", "rename"),
+    *("data.sync", "data.close", "write_file", "sync_directory", "sync_tree", "hold", "exchange", "rename"),
     "open_data_file",
     *("file.read_at", "file.close", "kind", "size", "list_directory", "read_file", "remove_tree"),
 )

@@ -13,6 +13,7 @@ from typing import Literal, final
 
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.files import LocalDataFile, LocalReadableFile
+from penstock.handlers.stores.holding import DirectoryHold
 from penstock.handlers.stores.renaming import exchange, rename_to_absent
 from penstock.handlers.stores.vectored import write_vectored
 from penstock.kernel.errors import StorageError
@@ -98,6 +99,10 @@ class LocalStore:
 
         if not missing and self.kind(path) != "directory":
             raise StorageError("mkdir", path, "exists and is not a directory", errno.EEXIST)
+
+    def hold(self, path: str) -> DirectoryHold:
+        """Hold the directory; see `DirectoryHold`."""
+        return DirectoryHold(path)
 
     def list_directory(self, path: str) -> Sequence[str]:
         """Names in the directory, sorted."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar, final
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols import DataFile, ReadableFile, Store
+from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
 
 T = TypeVar("T")
 
@@ -91,6 +91,9 @@ class CrashStore:
 
     def check_writable(self, path: str) -> None:
         self._look("check_writable", path, self._inner.check_writable)
+
+    def hold(self, path: str) -> Hold:
+        return self._look("hold", path, self._inner.hold)
 
     def list_directory(self, path: str) -> Sequence[str]:
         return self._look("list_directory", path, self._inner.list_directory)

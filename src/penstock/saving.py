@@ -108,6 +108,8 @@ class SaveTask:
                     await self._undo(error)
 
                 raise
+            finally:
+                run.workspace.release()
 
         report: SaveReport = replace(
             result.value,

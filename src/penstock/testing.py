@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, final
 from penstock.crash_store import Crash, CrashStore
 from penstock.hang import Hang, Operation
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols import DataFile, ReadableFile, Store
+from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
 
 T = TypeVar("T")
 
@@ -101,6 +101,9 @@ class FaultyStore:
 
     def make_directory(self, path: str) -> None:
         self.perform("make_directory", path, lambda: self._inner.make_directory(path))
+
+    def hold(self, path: str) -> Hold:
+        return self.perform("hold", path, lambda: self._inner.hold(path))
 
     def list_directory(self, path: str) -> Sequence[str]:
         return self.perform("list_directory", path, lambda: self._inner.list_directory(path))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from anyio import CancelScope, Event, create_task_group
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
-from penstock.kernel.protocols import DataFile, ReadableFile, Store
+from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
 from penstock.kernel.threads import LoopHandle, Threads
 from penstock.kernel.workspace import Workspace
 
@@ -22,12 +23,23 @@ FINAL, TEMPORARY = "/run/7", "/run/7.tmp"
 
 
 @final
+class FakeHold:
+    def __init__(self, held: set[str], path: str) -> None:
+        self._held, self._path = held, path
+        held.add(path)
+
+    def release(self) -> None:
+        self._held.discard(self._path)
+
+
+@final
 class FakeStore:
     """Directories in a dict: path -> which generation of it; and a record of what was done."""
 
     def __init__(self, *paths: str) -> None:
         self.there = dict.fromkeys(paths, "old")
         self.done: list[tuple[str, ...]] = []
+        self.held: set[str] = set()
         self.before: dict[str, Callable[[], object]] = {}
 
     def _do(self, operation: str, *paths: str) -> None:
@@ -45,6 +57,12 @@ class FakeStore:
     def make_directory(self, path: str) -> None:
         self._do("make_directory", path)
         self.there.setdefault(path, "new")
+
+    def hold(self, path: str) -> Hold:
+        if path in self.held:
+            raise StorageError("hold", path, "held", errno.EBUSY)
+
+        return FakeHold(self.held, path)
 
     def sync_directory(self, path: str) -> None:
         self._do("sync_directory", path)
@@ -332,3 +350,33 @@ async def test_a_workspace_on_a_disk(tmp_path: Path) -> None:
     await workspace.discard()
     assert (final / "d" / "generation").read_text() == "second"
     assert not temporary.exists()
+
+
+async def test_two_never_build_in_one_place() -> None:
+    store = FakeStore()
+    first, second = space(store, overwrite=True), space(store, overwrite=True)
+    await first.open()
+    store.there[f"{TEMPORARY}/data"] = "of the first"
+
+    with pytest.raises(StorageError) as caught:
+        await second.open()
+    await second.discard()
+    second.release()
+
+    assert caught.value.errno == errno.EBUSY
+    assert f"{TEMPORARY}/data" in store.there, "what the first has built is not the second's to remove"
+    first.release()
+    await second.open()
+    assert store.there == {TEMPORARY: "new"}
+
+
+async def test_who_is_overtaken_while_making_the_place_removes_nothing() -> None:
+    store = FakeStore()
+    store.before["make_directory"] = lambda: store.held.add(TEMPORARY)
+    workspace = space(store)
+
+    with pytest.raises(StorageError):
+        await workspace.open()
+    await workspace.discard()
+
+    assert store.there == {TEMPORARY: "new"}

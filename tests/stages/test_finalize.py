@@ -117,7 +117,7 @@ async def test_what_cannot_be_renamed_leaves_everything_as_it_was(rig: Rig, over
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
 async def test_cancelled_before_the_rename_it_has_renamed_or_not(rig: Rig, native: bool) -> None:
     run = await built(rig)
-    hang = rig.store.hang_on("kind")
+    hang = rig.store.hang_on("rename")
 
     await cancel_in(hang, lambda: run_one(run, Finalize(), COMMITTED), native=native)
 

@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 
 import pytest
 
+import penstock
 from penstock.handlers.stores import vectored
 from penstock.handlers.stores.files import LocalDataFile
 from penstock.handlers.stores.local import LocalStore
@@ -559,3 +560,58 @@ def test_what_is_absent_is_a_storage_error_with_its_number(
     assert caught.value.errno == errno.ENOENT
     assert caught.value.path.startswith(path)
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_directory_is_held_by_one_at_a_time(store: LocalStore, tmp_path: Path) -> None:
+    first = store.hold(str(tmp_path))
+    with pytest.raises(StorageError, match="another save") as caught:
+        store.hold(str(tmp_path))
+    assert caught.value.errno == errno.EBUSY
+
+    first.release()
+    first.release()
+    store.hold(str(tmp_path)).release()
+
+
+def test_what_is_held_may_be_renamed_and_a_new_directory_of_its_name_is_free(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    held = store.hold(str(tmp_path / "a"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "a").mkdir()
+
+    store.hold(str(tmp_path / "a")).release()
+    with pytest.raises(StorageError):
+        store.hold(str(tmp_path / "b"))
+    held.release()
+
+
+def test_a_process_that_is_killed_holds_nothing_any_more(store: LocalStore, tmp_path: Path) -> None:
+    program = (
+        "import sys; from penstock.handlers.stores.local import LocalStore\n"
+        f"held = LocalStore().hold({str(tmp_path)!r}); print('held', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(StorageError):
+            store.hold(str(tmp_path))
+        child.kill()
+
+    store.hold(str(tmp_path)).release()
+
+
+def test_only_directories_are_held(store: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, number in (("file", errno.ENOTDIR), ("absent", errno.ENOENT)):
+        with pytest.raises(StorageError) as caught:
+            store.hold(str(tmp_path / name))
+        assert caught.value.errno == number
