@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.kernel.messages import ParamInfo, Pending
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
-    from penstock.kernel.regulator import MemoryRegulator
+    from penstock.kernel.regulator import ByteLease, MemoryRegulator
     from penstock.kernel.threads import Threads
     from penstock.kernel.workspace import Workspace
 
@@ -67,6 +67,22 @@ class Run:
     events: BoundLogger
     limits: RunLimits
     progress: ProgressMeter = field(default_factory=ProgressMeter)
+
+    async def lease(self, nbytes: int, key_path: str, *, prioritised: bool) -> ByteLease:
+        """Wait for `nbytes` of the shared budget; what exceeds all of it is admitted alone, and told.
+
+        Args:
+            nbytes: Host bytes.
+            key_path: The first leaf that they are for.
+            prioritised: Wait before those that are not.
+
+        Cancellation:
+            As `MemoryRegulator.acquire`.
+        """
+        if nbytes > self.memory.limit:
+            self.events.warning("memory.oversize", key_path=key_path, nbytes=nbytes)
+
+        return await self.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True)
 
 
 @final

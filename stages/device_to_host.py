@@ -51,10 +51,8 @@ class DeviceToHost:
 
 async def _stage_group(run: SaveRun, group: list[_Planned], *, prioritised: bool) -> StagedBatch:
     cost = sum(plan.cost for _, plan, _ in group if plan is not None)
-    lease = await run.memory.acquire(cost, prioritised=prioritised, admit_oversize=True) if cost else None
-    if lease is not None and cost > run.memory.limit:
-        run.events.warning("memory.oversize", key_path=group[0][0].info.key_path, nbytes=cost)
-
+    key_path = group[0][0].info.key_path
+    lease = await run.lease(cost, key_path, prioritised=prioritised) if cost else None
     try:
         pieces = await run.threads.run(_take, group)
     except BaseException:
@@ -69,11 +67,7 @@ async def _stage_group(run: SaveRun, group: list[_Planned], *, prioritised: bool
 async def _stage_adapted(
     run: SaveRun, leaf: Leaf, handler: AdaptedHandler, *, prioritised: bool
 ) -> StagedBatch:
-    size = handler.write_size(leaf)
-    if size > run.memory.limit:
-        run.events.warning("memory.oversize", key_path=leaf.info.key_path, nbytes=size)
-
-    lease = await run.memory.acquire(size, prioritised=prioritised, admit_oversize=True)
+    lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
     try:
         await run.workspace.open()
         pending = await handler.save(leaf, run.threads)

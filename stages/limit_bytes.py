@@ -92,10 +92,8 @@ class _Limiter:
         nbytes = sum(leaf.target.staging_bytes for leaf in unit)
         if not nbytes:
             return ()
-        if nbytes > self._run.memory.limit:
-            self._run.events.warning("memory.oversize", key_path=unit[0].info.key_path, nbytes=nbytes)
 
-        lease = await self._run.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True)
+        lease = await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
         return tuple((leaf.index, lease.split(leaf.target.staging_bytes)) for leaf in unit)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -41,6 +41,7 @@ from penstock.saving import SaveTask
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
+RunT = TypeVar("RunT")
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -308,5 +309,5 @@ def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | st
     )
 
 
-def _prioritised(pipeline: Any, first: First | None) -> Any:
+def _prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
     return pipeline if first is None else pipeline.configure("prioritise", first=first)

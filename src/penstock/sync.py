@@ -12,10 +12,11 @@ from __future__ import annotations
 __all__ = ("Checkpointer", "metadata", "restore", "save")
 
 import os
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from anyio import NoEventLoopError
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -26,6 +27,8 @@ from penstock.description import CheckpointMetadata
 from penstock.kernel.errors import ClosedError, RunningLoopError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import SaveReport
+
+T = TypeVar("T")
 
 
 @final
@@ -89,23 +92,24 @@ class Checkpointer:
 
 def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:
     """Save `tree` at `path` and return when it is durable and visible; as `penstock.save`."""
-    _refuse_running_loop()
-    with start_blocking_portal() as portal:
-        return portal.call(partial(api.save, path, tree, **options))
+    return _once(partial(api.save, path, tree, **options))
 
 
 def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     """Return the tree saved at `path`; as `penstock.restore`."""
-    _refuse_running_loop()
-    with start_blocking_portal() as portal:
-        return portal.call(partial(api.restore, path, **options))
+    return _once(partial(api.restore, path, **options))
 
 
 def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds; as `penstock.metadata`."""
+    return _once(partial(api.metadata, path))
+
+
+def _once(function: Callable[[], Awaitable[T]]) -> T:
+    """Run one call in an event loop of its own."""
     _refuse_running_loop()
     with start_blocking_portal() as portal:
-        return portal.call(api.metadata, path)
+        return portal.call(function)
 
 
 def _refuse_running_loop() -> None:
