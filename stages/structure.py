@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Final, TypeAlias, cast, final
+from typing import Any, Final, TypeAlias, final
 
 from jax import tree_util
 
@@ -133,7 +133,7 @@ class _Walk:
 
     def visit(self, node: Any) -> bool:
         """Note a node; return whether it is a leaf by penstock's rule."""
-        cls = cast("type", type(node))
+        cls: type = type(cast("object", node))
         kind = self._kinds.get(cls)
         if kind is _LEAF:
             self._n_leaves += 1

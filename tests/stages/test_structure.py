@@ -111,7 +111,7 @@ TREES = [
 ]
 
 
-@pytest.mark.parametrize("tree", TREES, ids=repr)
+@pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
 def test_a_tree_is_taken_apart_as_without_the_cache(tree: object) -> None:
     cache = StructureCache()
     check_same(cache, tree)
@@ -152,7 +152,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), CHANGES, ids=repr)
+@pytest.mark.parametrize(("before", "after"), CHANGES, ids=range(len(CHANGES)))
 def test_a_changed_tree_never_reuses_what_was_remembered(before: object, after: object) -> None:
     cache = StructureCache()
     first = check_same(cache, before)
