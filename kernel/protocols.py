@@ -17,6 +17,7 @@ __all__ = (
     "LeafHandler",
     "ReadableFile",
     "SigningHandler",
+    "SnapshotHandler",
     "Store",
     "StoredCheckpoint",
     "TypeHandler",
@@ -37,6 +38,7 @@ from penstock.kernel.messages import (
     ReadLeaf,
     StoredLeaf,
     Target,
+    Written,
     WrittenBatch,
 )
 
@@ -179,11 +181,26 @@ class SigningHandler(Protocol):
         ...
 
 
+@runtime_checkable
+class SnapshotHandler(Protocol):
+    """What a `LeafHandler` may add, so that the same object need not be written twice."""
+
+    @property
+    def immutable(self) -> bool:
+        """Whether a value never changes: while it is the same object, its bytes are the same."""
+        ...
+
+
 class StoredCheckpoint(Protocol):
     """A checkpoint whose documents have been read."""
 
     @property
     def path(self) -> str: ...
+    @property
+    def directory(self) -> str:
+        """What holds the tree: `path`, or an item in it. Data files are named from here."""
+        ...
+
     @property
     def leaves(self) -> Sequence[StoredLeaf]:
         """Every leaf and empty marker, in stored order."""
@@ -193,6 +210,19 @@ class StoredCheckpoint(Protocol):
     def custom_metadata(self) -> Mapping[str, Any] | None: ...
     @property
     def committed_at_ns(self) -> int | None: ...
+    @property
+    def digests(self) -> Mapping[str, bytes]:
+        """The digest of each leaf's bytes, by stored name, as far as they were recorded."""
+        ...
+
+    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
+        """Say where the bytes of a leaf lie, as whoever wrote them said.
+
+        Returns:
+            Parts that tile every chunk, as plain bytes with known checksums, in files named from
+            `directory` (their `leaf` is 0); nothing if the leaf lies in any other way.
+        """
+        ...
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`, each of at most about `piece_bytes`. Opens nothing.
@@ -235,10 +265,12 @@ class Layout(Protocol):
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
-        Array bytes lie where `batches` say. The last document is the commit mark.
+        Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by
+        stored name, are kept with the checkpoint.
         """
         ...
 
@@ -340,6 +372,10 @@ class Store(Protocol):
     def sync_directory(self, path: str) -> None: ...
     def sync_tree(self, path: str) -> None:
         """Make durable every file and directory at and below `path`, whoever wrote it."""
+        ...
+
+    def link(self, source: str, destination: str) -> None:
+        """Give a file another name, so that it lives as long as either; the destination does not exist."""
         ...
 
     def rename(self, source: str, destination: str) -> None:

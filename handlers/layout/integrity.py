@@ -7,10 +7,10 @@ list for each of 100,000 pieces would cost more than writing them. Version 1 had
 
 from __future__ import annotations
 
-__all__ = ("Checksum", "decode", "encode")
+__all__ = ("Checksum", "decode", "decode_digests", "encode")
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, cast, final
 
 import msgpack
@@ -36,8 +36,8 @@ class Checksum(NamedTuple):
     crc32c: int
 
 
-def encode(batches: Iterable[WrittenBatch]) -> bytes:
-    """Encode the document."""
+def encode(batches: Iterable[WrittenBatch], digests: Mapping[str, bytes]) -> bytes:
+    """Encode the document, with the digests of leaves by stored name."""
     files: dict[str, tuple[list[int], list[int], list[int]]] = {}
     for batch in batches:
         for part in batch.written:
@@ -53,7 +53,10 @@ def encode(batches: Iterable[WrittenBatch]) -> bytes:
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)
 
-    return msgpack.packb({"version": VERSION, "files": {file: _packed(*files[file]) for file in files}})
+    columns = {file: _packed(*files[file]) for file in files}
+    return msgpack.packb(
+        {"version": VERSION, "files": columns, **({"digests": dict(digests)} if digests else {})}
+    )
 
 
 def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dict[str, bytes]:
@@ -85,6 +88,20 @@ def decode(path: str, data: bytes) -> dict[str, tuple[Checksum, ...]]:
 
     read = _pieces if version == 1 else _columns
     return {file: read(path, file, pieces) for file, pieces in _as_map(path, members.get("files")).items()}
+
+
+def decode_digests(path: str, data: bytes) -> dict[str, bytes]:
+    """Read the digests of leaves, by stored name, from a document that `decode` accepts.
+
+    Raises:
+        CorruptCheckpointError: If they are no such map.
+    """
+    members = cast("dict[str, object]", msgpack.unpackb(data))
+    digests = _as_map(path, members.get("digests", {}))
+    if not all(isinstance(digest, bytes) for digest in digests.values()):
+        raise CorruptCheckpointError(path, "has a digest that is no bytes")
+
+    return cast("dict[str, bytes]", digests)
 
 
 def _columns(path: str, file: str, value: object) -> tuple[Checksum, ...]:

@@ -73,6 +73,7 @@ def open_checkpoint(store: Store, path: str) -> OrbaxCheckpoint:
         uses_ocdbt=documents.uses_ocdbt,
         all_chunks_written=tree.all_chunks_written,
         checksums=documents.checksums(),
+        digests=documents.digests(),
         index=index,
     )
 
@@ -118,6 +119,10 @@ class _Documents:
     def checksums(self) -> Mapping[str, Sequence[Checksum]]:
         path, data = self._read(INTEGRITY)
         return {} if data is None else integrity.decode(path, data)
+
+    def digests(self) -> Mapping[str, bytes]:
+        path, data = self._read(INTEGRITY)
+        return {} if data is None else integrity.decode_digests(path, data)
 
     def random_keys(self) -> dict[str, str]:
         # Every process records the same, so one of the files will do.

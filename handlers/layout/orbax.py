@@ -59,10 +59,13 @@ class OrbaxLayout:
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
         """Make every document; see `EncodedTree` for what it raises."""
         tree = self._trees.of(sorted(leaves, key=attrgetter("index")))
-        return tree.documents(batches, started_ns=started_ns, custom_metadata=custom_metadata)
+        return tree.documents(
+            batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
+        )
 
     def recognises(self, store: Store, path: str) -> bool:
         """Look for any file that a checkpoint of any version has, finished or not."""

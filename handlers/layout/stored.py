@@ -7,13 +7,14 @@ __all__ = ("OrbaxCheckpoint", "StoredArray")
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.handlers.layout.checked import with_checksums
 from penstock.handlers.layout.integrity import Checksum
 from penstock.handlers.layout.names import MANIFEST
+from penstock.handlers.layout.parts import parts_of
 from penstock.handlers.layout.regions import (
     Bounds,
     StoredChunk,
@@ -26,7 +27,7 @@ from penstock.handlers.layout.regions import (
 from penstock.handlers.ocdbt.values import Inline, Value
 from penstock.handlers.zarr import ArrayFormat
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf
+from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf, Written
 from penstock.kernel.protocols import Destination
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class OrbaxCheckpoint:
     all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
     checksums: Mapping[str, Sequence[Checksum]]  #: by data file; empty if Orbax wrote it
     index: Mapping[bytes, Value]  #: where every chunk lies
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
 
     @property
     def has_checksums(self) -> bool:
@@ -69,6 +71,18 @@ class OrbaxCheckpoint:
             file: Relative to `directory`.
         """
         return self.checksums.get(file, ())
+
+    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
+        """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""
+        array = stored.detail
+        if not isinstance(array, StoredArray) or not array.format.plain:
+            return ()
+
+        return parts_of(self._grid(stored, array), self.checksums)
+
+    def _grid(self, stored: StoredLeaf, array: StoredArray) -> Iterator[tuple[tuple[int, ...], Value | None]]:
+        for index in itertools.product(*map(range, array.format.grid_shape)):
+            yield index, self._chunk(stored, array, index, stored.spec.chunk_nbytes)
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`.

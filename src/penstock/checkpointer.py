@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from penstock import pipelines
 from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
-from penstock.engine import Engine
+from penstock.engine import Compare, Engine
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
@@ -137,6 +137,8 @@ class Checkpointer:
         prioritise: First | None = None,
         staging: Staging = "copy",
         custom_metadata: Mapping[str, Any] | None = None,
+        base: str | os.PathLike[str] | None = None,
+        compare: Compare = "identity",
         pipeline: Pipeline[SaveRun] | None = None,
     ) -> SaveFuture:
         """Begin to save `tree` at `path`; return once it is staged.
@@ -153,6 +155,14 @@ class Checkpointer:
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
             custom_metadata: JSON values kept with the checkpoint, as they are now.
+            base: An earlier checkpoint. Leaves that are as they are there are not written again: the
+                data files that they lie in become hard links, so that each checkpoint is whole by
+                itself, whichever is deleted first. Where the file system has no links, or little of
+                a file is still needed, leaves are written.
+            compare: How a leaf is known to be as it was. `"identity"`: it is the very jax.Array that
+                this Checkpointer saved to the base, or restored from it. `"digest"`: its bytes have
+                the SHA-256 that was recorded with the base; so the base must have been saved in this
+                way, too. Costs reading every byte of the tree.
             pipeline: Stages for this save alone.
 
         Returns:
@@ -170,7 +180,14 @@ class Checkpointer:
         tasks, threads = self._running()
         self._background.raise_unseen()
         final = absolute_path(path)
-        run = self._engine.save_run(final, threads, overwrite=overwrite, custom_metadata=custom_metadata)
+        run = self._engine.save_run(
+            final,
+            threads,
+            overwrite=overwrite,
+            custom_metadata=custom_metadata,
+            base=None if base is None else absolute_path(base),
+            compare=compare,
+        )
         chosen = _prioritised(self._save_pipeline if pipeline is None else pipeline, prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
