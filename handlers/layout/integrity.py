@@ -1,22 +1,29 @@
 """`_PENSTOCK_INTEGRITY`: the checksum of every piece that was written, for restore and for `verify`.
 
-A file of penstock's own, which Orbax ignores: a msgpack map of a version and, for each data file, a
-list of (offset, bytes, crc32c).
+A file of penstock's own, which Orbax ignores: a msgpack map of a version and, for each data file, the
+pieces in columns: offsets and lengths as little-endian 64-bit numbers, checksums as 32-bit ones. In
+version 1 the pieces of a file were a list of (offset, bytes, crc32c).
 """
 
 from __future__ import annotations
 
-__all__ = ("Checksum", "decode", "encode")
+__all__ = ("Checksum", "Checksums", "decode", "encode")
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple, cast, final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.messages import Written
 
-VERSION: Final = 1
+VERSION: Final = 2
+_COLUMNS: Final = (("offsets", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4"))
+
+Column: TypeAlias = npt.NDArray[Any]
 
 
 @final
@@ -28,18 +35,74 @@ class Checksum(NamedTuple):
     crc32c: int
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Checksums(Sequence[Checksum]):
+    """The checksums of one data file, by ascending offset."""
+
+    offsets: Column
+    nbytes: Column
+    crc32c: Column
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, int, int]]) -> Checksums:
+        """Put (offset, bytes, crc32c) into columns."""
+        rows = sorted(pieces)
+        return cls(
+            *[np.array([row[number] for row in rows], dtype) for number, (_, dtype) in enumerate(_COLUMNS)]
+        )
+
+    @overload
+    def __getitem__(self, index: int, /) -> Checksum: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> tuple[Checksum, ...]: ...
+    def __getitem__(self, index: int | slice, /) -> Checksum | tuple[Checksum, ...]:
+        if isinstance(index, slice):
+            return tuple([self[at] for at in range(len(self))[index]])
+
+        return Checksum(int(self.offsets[index]), int(self.nbytes[index]), int(self.crc32c[index]))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Checksum]:
+        columns = (self.offsets.tolist(), self.nbytes.tolist(), self.crc32c.tolist())
+        return map(Checksum._make, zip(*columns, strict=True))
+
+    def from_offset(self, offset: int) -> int:
+        """The number of the first piece that begins at `offset` or behind it."""
+        return int(np.searchsorted(self.offsets, np.uint64(offset)))
+
+    def exactly(self, offsets: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The checksum of each of many ranges; -1 of one that is not just a piece."""
+        starts, sizes = offsets.astype(np.uint64), nbytes.astype(np.uint64)
+        at = np.minimum(np.searchsorted(self.offsets, starts), max(len(self) - 1, 0))
+        if not len(self):
+            return np.full(len(at), -1, np.int64)
+
+        same = (self.offsets[at] == starts) & (self.nbytes[at] == sizes)
+        return np.where(same, self.crc32c[at].astype(np.int64), -1)
+
+
 def encode(written: Iterable[Written]) -> bytes:
     """Encode the document."""
     files: dict[str, list[tuple[int, int, int]]] = {}
     for piece in written:
         files.setdefault(piece.file, []).append((piece.offset, piece.nbytes, piece.crc32c))
-    for pieces in files.values():
-        pieces.sort()
 
-    return msgpack.packb({"version": VERSION, "files": files})
+    columns = {file: Checksums.of(pieces) for file, pieces in files.items()}
+    return msgpack.packb(
+        {
+            "version": VERSION,
+            "files": {
+                file: {name: getattr(found, name).tobytes() for name, _ in _COLUMNS}
+                for file, found in columns.items()
+            },
+        }
+    )
 
 
-def decode(path: str, data: bytes) -> dict[str, tuple[Checksum, ...]]:
+def decode(path: str, data: bytes) -> dict[str, Checksums]:
     """Read the document: data file, relative to the checkpoint, to its checksums by ascending offset.
 
     Raises:
@@ -57,10 +120,11 @@ def decode(path: str, data: bytes) -> dict[str, tuple[Checksum, ...]]:
     version = members.get("version")
     if type(version) is int and version > VERSION:
         raise UnsupportedFormatError(path, f"is of version {version}; this penstock reads {VERSION}")
-    if version != VERSION:
+    if type(version) is not int or version < 1:
         raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
 
-    return {file: _pieces(path, file, pieces) for file, pieces in _as_map(path, members.get("files")).items()}
+    read = _listed if version == 1 else _in_columns
+    return {file: read(path, file, pieces) for file, pieces in _as_map(path, members.get("files")).items()}
 
 
 def _as_map(path: str, value: object) -> dict[str, object]:
@@ -72,15 +136,37 @@ def _as_map(path: str, value: object) -> dict[str, object]:
     return cast("dict[str, object]", value)
 
 
-def _pieces(path: str, file: str, value: object) -> tuple[Checksum, ...]:
+def _in_columns(path: str, file: str, value: object) -> Checksums:
+    columns: list[Column] = []
+    members = _as_map(path, value)
+    for name, dtype in _COLUMNS:
+        column = members.get(name)
+        if type(column) is not bytes or len(column) % np.dtype(dtype).itemsize:
+            raise CorruptCheckpointError(path, f"{file!r} has {name} that are no column of numbers")
+
+        columns.append(np.frombuffer(column, dtype))
+
+    offsets, nbytes, crc32c = columns
+    if not len(offsets) == len(nbytes) == len(crc32c):
+        lengths = f"{len(offsets)}, {len(nbytes)} and {len(crc32c)} entries"
+        raise CorruptCheckpointError(path, f"{file!r} has columns of {lengths}")
+    if np.any(offsets[1:] < offsets[:-1]):
+        raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+
+    return Checksums(offsets, nbytes, crc32c)
+
+
+def _listed(path: str, file: str, value: object) -> Checksums:
     pieces = cast("list[object]", value) if isinstance(value, list) else [None]
-    return tuple([_checksum(path, file, piece) for piece in pieces])
+    return Checksums.of([_checksum(path, file, piece) for piece in pieces])
 
 
-def _checksum(path: str, file: str, value: object) -> Checksum:
+def _checksum(path: str, file: str, value: object) -> tuple[int, int, int]:
     numbers = cast("list[object]", value) if isinstance(value, list) else []
     match numbers:
-        case [int(offset), int(nbytes), int(crc)] if offset >= 0 and nbytes >= 0 and 0 <= crc < 1 << 32:
-            return Checksum(offset, nbytes, crc)
+        case [int(offset), int(nbytes), int(crc)] if (
+            0 <= offset < 1 << 64 and 0 <= nbytes < 1 << 64 and 0 <= crc < 1 << 32
+        ):
+            return offset, nbytes, crc
         case _:
             raise CorruptCheckpointError(path, f"{file!r} has an entry {value!r}: not offset, length, crc32c")

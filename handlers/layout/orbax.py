@@ -11,6 +11,7 @@ from typing import Any, final
 
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
+from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import check_names, flat_documents
 from penstock.kernel.errors import PathError
@@ -20,13 +21,18 @@ from penstock.kernel.protocols import Store
 
 @final
 class OrbaxLayout:
-    """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Holds no state.
+    """Writes what any Orbax since 0.11 reads, and reads what Orbax writes.
+
+    Holds nothing but the last documents it decoded.
 
     Written is the flat layout: OCDBT, zarr v2, no compression, one manifest. Read are also items of
     a step (the one that holds the tree), zarr v3, codecs, and arrays in directories of their own.
     """
 
-    __slots__ = ()
+    __slots__ = ("_remembered",)
+
+    def __init__(self) -> None:
+        self._remembered = RememberedDocuments()
 
     def temporary_name(self, path: str) -> str:
         """The name of the same folder while it is being written.
@@ -64,4 +70,4 @@ class OrbaxLayout:
 
     def open(self, store: Store, path: str) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""
-        return open_checkpoint(store, path)
+        return open_checkpoint(store, path, self._remembered)

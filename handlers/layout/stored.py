@@ -12,7 +12,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.handlers.layout.checked import with_checksums
-from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.integrity import Checksum, Checksums
+from penstock.handlers.layout.leaves import StoredArray, StoredLeaves
 from penstock.handlers.layout.names import MANIFEST
 from penstock.handlers.layout.regions import (
     Bounds,
@@ -23,8 +24,8 @@ from penstock.handlers.layout.regions import (
     merge_direct,
     shape_of,
 )
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.values import Inline, Value
-from penstock.handlers.zarr import ArrayFormat
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf
 from penstock.kernel.protocols import Destination
@@ -34,28 +35,19 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """What this layout keeps in `StoredLeaf.detail` of a leaf that has array bytes."""
-
-    format: ArrayFormat
-    prefix: str  #: of the array's keys in the index: the stored name and a slash, or nothing
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class OrbaxCheckpoint:
     """An Orbax checkpoint, opened. Immutable; may be used from several threads."""
 
     path: str  #: as it was asked for
     directory: str  #: what holds the tree: `path`, or an item in it
-    leaves: Sequence[StoredLeaf]
+    leaves: StoredLeaves
     custom_metadata: Mapping[str, Any] | None
     committed_at_ns: int | None
     uses_ocdbt: bool
     all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
-    checksums: Mapping[str, Sequence[Checksum]]  #: by data file; empty if Orbax wrote it
-    index: Mapping[bytes, Value]  #: where every chunk lies
+    checksums: Mapping[str, Checksums]  #: by data file; empty if Orbax wrote it
+    index: Index  #: where every chunk lies
 
     @property
     def has_checksums(self) -> bool:
@@ -68,7 +60,7 @@ class OrbaxCheckpoint:
         Args:
             file: Relative to `directory`.
         """
-        return self.checksums.get(file, ())
+        return tuple(self.checksums.get(file, ()))
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`.
@@ -163,7 +155,7 @@ class OrbaxCheckpoint:
         return value
 
     @cached_property
-    def _recorded(self) -> Mapping[str, Sequence[Checksum]]:
+    def _recorded(self) -> Mapping[str, Checksums]:
         """The checksums by absolute file name, as reads name files."""
         return {os.path.join(self.directory, file): found for file, found in self.checksums.items()}
 

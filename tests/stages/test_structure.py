@@ -41,6 +41,9 @@ class Box:
         self.value = value
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"Box({self.value!r}, {self.name!r})"
+
 
 class AlwaysEqual:
     def __init__(self, name: str) -> None:
@@ -64,6 +67,9 @@ class Holder:
 
     def __init__(self, *values: Any) -> None:
         self.values = values
+
+    def __repr__(self) -> str:
+        return f"Holder{self.values!r}"
 
 
 _jax.register_pytree_with_keys(

@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from crc32c import crc32c
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
 from penstock.handlers.layout.orbax import OrbaxLayout
@@ -150,11 +151,15 @@ def test_the_commit_mark_comes_last_and_the_manifest_after_its_nodes(
 def test_checksums_of_all_pieces_are_recorded(ours: Path) -> None:
     document = msgpack.unpackb((ours / "_PENSTOCK_INTEGRITY").read_bytes())
 
-    assert document["version"] == 1
-    ((file, pieces),) = document["files"].items()
-    ends = [0, *itertools.accumulate(nbytes for _, nbytes, _ in pieces)]
-    assert [offset for offset, _, _ in pieces] == ends[:-1]
+    assert document["version"] == 2
+    ((file, columns),) = document["files"].items()
+    sizes = np.frombuffer(columns["nbytes"], "<u8").tolist()
+    ends = [0, *itertools.accumulate(sizes)]
+    assert np.frombuffer(columns["offsets"], "<u8").tolist() == ends[:-1]
     assert ends[-1] == (ours / file).stat().st_size
+    data = (ours / file).read_bytes()
+    checksums = [crc32c(data[at : at + nbytes]) for at, nbytes in zip(ends, sizes, strict=False)]
+    assert np.frombuffer(columns["crc32c"], "<u4").tolist() == checksums
 
 
 def documents(leaves: list[Leaf], written: tuple[Written, ...] = ()) -> dict[str, bytes]:
