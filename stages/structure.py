@@ -133,7 +133,7 @@ class _Walk:
 
     def visit(self, node: Any) -> bool:
         """Note a node; return whether it is a leaf by penstock's rule."""
-        cls = cast("type", type(node))
+        cls: type = type(cast("object", node))
         kind = self._kinds.get(cls)
         if kind is _LEAF:
             self._n_leaves += 1

@@ -16,7 +16,6 @@ from penstock.cli.output import Output, Table
 from penstock.cli.report import format_bytes
 from penstock.description import CheckpointMetadata, LeafMetadata
 
-
 _FIELDS: Final = (
     "name",
     "key_path",

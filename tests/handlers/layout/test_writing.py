@@ -21,7 +21,7 @@ from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.ocdbt.values import Indirect, Inline
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
-from penstock.kernel.messages import Document, Leaf, Written
+from penstock.kernel.messages import Document, Leaf, Written, WrittenBatch
 from penstock.kernel.protocols import Layout
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -153,17 +153,18 @@ def test_checksums_of_all_pieces_are_recorded(ours: Path) -> None:
 
     assert document["version"] == 2
     ((file, columns),) = document["files"].items()
-    sizes = np.frombuffer(columns["nbytes"], "<u8").tolist()
-    ends = [0, *itertools.accumulate(sizes)]
-    assert np.frombuffer(columns["offsets"], "<u8").tolist() == ends[:-1]
+    offsets = np.frombuffer(columns["offsets"], "<u8").tolist()
+    ends = [0, *itertools.accumulate(np.frombuffer(columns["nbytes"], "<u8").tolist())]
+    assert offsets == ends[:-1]
     assert ends[-1] == (ours / file).stat().st_size
     data = (ours / file).read_bytes()
-    checksums = [crc32c(data[at : at + nbytes]) for at, nbytes in zip(ends, sizes, strict=False)]
-    assert np.frombuffer(columns["crc32c"], "<u4").tolist() == checksums
+    parts = [data[start:end] for start, end in itertools.pairwise(ends)]
+    assert np.frombuffer(columns["crc32c"], "<u4").tolist() == [crc32c(part) for part in parts]
 
 
 def documents(leaves: list[Leaf], written: tuple[Written, ...] = ()) -> dict[str, bytes]:
-    made: Any = OrbaxLayout().documents(leaves, written, started_ns=1, custom_metadata=None)
+    batches = [WrittenBatch((), written)]
+    made: Any = OrbaxLayout().documents(leaves, batches, started_ns=1, custom_metadata=None)
     return {document.path: document.data for document in made}
 
 
