@@ -14,6 +14,7 @@ __all__ = (
     "ForeignFuture",
     "Hold",
     "Layout",
+    "LeafColumns",
     "LeafHandler",
     "ReadableFile",
     "SigningHandler",
@@ -30,6 +31,8 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.messages import (
     Document,
+    KeyKind,
+    KeyPath,
     Leaf,
     LeafSpec,
     ParamInfo,
@@ -153,6 +156,21 @@ class LeafHandler(Protocol):
             One value per leaf, in order.
         """
         ...
+
+
+@runtime_checkable
+class LeafColumns(Protocol):
+    """What the leaves of a `StoredCheckpoint` may offer beside being a sequence: the same in columns.
+
+    Looking at columns costs a fraction of making an object for each leaf.
+    """
+
+    @property
+    def keys(self) -> Sequence[KeyPath]: ...
+    @property
+    def kinds(self) -> Sequence[tuple[KeyKind, ...]]: ...
+    @property
+    def specs(self) -> Sequence[LeafSpec]: ...
 
 
 @runtime_checkable

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 __all__ = ("parts_of",)
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.integrity import Checksum, Checksums
 from penstock.handlers.ocdbt.values import Indirect, Value
 from penstock.kernel.messages import Written
 
 
 def parts_of(
-    chunks: Iterable[tuple[tuple[int, ...], Value | None]], checksums: Mapping[str, Sequence[Checksum]]
+    chunks: Iterable[tuple[tuple[int, ...], Value | None]], checksums: Mapping[str, Checksums]
 ) -> tuple[Written, ...]:
     """Find the checksummed parts that tile every chunk.
 
@@ -30,7 +29,7 @@ def parts_of(
             return ()
 
         end = value.offset
-        for part in _within(checksums.get(value.file, ()), value):
+        for part in _within(checksums.get(value.file), value):
             if part.offset != end:
                 return ()
 
@@ -44,8 +43,11 @@ def parts_of(
     return tuple(found)
 
 
-def _within(checksums: Sequence[Checksum], value: Indirect) -> Iterator[Checksum]:
-    for at in range(bisect_left(checksums, (value.offset,)), len(checksums)):
+def _within(checksums: Checksums | None, value: Indirect) -> Iterator[Checksum]:
+    if checksums is None:
+        return
+
+    for at in range(checksums.from_offset(value.offset), len(checksums)):
         if checksums[at].offset >= value.offset + value.length:
             return
 

@@ -12,7 +12,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.handlers.layout.checked import with_checksums
-from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.integrity import Checksum, Checksums
+from penstock.handlers.layout.leaves import StoredArray, StoredLeaves
 from penstock.handlers.layout.names import MANIFEST
 from penstock.handlers.layout.parts import parts_of
 from penstock.handlers.layout.regions import (
@@ -24,8 +25,8 @@ from penstock.handlers.layout.regions import (
     merge_direct,
     shape_of,
 )
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.values import Inline, Value
-from penstock.handlers.zarr import ArrayFormat
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf, Written
 from penstock.kernel.protocols import Destination
@@ -35,28 +36,19 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """What this layout keeps in `StoredLeaf.detail` of a leaf that has array bytes."""
-
-    format: ArrayFormat
-    prefix: str  #: of the array's keys in the index: the stored name and a slash, or nothing
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class OrbaxCheckpoint:
     """An Orbax checkpoint, opened. Immutable; may be used from several threads."""
 
     path: str  #: as it was asked for
     directory: str  #: what holds the tree: `path`, or an item in it
-    leaves: Sequence[StoredLeaf]
+    leaves: StoredLeaves
     custom_metadata: Mapping[str, Any] | None
     committed_at_ns: int | None
     uses_ocdbt: bool
     all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
-    checksums: Mapping[str, Sequence[Checksum]]  #: by data file; empty if Orbax wrote it
-    index: Mapping[bytes, Value]  #: where every chunk lies
+    checksums: Mapping[str, Checksums]  #: by data file; empty if Orbax wrote it
+    index: Index  #: where every chunk lies
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
 
     @property
@@ -70,7 +62,7 @@ class OrbaxCheckpoint:
         Args:
             file: Relative to `directory`.
         """
-        return self.checksums.get(file, ())
+        return tuple(self.checksums.get(file, ()))
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
         """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""
@@ -177,7 +169,7 @@ class OrbaxCheckpoint:
         return value
 
     @cached_property
-    def _recorded(self) -> Mapping[str, Sequence[Checksum]]:
+    def _recorded(self) -> Mapping[str, Checksums]:
         """The checksums by absolute file name, as reads name files."""
         return {os.path.join(self.directory, file): found for file, found in self.checksums.items()}
 

@@ -191,17 +191,7 @@ class Checkpointer:
         chosen = _prioritised(self._save_pipeline if pipeline is None else pipeline, prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
-        self._background.add(task)
-        tasks.start_soon(task)
-        try:
-            await task.future.wait(Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
-        except BaseException:
-            task.cancel()
-            with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
-                await task.wait_ended()
-
-            raise
-
+        await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
 
     async def restore(
@@ -311,6 +301,19 @@ class Checkpointer:
             raise failure
         finally:
             del failure, unseen  # the traceback refers to this frame
+
+    async def _start(self, tasks: TaskGroup, task: SaveTask, until: Milestone) -> None:
+        """Start a save in the background; return when it has come so far."""
+        self._background.add(task)
+        tasks.start_soon(task)
+        try:
+            await task.future.wait(until)
+        except BaseException:
+            task.cancel()
+            with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
+                await task.wait_ended()
+
+            raise
 
     def _running(self) -> tuple[TaskGroup, Threads]:
         if self._tasks is None or self._threads is None:
