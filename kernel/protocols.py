@@ -44,6 +44,7 @@ from penstock.kernel.messages import (
     Written,
     WrittenBatch,
 )
+from penstock.kernel.transfers import Transfers
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -310,12 +311,25 @@ class Layout(Protocol):
 class DataFile(Protocol):
     """A file being written at chosen offsets, by several threads at once."""
 
+    @property
+    def transfers(self) -> Transfers:
+        """Bytes written so far, by way."""
+        ...
+
+    def allocate(self, nbytes: int) -> None:
+        """Reserve room for the first `nbytes`, where that can be done; `sync` gives back what is over.
+
+        Raises:
+            StorageError: If there is no room.
+        """
+        ...
+
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write all buffers one after another, beginning at `offset`; never short."""
         ...
 
     def sync(self) -> None:
-        """Make every byte durable. If it fails, the file is lost: never retried."""
+        """Make every byte durable, and the file end with the last one. If it fails: never retried."""
         ...
 
     def close(self) -> None:
@@ -326,8 +340,24 @@ class DataFile(Protocol):
 class ReadableFile(Protocol):
     """A file being read at chosen offsets, by several threads at once."""
 
-    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+    @property
+    def transfers(self) -> Transfers:
+        """Bytes read so far, by way."""
+        ...
+
+    def read_at(
+        self,
+        offset: int,
+        buffers: Sequence[memoryview],
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
         """Fill all buffers, beginning at `offset`.
+
+        Args:
+            offset: Bytes from the beginning of the file.
+            buffers: Writable and contiguous.
+            seen: Called with each part of a buffer once it is filled, in order, in parts that fit
+                the caches of a CPU where that is possible. Of a read that fails: with any number.
 
         Raises:
             TruncatedDataError: If the file ends before the buffers are full.
@@ -387,6 +417,21 @@ class Store(Protocol):
 
     def create_data_file(self, path: str) -> DataFile: ...
     def open_data_file(self, path: str) -> ReadableFile: ...
+    def map_file(self, path: str) -> memoryview:
+        """The bytes of a file that nobody changes, read-only and read when they are looked at.
+
+        They stay until the last view of them is gone, whatever happens to the file's name.
+        """
+        ...
+
+    def link(self, source: str, destination: str) -> None:
+        """Give a file a second name, so that it stays until both are removed.
+
+        Raises:
+            StorageError: If the store cannot, or cannot here (EXDEV, EPERM, EMLINK, ENOTSUP).
+        """
+        ...
+
     def sync_directory(self, path: str) -> None: ...
     def sync_tree(self, path: str) -> None:
         """Make durable every file and directory at and below `path`, whoever wrote it."""

@@ -69,7 +69,7 @@ class Checkpointer:
         registry: Handlers for leaf types; by default those that come with penstock.
         save_pipeline: The stages of a save.
         restore_pipeline: The stages of a restore.
-        store: Where checkpoints lie.
+        store: Where checkpoints lie; by default the local file system, with the options of the config.
         layout: What they look like there.
         coordinator: What the processes of a job agree through.
 
@@ -95,7 +95,7 @@ class Checkpointer:
             options,
             MemoryRegulator(auto_memory_limit() if limit == "auto" else limit),
             default_handlers() if registry is None else registry,
-            LocalStore() if store is None else store,
+            LocalStore(io=options.store.io) if store is None else store,
             OrbaxLayout() if layout is None else layout,
             SingleProcessCoordinator() if coordinator is None else coordinator,
             get_logger(),
