@@ -1,0 +1,41 @@
+"""One workload in a process of its own: `python -m tests.bench.worker '{"workload": ...}'`, results to a file.
+
+Of its own because XLA's devices are chosen when jax is imported, and so that what one workload leaves
+in memory is not measured with the next.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from tests.bench.contenders.everyone import others, ours
+from tests.bench.timing import measure
+from tests.bench.workloads import BY_NAME
+
+
+def main() -> None:
+    options: dict[str, Any] = json.loads(sys.argv[1])
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)  # a failure is in the results
+
+    results = anyio.run(
+        measure,
+        BY_NAME[options["workload"]],
+        options["scale"],
+        options["rounds"],
+        Path(options["folder"]).resolve(),
+        ours(),
+        others(with_orbax=options["orbax"]),
+    )
+    Path(options["output"]).write_text(json.dumps(results.as_json()))
+
+
+if __name__ == "__main__":
+    main()
