@@ -97,7 +97,10 @@ def per_leaf_growth(many: str, few: str, operation: str) -> Measure:
 
     def measure(results: Results) -> float | None:
         sizes = results.size(many), results.size(few)
-        medians = median(results.seconds(many, OURS, operation)), median(results.seconds(few, OURS, operation))
+        medians = (
+            median(results.seconds(many, OURS, operation)),
+            median(results.seconds(few, OURS, operation)),
+        )
         if sizes[0] is None or sizes[1] is None or medians[0] is None or medians[1] is None:
             return None
 
@@ -184,10 +187,14 @@ BARS = (
     _near("10,000 leaves restored into numpy: time / safetensors'", 2.0, "small", INTO_NUMPY),
     _near("10,000 leaves restored into jax: time / safetensors'", 2.0, "small", INTO_JAX),
     _most("1 GiB staged: time / Orbax's async save blocks", 1 / 5, staged_share("large"), "large", SAVE),
-    _most("10,000 leaves staged: time / Orbax's async save blocks", 1 / 10, staged_share("small"), "small", SAVE),
+    _most(
+        "10,000 leaves staged: time / Orbax's async save blocks", 1 / 10, staged_share("small"), "small", SAVE
+    ),
     _most("1 GiB saved: extra memory / tree", 0.05, memory_share("large", SAVE), "large", SAVE),
     _most("1 GiB restored: extra memory / tree", 1.05, memory_share("large", INTO_JAX), "large", INTO_JAX),
-    _most("transformer saved: extra memory / tree", 0.05, memory_share("transformer", SAVE), "transformer", SAVE),
+    _most(
+        "transformer saved: extra memory / tree", 0.05, memory_share("transformer", SAVE), "transformer", SAVE
+    ),
     _most(
         "transformer restored: extra memory / tree",
         1.05,

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-
 from tests.bench.trees import State
 
 COMPARED_AT_ONCE = 2**24

@@ -11,7 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("penstock", "jax", "jaxlib", "orbax-checkpoint", "tensorstore", "safetensors", "numpy", "anyio")
+import penstock
+
+PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "tensorstore", "safetensors", "numpy", "anyio")
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,7 +30,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "file_system": f"{kind} on {device} at {mounted}",
         "python": sys.version.split()[0],
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {"penstock": penstock.__version__, **{name: _version(name) for name in PACKAGES}},
     }
 
 

@@ -46,7 +46,9 @@ def run_workload(workload: Workload, options: Options, place: Path) -> Results:
     }
     try:
         command = [sys.executable, "-m", "tests.bench.worker", json.dumps(asked)]
-        ended = subprocess.run(command, cwd=ROOT, env=environment(workload), stdin=subprocess.DEVNULL, check=False)
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment(workload), stdin=subprocess.DEVNULL, check=False
+        )
         if ended.returncode:
             raise WorkerError(f"the process of {workload.name!r} ended with {ended.returncode}")
 

@@ -6,15 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
+from tests.bench.contenders.penstock import stage_times
+from tests.bench.results import StageTime
+from tests.bench.trees import ready
 
 import penstock
 from penstock.kernel.messages import RestoreRequest
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.runner import run_pipeline
 from penstock.pipelines import restore_pipeline
-from tests.bench.contenders.penstock import stage_times
-from tests.bench.results import StageTime
 
 
 async def restore_profile(path: Path, like: Any) -> tuple[float, tuple[StageTime, ...]] | None:
@@ -25,5 +25,5 @@ async def restore_profile(path: Path, like: Any) -> tuple[float, tuple[StageTime
         run: RestoreRun = checkpointer._engine.restore_run(str(path), threads)
         since = time.perf_counter()
         result = await run_pipeline(restore_pipeline(), run, RestoreRequest(str(path), like, has_like=True))
-        jax.block_until_ready(result.value.tree)
+        ready(result.value.tree)
         return time.perf_counter() - since, stage_times(result.stages)

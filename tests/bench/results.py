@@ -138,7 +138,10 @@ class Results:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Results:
-        results = cls(**{name: [kind(**each) for each in data[name]] for name, kind in _KINDS.items()})
+        results = cls()
+        for name, kind in _KINDS.items():
+            getattr(results, name).extend(kind(**each) for each in data[name])
+
         results.checked = [(work, who, what) for work, who, what in data["checked"]]
         results.profiles = [
             Profile(p.workload, p.operation, p.seconds, tuple(StageTime(**_mapping(s)) for s in p.stages))

@@ -9,8 +9,18 @@ from tests.bench.bars import Verdict
 from tests.bench.results import Operation, Profile, Results, Size, Spread, spread
 from tests.bench.units import amount, microseconds, seconds
 
-HEADINGS = ("", "runs", "time: median (min..max)", "MiB/s", "µs/leaf", "staged", "written", "extra memory", "stall")
-QUICK = "A quick run: one round of smaller trees. The bars are about the full sizes, so nothing follows from these."
+HEADINGS = (
+    "",
+    "runs",
+    "time: median (min..max)",
+    "MiB/s",
+    "µs/leaf",
+    "staged",
+    "written",
+    "extra memory",
+    "stall",
+)
+QUICK = "A quick run: smaller trees. The bars are about the full sizes, so nothing follows from them here."
 ORDER = tuple(Operation)
 
 
@@ -57,7 +67,7 @@ def _machine(machine: dict[str, Any]) -> str:
 
 def _workload(results: Results, size: Size, labels: Sequence[str]) -> str:
     lines = [f"{size.workload}: {size.title} ({size.n_leaves:,} leaves, {amount(size.nbytes)})"]
-    rows = [HEADINGS]
+    rows: list[tuple[str, ...]] = [HEADINGS]
     for operation in ORDER:
         found = [row for label in labels if (row := _row(results, size, label, operation))]
         if found:
@@ -65,12 +75,17 @@ def _workload(results: Results, size: Size, labels: Sequence[str]) -> str:
             rows.extend(found)
 
     lines.append(aligned(rows))
-    floor = [stall.seconds for stall in results.stalls if stall.workload == size.workload and not stall.operation]
+    floor = [
+        stall.seconds for stall in results.stalls if stall.workload == size.workload and not stall.operation
+    ]
     if floor:
         lines.append(f"noise floor of the event loop: {seconds(max(floor))}")
 
-    for note in (note for note in results.notes if note.workload == size.workload):
-        lines.append(f"{'FAILED ' if note.failed else ''}{note.contender}: {note.text}")
+    lines.extend(
+        f"{'FAILED ' if note.failed else ''}{note.contender}: {note.text}"
+        for note in results.notes
+        if note.workload == size.workload
+    )
 
     return "\n".join(lines)
 
@@ -127,8 +142,10 @@ def _profiles(results: Results, verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 def _profile(profile: Profile) -> str:
     rows = [("stage", "busy", "starved", "blocked")]
-    for stage in profile.stages:
-        rows.append((stage.name, seconds(stage.busy_s), seconds(stage.starved_s), seconds(stage.blocked_s)))
+    rows.extend(
+        (stage.name, seconds(stage.busy_s), seconds(stage.starved_s), seconds(stage.blocked_s))
+        for stage in profile.stages
+    )
 
     title = f"where the time goes: {profile.workload}, {profile.operation}, one of {seconds(profile.seconds)}"
     return f"{title} (summed over a stage's workers)\n{aligned(rows)}"

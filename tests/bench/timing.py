@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 from anyio import to_thread
-
 from tests.bench import caches, trees
 from tests.bench.checking import WrongBytesError, check
 from tests.bench.contenders.penstock import HAS_BASE, Penstock
@@ -24,16 +24,17 @@ from tests.bench.trees import State
 from tests.bench.workloads import Workload
 
 STEADY_ROUNDS = 10
-STALL_ROUNDS = 3
+STALL_ROUNDS = 2
 WATCHED = (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation.METADATA)
 NOT_AVAILABLE = "save(base=...) is not available in this version: everything is written again"
+WATCHED_LABELS = ("penstock", "Orbax", "Orbax async", "Orbax uncompressed", "safetensors")
 HEARTBEAT = "nothing (noise floor)"
 
 
 async def measure(
     workload: Workload, scale: float, rounds: int, folder: Path, ours: list[Penstock], others: list[Blocking]
 ) -> Results:
-    """Measure everything of one workload but memory. `folder` is empty, and afterwards holds the checkpoints."""
+    """Measure everything of one workload but memory; leave the checkpoints in `folder`."""
     state = trees.build(workload.name, scale)
     threaded = [InThread(blocking) for blocking in others]
     contenders: list[Contender] = [*ours, *threaded]
@@ -111,7 +112,7 @@ class _Bench:
                 self.results.stalls.append(stall)
 
             for contender in contenders:
-                if contender.label.startswith(("raw", "numpy")):
+                if contender.label not in WATCHED_LABELS:
                     continue
 
                 for operation in (op for op in WATCHED if op in self._workload.operations):
@@ -180,18 +181,18 @@ class _Bench:
         path = self._place(contender, operation)
         others = self._place(contender, Operation.SAVE) if operation is Operation.SECOND_SAVE else None
         after = io_bytes()
-        if saved.stages:
-            kept = [p for p in self.results.profiles if (p.workload, p.operation) != (sample.workload, operation)]
+        if saved.stages and contender.label == contender.checkpoint == "penstock":
+            kept = [
+                p for p in self.results.profiles if (p.workload, p.operation) != (sample.workload, operation)
+            ]
             profile = Profile(sample.workload, operation, sample.seconds, saved.stages)
             self.results.profiles = [*kept, profile]
 
-        return Sample(
-            **{
-                **vars(sample),
-                "staged_s": saved.staged_s,
-                "nbytes_written": bytes_not_shared(path, others),
-                "io_bytes": after - before if after is not None and before is not None else None,
-            }
+        return replace(
+            sample,
+            staged_s=saved.staged_s,
+            nbytes_written=bytes_not_shared(path, others),
+            io_bytes=after - before if after is not None and before is not None else None,
         )
 
     def _prepare(self, contender: Contender, operation: Operation) -> bool:
@@ -241,7 +242,9 @@ class _Bench:
 
     def _check(self, contender: Contender, operation: Operation, restored: Any) -> None:
         if (contender.label, operation) not in self._checked:
-            check(contender.leaves(restored, self._state), self._state, self._target(operation), contender.label)
+            check(
+                contender.leaves(restored, self._state), self._state, self._target(operation), contender.label
+            )
             self._checked.add((contender.label, operation))
             self.results.checked.append((self._workload.name, contender.label, operation))
 

@@ -1,4 +1,4 @@
-"""One workload in a process of its own: `python -m tests.bench.worker '{"workload": ...}'`, results to a file.
+"""One workload in a process of its own. Its argument is JSON; so are the results, in a file.
 
 Of its own because XLA's devices are chosen when jax is imported, and so that what one workload leaves
 in memory is not measured with the next.
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-
 from tests.bench.contenders.everyone import others, ours
 from tests.bench.timing import measure
 from tests.bench.workloads import BY_NAME

@@ -20,4 +20,3 @@ def others(*, with_orbax: bool = True) -> list[Blocking]:
 
     n_writers, n_readers = penstock.n_threads("save"), penstock.n_threads("restore")
     return [*found, *files.variants(), raw.Buffered(n_writers, n_readers), raw.Direct(n_writers)]
-

@@ -10,10 +10,9 @@ from typing import Any, final
 import jax
 import numpy as np
 from safetensors.numpy import load_file, save_file
-
 from tests.bench.contenders.protocol import Saved
 from tests.bench.results import Operation
-from tests.bench.trees import State
+from tests.bench.trees import State, ready
 
 OPERATIONS = frozenset(
     {
@@ -38,7 +37,9 @@ class Safetensors:
     def save(self, path: Path, state: State) -> Saved:
         path.mkdir()
         name = path / "tree.safetensors"
-        save_file({name: np.asarray(leaf) for name, leaf in zip(state.names, state.leaves, strict=True)}, name)
+        save_file(
+            {name: np.asarray(leaf) for name, leaf in zip(state.names, state.leaves, strict=True)}, name
+        )
         sync(name)
         sync(path)
         sync(path.parent)
@@ -92,8 +93,8 @@ def placed(loaded: list[Any], target: State) -> list[Any]:
         return loaded
 
     shardings = [leaf.sharding for leaf in target.leaves]
-    placed: list[Any] = jax.block_until_ready(jax.device_put(loaded, shardings))
-    return placed
+    on_devices: list[Any] = ready(jax.device_put(loaded, shardings))
+    return on_devices
 
 
 def sync(path: Path) -> None:

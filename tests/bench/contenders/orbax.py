@@ -9,10 +9,9 @@ from typing import Any, final
 
 import jax
 import orbax.checkpoint as ocp
-
 from tests.bench.contenders.protocol import Saved
 from tests.bench.results import Operation
-from tests.bench.trees import State
+from tests.bench.trees import State, ready
 
 RESTORES = frozenset(
     {
@@ -43,7 +42,7 @@ class Orbax:
     def restore(self, path: Path, target: State) -> Any:
         restore_args = ocp.checkpoint_utils.construct_restore_args(target.tree)
         arguments = ocp.args.PyTreeRestore(target.tree, restore_args=restore_args)
-        return jax.block_until_ready(self._checkpointer.restore(path, args=arguments))
+        return ready(self._checkpointer.restore(path, args=arguments))
 
     def metadata(self, path: Path) -> object:
         return self._checkpointer.metadata(path)

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any, final
 
 import jax
+from tests.bench.contenders.protocol import Saved
+from tests.bench.results import Operation, StageTime
+from tests.bench.trees import State, ready
 
 import penstock
 from penstock.kernel.meters import StageStatistics
 from penstock.pipelines import restore_pipeline, save_pipeline
-from tests.bench.contenders.protocol import Saved
-from tests.bench.results import Operation, StageTime
-from tests.bench.trees import State
 
 ALL = frozenset(Operation)
-RESTORES = frozenset({Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation.COLD_JAX, Operation.COLD_NUMPY})
+RESTORES = frozenset(
+    {Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation.COLD_JAX, Operation.COLD_NUMPY}
+)
 HAS_BASE = "base" in inspect.signature(penstock.Checkpointer.save).parameters
 
 
@@ -64,7 +66,7 @@ class Penstock:
     async def restore(self, path: Path, target: State) -> Any:
         assert self._checkpointer is not None
         restored = await self._checkpointer.restore(path, like=target.tree, **self._options)
-        return jax.block_until_ready(restored)
+        return ready(restored)
 
     async def metadata(self, path: Path) -> object:
         assert self._checkpointer is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
 from anyio import to_thread
-
 from tests.bench.results import Operation, StageTime
 from tests.bench.trees import State
 
@@ -64,7 +63,7 @@ class InThread:
         self.label, self.operations, self.checkpoint = inner.label, inner.operations, inner.checkpoint
 
     @asynccontextmanager
-    async def running(self) -> Any:
+    async def running(self) -> AsyncGenerator[None]:
         yield
 
     async def save(self, path: Path, state: State, base: Path | None = None) -> Saved:
@@ -89,7 +88,7 @@ class InLoop:
         self.label, self.operations, self.checkpoint = inner.label, inner.operations, inner.checkpoint
 
     @asynccontextmanager
-    async def running(self) -> Any:
+    async def running(self) -> AsyncGenerator[None]:
         yield
 
     async def save(self, path: Path, state: State, base: Path | None = None) -> Saved:

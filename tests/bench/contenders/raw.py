@@ -11,7 +11,6 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-
 from tests.bench.contenders.files import sync
 from tests.bench.contenders.protocol import Saved
 from tests.bench.results import Operation
@@ -110,7 +109,7 @@ class Direct:
             size = os.fstat(file).st_size
             into = huge(-(-size // PAGE) * PAGE)
             calls = chunks(into, DIRECT_CHUNK)
-            in_threads(IN_FLIGHT, calls, lambda call: read_all(file, *call, end=size))
+            in_threads(IN_FLIGHT, calls, lambda call: read_all(file, call[0], call[1], size))
         finally:
             os.close(file)
 
@@ -133,7 +132,9 @@ def create(path: Path, flags: int) -> int:
     return os.open(path / "raw", os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o644)
 
 
-def gathered(views: Sequence[Bytes], size: int, most: int = MOST_BUFFERS) -> Iterator[tuple[int, list[Bytes]]]:
+def gathered(
+    views: Sequence[Bytes], size: int, most: int = MOST_BUFFERS
+) -> Iterator[tuple[int, list[Bytes]]]:
     """Yield offset and buffers of calls of `size` bytes, fewer only if they have `most` buffers."""
     offset, filled = 0, 0
     buffers: list[Bytes] = []
@@ -166,13 +167,13 @@ def fill(arena: Bytes, buffers: Sequence[Bytes]) -> int:
 
 
 def write_all(file: int, offset: int, buffers: list[Bytes]) -> None:
-    written = os.pwritev(file, [memoryview(buffer) for buffer in buffers], offset)
+    written = os.pwritev(file, [buffer.data for buffer in buffers], offset)
     if written != sum(buffer.size for buffer in buffers):
         raise OSError(f"a short write, of {written} bytes")
 
 
 def read_all(file: int, offset: int, buffers: list[Bytes], end: int | None = None) -> None:
-    read = os.preadv(file, [memoryview(buffer) for buffer in buffers], offset)
+    read = os.preadv(file, [buffer.data for buffer in buffers], offset)
     wanted = sum(buffer.size for buffer in buffers)
     if read != (wanted if end is None else min(wanted, end - offset)):
         raise OSError(f"a short read, of {read} bytes")
