@@ -26,10 +26,9 @@ from tests.bench.results import Memory, Note, Operation, Results
 from tests.bench.workloads import Workload
 
 INTERVAL_S = 0.001
-OPERATIONS = (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY)
+OPERATIONS = (Operation.SAVE, Operation.RESTORE_JAX)
 # The variants of penstock differ in time only; the system calls have no memory to speak of.
 WATCHED = ("penstock", "Orbax", "Orbax async", "Orbax uncompressed", "safetensors", "numpy")
-SLOW = 1000  # leaves above which a contender with fewer rounds is left out
 
 
 def measure_memory(workload: Workload, options: Options, place: Path) -> Results:

@@ -17,7 +17,7 @@ from penstock.kernel.runner import run_pipeline
 from penstock.pipelines import restore_pipeline
 
 
-async def restore_profile(path: Path, like: Any) -> tuple[float, tuple[StageTime, ...]] | None:
+async def restore_profile(path: Path, like: Any) -> tuple[float, tuple[StageTime, ...]]:
     """Restore once and return the time it took and the times of the stages."""
     async with penstock.Checkpointer() as checkpointer:
         # The one place where the benchmark looks inside; it measures nothing that is compared.

@@ -18,7 +18,6 @@ class Operation(StrEnum):
     SECOND_SAVE = "second save, 5 % changed"
     RESTORE_JAX = "restore into jax, warm"
     RESTORE_NUMPY = "restore into numpy, warm"
-    COLD_JAX = "restore into jax, cold"
     COLD_NUMPY = "restore into numpy, cold"
     RESHARD = "restore onto 4 devices, warm"
     METADATA = "metadata"
@@ -32,7 +31,7 @@ class Operation(StrEnum):
     @property
     def cold(self) -> bool:
         """Whether the page cache is dropped before it."""
-        return self in {Operation.COLD_JAX, Operation.COLD_NUMPY}
+        return self is Operation.COLD_NUMPY
 
 
 SAVES = (Operation.SAVE, Operation.SECOND_SAVE, Operation.STEADY)

@@ -145,6 +145,7 @@ SPECIFIED: dict[str, Callable[[float], Any]] = {
     "one": one,
     "sharded": sharded,
     "changed": changing,
+    "tiny": lambda scale: {name: _spec((at, 100)) for at, name in enumerate("abcde", 1)},
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from tests.bench import trees
 from tests.bench.contenders.everyone import others, ours
 from tests.bench.timing import measure
 from tests.bench.workloads import BY_NAME
@@ -27,7 +28,7 @@ def main() -> None:
     results = anyio.run(
         measure,
         BY_NAME[options["workload"]],
-        options["scale"],
+        trees.build(options["workload"], options["scale"]),
         options["rounds"],
         Path(options["folder"]).resolve(),
         ours(),

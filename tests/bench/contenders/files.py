@@ -20,7 +20,6 @@ OPERATIONS = frozenset(
         Operation.SECOND_SAVE,
         Operation.RESTORE_JAX,
         Operation.RESTORE_NUMPY,
-        Operation.COLD_JAX,
         Operation.COLD_NUMPY,
         Operation.RESHARD,
     }

@@ -17,7 +17,6 @@ RESTORES = frozenset(
     {
         Operation.RESTORE_JAX,
         Operation.RESTORE_NUMPY,
-        Operation.COLD_JAX,
         Operation.COLD_NUMPY,
         Operation.RESHARD,
         Operation.METADATA,

@@ -19,9 +19,7 @@ from penstock.kernel.meters import StageStatistics
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)
-RESTORES = frozenset(
-    {Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation.COLD_JAX, Operation.COLD_NUMPY}
-)
+WARM = frozenset({Operation.RESTORE_JAX, Operation.RESTORE_NUMPY})
 HAS_BASE = "base" in inspect.signature(penstock.Checkpointer.save).parameters
 
 
@@ -101,5 +99,5 @@ def variants() -> list[Penstock]:
     return [
         Penstock(),
         Penstock("penstock, first save", frozenset({Operation.SAVE}), fresh=True),
-        Penstock("penstock, unverified", RESTORES, verify=False),
+        Penstock("penstock, unverified", WARM, verify=False),
     ]
