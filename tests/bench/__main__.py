@@ -23,7 +23,6 @@ from tests.bench.workloads import BY_NAME
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for, and return the exit code: 1 only if something went wrong."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, _end)  # so that the folder is removed
     results = Results()
     with open_place(options.folder) as place:
         machine = facts(place)
@@ -70,4 +69,5 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)  # so that the folder is removed
     sys.exit(main())

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.bench.bars import Verdict
 from tests.bench.results import Operation, Profile, Results, Size, Spread, spread
-from tests.bench.units import amount, microseconds, seconds
+from tests.bench.units import amount, figure, microseconds, seconds
 
 HEADINGS = (
     "",
@@ -119,14 +119,14 @@ def ranged(found: Spread | None) -> str:
         return ""
 
     unit, factor = ("s", 1.0) if found.median >= 1 else ("ms", 1e3)
-    median, low, high = (f"{value * factor:.3g}" for value in (found.median, found.low, found.high))
+    median, low, high = (figure(value * factor) for value in (found.median, found.low, found.high))
     return f"{median} {unit} ({low}..{high})"
 
 
 def _bars(verdicts: Sequence[Verdict]) -> str:
     rows = [("bar", "wanted", "measured", "")]
     for verdict in verdicts:
-        measured = "" if verdict.measured is None else f"{verdict.measured:.3g}"
+        measured = "" if verdict.measured is None else figure(verdict.measured)
         rows.append((verdict.text, verdict.wanted, measured, verdict.verdict))
 
     return aligned(rows, left=2)

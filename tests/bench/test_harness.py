@@ -166,7 +166,6 @@ def test_places_of_killed_runs_are_removed_and_those_of_others_are_not(tmp_path:
 
 
 def test_a_full_disk_is_noticed_beforehand(tmp_path: Path) -> None:
-    place.check_space(tmp_path, 0, 0) if place.shutil.disk_usage(tmp_path).free > place.SPARE else None
     with pytest.raises(place.NoSpaceError, match="GiB are needed"):
         place.check_space(tmp_path, 2**60, 1)
 
@@ -208,14 +207,10 @@ def test_the_whole_of_it_on_five_leaves(tmp_path: Path, capsys: pytest.CaptureFi
     record = json.loads((tmp_path / "json").read_text())
     assert [note for note in record["notes"] if note["failed"]] == []
     assert code == 0
-    operations = {
-        (s["contender"], s["operation"])
-        for s in record["samples"]
-        if s["seconds"] > 0 and s["workload"] == "tiny"
-    }
     everyone = {label for label in LABELS if not label.startswith("Orbax")}
-    assert {who for who, what in operations if what == Operation.SAVE} == everyone - {"penstock, unverified"}
+    saved = {s["contender"] for s in record["samples"] if s["operation"] == Operation.SAVE}
     restored = {who for _, who, what in record["checked"] if what == Operation.RESTORE_NUMPY}
+    assert saved == everyone - {"penstock, unverified"}
     assert restored == everyone - {"penstock, first save", "raw O_DIRECT"}
     assert "5 leaves, 5.86 KiB" in capsys.readouterr().out
     assert (tmp_path / "svg").read_text().startswith("<svg")

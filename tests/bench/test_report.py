@@ -107,7 +107,7 @@ def test_columns_are_aligned() -> None:
 
 
 def test_a_range_is_in_the_unit_of_its_median() -> None:
-    assert table.ranged(Spread(0.5, 0.1, 2)) == "500 ms (100..2e+03)"
+    assert table.ranged(Spread(0.5, 0.1, 2)) == "500 ms (100..2,000)"
     assert table.ranged(Spread(1.25, 0.5, 2)) == "1.25 s (0.5..2)"
     assert table.ranged(None) == ""
 
@@ -134,7 +134,7 @@ def test_the_picture_of_nothing_is_one() -> None:
 
 def test_units() -> None:
     assert [amount(n) for n in (5, 2048, 3 * 2**20, 1010 * 2**20, 2**31)] == [
-        *("5 B", "2 KiB", "3 MiB", "1010 MiB", "2 GiB"),
+        *("5 B", "2 KiB", "3 MiB", "1,010 MiB", "2 GiB"),
     ]
     assert [seconds(s) for s in (0.0015, 2.5)] == ["1.5 ms", "2.5 s"]
     assert [microseconds(s) for s in (1.25e-5, 0.0015)] == ["12.5", "1,500"]

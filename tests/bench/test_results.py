@@ -49,4 +49,5 @@ def test_results_are_added_up() -> None:
 def test_median_and_range() -> None:
     assert spread([3, 1, 9]) == Spread(3, 1, 9)
     assert median([1, 2]) == 1.5
-    assert spread([]) is median([]) is None
+    assert spread([]) is None
+    assert median([]) is None

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 
+def figure(value: float) -> str:
+    """Three digits that count, and never an exponent for what is large."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
 def amount(nbytes: float) -> str:
     """`1.5 GiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(nbytes) >= size:
-            return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:.0f} {unit}"
+            return f"{figure(nbytes / size)} {unit}"
 
     return f"{nbytes:.0f} B"
 
 
 def seconds(value: float) -> str:
     """`1.25 s` or `12.5 ms`."""
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    return f"{figure(value)} s" if value >= 1 else f"{figure(value * 1e3)} ms"
 
 
 def microseconds(value: float) -> str:

@@ -16,6 +16,9 @@ from typing import Any
 import anyio
 from tests.bench import trees
 from tests.bench.contenders.everyone import others, ours
+from tests.bench.contenders.penstock import n_threads
+from tests.bench.contenders.raw import IN_FLIGHT
+from tests.bench.results import Note
 from tests.bench.timing import measure
 from tests.bench.workloads import BY_NAME
 
@@ -34,7 +37,13 @@ def main() -> None:
         ours(),
         others(with_orbax=options["orbax"]),
     )
+    results.notes.append(Note(options["workload"], "raw", raw_ways(n_threads("save"), n_threads("restore"))))
     Path(options["output"]).write_text(json.dumps(results.as_json()))
+
+
+def raw_ways(n_writers: int, n_readers: int) -> str:
+    """Say how the system calls were used."""
+    return f"{n_writers} threads write and {n_readers} read, as in penstock; {IN_FLIGHT} reads in flight when cold"
 
 
 if __name__ == "__main__":

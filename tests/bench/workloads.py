@@ -104,7 +104,7 @@ WORKLOADS = (
 TINY = Workload(
     "tiny",
     "five small arrays",
-    (*WARM, Operation.COLD_NUMPY, Operation.METADATA, Operation.SECOND_SAVE),
+    (Operation.SAVE, Operation.RESTORE_NUMPY),
     rounds=1,
     nbytes=2**20,
     quick=1,

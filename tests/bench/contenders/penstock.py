@@ -89,7 +89,7 @@ def stage_times(stages: tuple[StageStatistics, ...]) -> tuple[StageTime, ...]:
 
 
 def n_threads(pipeline: str = "save") -> int:
-    """Threads with which penstock writes or reads, by default."""
+    """Threads with which penstock writes or reads, by default; 2 if its stage does not say."""
     stage: Any = save_pipeline()["write"] if pipeline == "save" else restore_pipeline()["read"]
     return int(getattr(stage, "concurrency", 2))
 
