@@ -43,7 +43,7 @@ def main() -> None:
 
 def raw_ways(n_writers: int, n_readers: int) -> str:
     """Say how the system calls were used."""
-    return f"{n_writers} threads write and {n_readers} read, as in penstock; {IN_FLIGHT} reads in flight when cold"
+    return f"{n_writers} threads write and {n_readers} read, as in penstock; cold: {IN_FLIGHT} in flight"
 
 
 if __name__ == "__main__":
