@@ -8,7 +8,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("METADATA_KEYS", "ArrayFormat", "decode", "encode_v2")
+__all__ = ("METADATA_KEYS", "ArrayFormat", "decode", "encode_v2", "encode_v3", "v2_compressor")
 
 import json
 from collections.abc import Sequence
@@ -74,8 +74,8 @@ class ArrayFormat:
 
 
 @lru_cache(maxsize=4096)
-def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...]) -> bytes:
-    """Encode the `.zarray` of an uncompressed array, byte for byte as TensorStore would.
+def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec: str | None = None) -> bytes:
+    """Encode the `.zarray` of an array, byte for byte as TensorStore would.
 
     The result is remembered: trees have many leaves and few shapes.
 
@@ -83,10 +83,11 @@ def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...]) -> by
         shape: Of the whole array.
         dtype: Its name; `storable`.
         chunks: Of one chunk, of the same rank, every axis at least 1.
+        codec: `zstd:<level>`, or None.
     """
     document = {
         "chunks": chunks,
-        "compressor": None,
+        "compressor": v2_compressor(codec),
         "dimension_separator": ".",
         "dtype": _V2_CODES.get(dtype, dtype),
         "fill_value": None,
@@ -96,6 +97,43 @@ def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...]) -> by
         "zarr_format": 2,
     }
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def v2_compressor(codec: str | None) -> dict[str, object] | None:
+    """The member `compressor` of a `.zarray`."""
+    return None if codec is None else {"id": "zstd", "level": _zstd_level(codec)}
+
+
+@lru_cache(maxsize=4096)
+def encode_v3(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec: str | None = None) -> bytes:
+    """Encode the `zarr.json` of an array without shards, byte for byte as TensorStore would.
+
+    Args as those of `encode_v2`.
+    """
+    kind = numpy_dtype(dtype)
+    order = {} if kind.itemsize == 1 else {"configuration": {"endian": "little"}}
+    codecs: list[object] = [{**order, "name": "bytes"}]
+    if codec is not None:
+        codecs.append({"configuration": {"checksum": False, "level": _zstd_level(codec)}, "name": "zstd"})
+
+    zero: Any = 0 if "int" in dtype else False if dtype == "bool" else 0.0
+    document = {
+        "chunk_grid": {"configuration": {"chunk_shape": chunks}, "name": "regular"},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": codecs,
+        "data_type": dtype,
+        "fill_value": [0.0, 0.0] if kind.kind == "c" else zero,
+        "node_type": "array",
+        "shape": shape,
+        "zarr_format": 3,
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _zstd_level(codec: str) -> int:
+    name, _, level = codec.partition(":")
+    assert name == "zstd"
+    return int(level)
 
 
 def decode(path: str, data: bytes) -> ArrayFormat:

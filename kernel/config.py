@@ -6,6 +6,9 @@
     [store]
     io = "buffered"              # PENSTOCK_STORE__IO=buffered
 
+    [format]
+    codec = "auto"               # PENSTOCK_FORMAT__CODEC=auto
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -28,6 +31,7 @@ from typing import Any, Literal, final
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import ENVIRONMENT_PREFIX, TABLES, Given, load_options, sourced
+from penstock.kernel.save_format import SaveFormat
 
 MIB = 2**20
 FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -73,6 +77,7 @@ class Config:
     save: FlowOptions = field(default_factory=FlowOptions)
     restore: FlowOptions = field(default_factory=FlowOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+    format: SaveFormat = field(default_factory=SaveFormat)
 
     @classmethod
     def load(

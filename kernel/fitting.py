@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
+_IN_BYTES = ("_bytes", "_byte_size", "_file_size")  # the last two are Orbax's names
 
 
 @final
@@ -58,7 +59,7 @@ def _checked(value: object, name: str, positive: bool) -> object:
         raise ValueError(f"must be finite, not {value}")
     if positive and value <= 0:
         raise ValueError(f"must be positive, not {value}")
-    if value < 0 and name.endswith(("_bytes", "_s")):
+    if value < 0 and name.endswith((*_IN_BYTES, "_s")):
         raise ValueError(f"must not be negative: {value}")
 
     return value
@@ -87,7 +88,7 @@ def _fit_one(value: object, hint: Any, name: str, textual: bool) -> object:
 
 def _number(value: object, hint: type[int | float], name: str, textual: bool) -> int | float:
     whole = hint is int
-    if isinstance(value, str) and name.endswith("_bytes"):
+    if isinstance(value, str) and name.endswith(_IN_BYTES):
         return parse_bytes(value)
     if isinstance(value, str) and name.endswith("_s"):
         seconds = parse_seconds(value)

@@ -48,6 +48,8 @@ class LeafSpec:
     text: str | None = None  #: the value of a string leaf
     sharding: str | None = None  #: of a jax.Array: its sharding as a JSON text
     random_key_impl: str | None = None  #: of a typed PRNG key: the name of its implementation
+    codec: str | None = None
+    """How a save encodes each chunk: `zstd:3`, or `auto` while that is not decided; None: not at all."""
 
     nbytes: int = field(init=False, compare=False, repr=False)
     """Array bytes stored in all, uncompressed."""

@@ -143,11 +143,17 @@ class Piece:
     start: int  #: offset in the chunk, bytes
     data: memoryview  #: bytes, one-dimensional and contiguous
     cost: int = 0  #: bytes leased for it
+    coded: int | None = None  #: if the chunk is encoded: how many bytes all of it became, which `start` is in
 
     @property
     def nbytes(self) -> int:
         """Length of the piece."""
         return len(self.data)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Stored bytes of the whole chunk that it is of."""
+        return self.leaf.spec.chunk_nbytes if self.coded is None else self.coded
 
     def cut(self, nbytes: int) -> Iterator[Piece]:
         """Yield the same bytes in pieces of at most `nbytes`; the last one carries the cost."""
@@ -223,6 +229,7 @@ class Written:
     offset: int  #: of the piece in that file, bytes; the chunk begins at `offset - start`
     nbytes: int
     crc32c: int
+    coded: int | None = None  #: if the chunk is encoded: how many bytes all of it became
 
 
 @dataclass(frozen=True, slots=True)

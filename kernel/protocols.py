@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = (
     "BufferHandler",
+    "ChunkingHandler",
     "Coordinator",
     "DataFile",
     "Destination",
@@ -44,6 +45,7 @@ from penstock.kernel.messages import (
     Written,
     WrittenBatch,
 )
+from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.transfers import Transfers
 
 T_co = TypeVar("T_co", covariant=True)
@@ -188,6 +190,20 @@ class BufferHandler(Protocol):
 
 
 @runtime_checkable
+class ChunkingHandler(Protocol):
+    """What a `LeafHandler` may add, so that its leaves may be cut, cast and encoded as was asked for."""
+
+    @property
+    def follows_spec(self) -> bool:
+        """Whether `pieces` yields chunks of `leaf.spec.chunk_shape` in `leaf.spec.dtype`, whatever they are.
+
+        The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
+        allows it.
+        """
+        ...
+
+
+@runtime_checkable
 class SigningHandler(Protocol):
     """What a `LeafHandler` may add, so that a tree that is saved again need not be described again."""
 
@@ -267,6 +283,25 @@ class Layout(Protocol):
 
     def data_file(self) -> str:
         """A fresh name for a data file, relative to the checkpoint directory."""
+        ...
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        """The file in which a chunk must lie, alone, relative to the checkpoint directory.
+
+        None for all chunks if they may lie in any data files, together.
+        """
+        ...
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        """Say how a leaf is stored: `spec` as its handler described it, with chunks, dtype and codec chosen.
+
+        Raises:
+            InvalidLeafError: If the leaf cannot be stored as `args` ask for.
+        """
+        ...
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        """Encode whole chunks, each by itself. `codec` is one that `fit` chose, and not `auto`."""
         ...
 
     def check(self, leaves: Sequence[Leaf]) -> None:

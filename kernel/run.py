@@ -101,6 +101,8 @@ class SaveRun(Run):
     custom_metadata: Mapping[str, Any] | None = None
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
+    save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
+    preallocate: bool = True  #: whether the bytes to be written are known; set by the first stage
     planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
     kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
     digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for

@@ -106,13 +106,24 @@ class _Committer:
 def check_complete(run: SaveRun, leaves: list[Leaf], batches: Sequence[WrittenBatch]) -> None:
     """Compare what was planned with what arrived; `leaves` in order of index."""
     arrived_bytes = [0] * len(run.planned)
+    coded: dict[tuple[int, tuple[int, ...]], int] = {}
     for batch in batches:
         for part in batch.written:
-            arrived_bytes[part.leaf] += part.nbytes
+            if part.coded is None:
+                arrived_bytes[part.leaf] += part.nbytes
+            else:
+                chunk = (part.leaf, part.chunk)
+                coded[chunk] = coded.get(chunk, part.coded) - part.nbytes
 
         for pack in batch.packs:
             for leaf in pack.leaves:
                 arrived_bytes[leaf.index] += leaf.spec.nbytes
+
+    # A chunk that is encoded counts as what it was, once all of what it became has arrived.
+    chunk_nbytes = {leaf.index: leaf.spec.chunk_nbytes for leaf in leaves} if coded else {}
+    for (index, _), absent_bytes in coded.items():
+        if absent_bytes == 0:
+            arrived_bytes[index] += chunk_nbytes.get(index, 0)
 
     complete = {leaf.index for leaf in leaves if arrived_bytes[leaf.index] == leaf.nbytes}
     if len(complete) != len(run.planned) or len(leaves) != len(run.planned):

@@ -6,16 +6,17 @@ __all__ = ("DeviceToHost",)
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.messages import Leaf, LeafBatch, Pack, Piece, PiecePlan, StagedBatch
-from penstock.kernel.protocols import BufferHandler
+from penstock.kernel.protocols import BufferHandler, LeafHandler
 from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import grouped
+from penstock.stages.encode import encoding_room
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -31,7 +32,8 @@ class DeviceToHost:
     Small leaves are gathered into packs, which are copies. Of the others, memory that already is on
     the host and that nobody will change is looked at, not copied, and costs nothing. Everything else
     is copied under a lease, in groups of at most `piece_bytes`, so a leaf larger than the budget
-    streams through it. A leaf's value is let go of once it is staged.
+    streams through it; of one with a codec, each chunk must fit. A leaf's value is let go of once it
+    is staged.
     """
 
     @property
@@ -74,7 +76,12 @@ class _Stager:
         most = min(PACKED_BELOW, self._most)
         for leaf in leaves:
             spec = leaf.spec
-            packed = spec.nbytes <= most and spec.is_single_chunk and self._has_buffers(leaf.handler)
+            packed = (
+                spec.nbytes <= most
+                and spec.is_single_chunk
+                and spec.codec is None
+                and self._has_buffers(leaf.handler)
+            )
             (small if packed else rest).append(leaf)
 
         return small, rest
@@ -153,7 +160,7 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> list[_Planned]:
         if isinstance(leaf.handler, AdaptedHandler):
             continue
 
-        plans = list(leaf.handler.pieces(leaf, piece_bytes))
+        plans = list(_pieces(leaf, leaf.handler, piece_bytes))
         staged = leaf.without_value()
         for at, plan in enumerate(plans, start=1):
             planned.append((staged, plan, at == len(plans)))
@@ -162,6 +169,20 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> list[_Planned]:
             planned.append((staged, None, True))
 
     return planned
+
+
+def _pieces(leaf: Leaf, handler: LeafHandler, piece_bytes: int) -> Iterator[PiecePlan]:
+    """Plan the pieces of a leaf. A chunk with a codec is one piece, and what it becomes is leased with it.
+
+    If encoding leased its own bytes, what is staged behind it could hold all there are.
+    """
+    spec = leaf.spec
+    if spec.codec is None:
+        yield from handler.pieces(leaf, piece_bytes)
+        return
+
+    for plan in handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
+        yield replace(plan, cost=plan.cost + encoding_room(plan.nbytes))
 
 
 def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:

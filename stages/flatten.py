@@ -4,18 +4,21 @@ from __future__ import annotations
 
 __all__ = ("Flatten",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.messages import Leaf, LeafBatch, ParamInfo, TreeToSave
-from penstock.kernel.protocols import LeafHandler, SigningHandler
+from penstock.kernel.errors import InvalidLeafError
+from penstock.kernel.messages import Leaf, LeafBatch, LeafSpec, ParamInfo, TreeToSave
+from penstock.kernel.protocols import ChunkingHandler, LeafHandler, SigningHandler
 from penstock.kernel.run import SaveRun
+from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
 from penstock.stages.known_values import references_to
+from penstock.stages.save_args import each_leaf
 from penstock.stages.saved_trees import SavedTree, SavedTrees
 from penstock.stages.structure import StructureCache
 from penstock.stages.unchanged import set_aside, take_digests
@@ -62,8 +65,12 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     """Describe every leaf, as far as an earlier save of the same tree did not."""
     infos, values, _ = run.shared.of(StructureCache).flatten(message.take())
     trees = run.shared.of(SavedTrees)
+    asked = each_leaf(run.save_args, infos)
     known = trees.find(infos)
-    describer = _Describer(run)
+    if known is not None and known.save_args != asked:
+        known = None
+
+    describer = _Describer(run, asked)
     leaves = [
         describer.leaf(index, info, value, known)
         for index, (info, value) in enumerate(zip(infos, values, strict=True))
@@ -72,8 +79,11 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     if known is None or describer.changed:
         staged = tuple([leaf.without_value() for leaf in leaves])
         run.layout.check(staged)
-        trees.keep(SavedTree(infos, staged, describer.signatures))
+        coded = any(leaf.spec.codec is not None for leaf in staged)
+        known = SavedTree(infos, staged, describer.signatures, asked, coded)
+        trees.keep(known)
 
+    run.preallocate = not known.coded
     run.references = references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves])
     return leaves
 
@@ -82,9 +92,11 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
 class _Describer:
     """Makes the leaves of one tree."""
 
-    __slots__ = ("_directory", "_handlers", "_registry", "changed", "signatures")
+    __slots__ = ("_asked", "_directory", "_handlers", "_layout", "_registry", "changed", "signatures")
 
-    def __init__(self, run: SaveRun) -> None:
+    def __init__(self, run: SaveRun, asked: Sequence[SaveArgs | None]) -> None:
+        self._layout = run.layout
+        self._asked = asked
         self._registry = run.registry
         self._directory = run.workspace.temporary
         # For each type: its handler, and how that tells whether a value is of a known kind.
@@ -108,7 +120,7 @@ class _Describer:
         if isinstance(handler, AdaptedHandler):
             info = replace(info, directory=self._directory)
 
-        spec = handler.describe(value, info)
+        spec = self._fitted(handler.describe(value, info), index, info, handler)
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
             before = known.leaves[index]
             if before.info is info:
@@ -116,6 +128,20 @@ class _Describer:
 
         self.changed = True
         return Leaf(index, info, value, spec, handler, Leaf(index, info, None, spec, handler))
+
+    def _fitted(
+        self, spec: LeafSpec, index: int, info: ParamInfo, handler: LeafHandler | AdaptedHandler
+    ) -> LeafSpec:
+        if spec.shape is None:
+            return spec
+
+        asked = self._asked[index] if self._asked else None
+        if isinstance(handler, ChunkingHandler) and handler.follows_spec:
+            return self._layout.fit(spec, info, asked)
+        if asked is not None and asked.dtype is not None:
+            raise InvalidLeafError(info.key_path, "its handler cannot store it in another dtype than its own")
+
+        return spec
 
     def _handler(
         self, type_: type, info: ParamInfo

@@ -20,6 +20,8 @@ class SavedTree:
     infos: Sequence[ParamInfo]  #: the very object that the structure cache gives for this structure
     leaves: tuple[Leaf, ...]
     signatures: Sequence[object]  #: what each leaf's handler said of its value; None if it must be asked
+    save_args: Sequence[object] = ()  #: of each leaf; nothing if there were none
+    coded: bool = False  #: whether any leaf has a codec
 
 
 @final

@@ -113,7 +113,7 @@ def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list
 
 def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
     """Whether the bytes mean the same; what is recorded of a leaf beside them is written anew."""
-    if not leaf.spec.nbytes:
+    if not leaf.spec.nbytes or leaf.spec.codec is not None:  # of what it would become, nothing is known
         return False
 
     now, then = leaf.spec, before.spec

@@ -14,6 +14,7 @@ from typing import TypeAlias, final
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
+from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages import Leaf, Pack, Piece, StagedBatch, Written, WrittenBatch, WrittenPack
 from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
@@ -102,7 +103,7 @@ class _Writer:
         finally:
             batch.release()
 
-        self._run.progress.advance(len(batch.leaves), done.nbytes)
+        self._run.progress.advance(len(batch.leaves), done.nbytes + _saved(batch))
         return done
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
@@ -119,14 +120,17 @@ class _Writer:
 
     async def _place(self, piece: Piece) -> _Placed:
         """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
-        spec = piece.leaf.spec
-        if piece.nbytes == spec.chunk_nbytes:
-            target, base = await self._reserve(piece.nbytes)
+        if piece.coded is None and piece.leaf.spec.codec is not None:
+            raise _not_encoded(piece)
+
+        whole = piece.chunk_nbytes
+        if piece.nbytes == whole:
+            target, base = await self._reserve(whole)
             return _Placed(piece, target, base)
 
         key = (piece.leaf.index, piece.chunk)
         if key not in self._chunks:
-            self._chunks[key] = await self._reserve(spec.chunk_nbytes)
+            self._chunks[key] = await self._reserve(whole)
 
         target, base = self._chunks[key]
         return _Placed(piece, target, base + piece.start)
@@ -153,8 +157,27 @@ class _Writer:
         self._files.append(_OpenFile(name, file))
         # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
         left = run.progress.bytes_total - placed
-        if left >= ALIGNED_FROM:
+        if left >= ALIGNED_FROM and run.preallocate:
             file.allocate(min(left, self._file_bytes))
+
+
+def _saved(batch: StagedBatch) -> int:
+    """Bytes that encoding saved of the chunks whose last piece this batch holds."""
+    return sum(
+        [
+            piece.leaf.spec.chunk_nbytes - piece.coded
+            for piece in batch.pieces
+            if piece.coded is not None and piece.start + piece.nbytes == piece.coded
+        ]
+    )
+
+
+def _not_encoded(piece: Piece) -> PipelineError:
+    leaf = piece.leaf
+    problem = f"has the codec {leaf.spec.codec}, and no stage `encode` is in the pipeline"
+    error = PipelineError(f"{leaf.info.key_path} {problem}")
+    error.key_path = leaf.info.key_path
+    return error
 
 
 def _write(
@@ -175,6 +198,7 @@ def _write(
             entry.offset,
             entry.piece.nbytes,
             crc32c(entry.piece.data),
+            entry.piece.coded,
         )
         for entry in placed
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ChunkIndex", "prefix_of")
+__all__ = ("ChunkIndex", "array_metadata", "chunk_key", "prefix_of")
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from penstock.handlers.ocdbt.values import MAX_INLINE_BYTES
 from penstock.handlers.ocdbt.writer import EncodedIndex, IndexPlan, Places
-from penstock.handlers.zarr import encode_v2
+from penstock.handlers.zarr import METADATA_KEYS, encode_v2, encode_v3
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.messages import Leaf, Written, WrittenBatch, WrittenPack
+from penstock.kernel.messages import Leaf, LeafSpec, Written, WrittenBatch, WrittenPack
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
 """Index of a leaf, and of a chunk in its grid."""
@@ -30,11 +30,22 @@ class ChunkIndex:
 
     Args:
         arrays: The leaves with a shape, in order.
+        version: Of zarr.
     """
 
-    __slots__ = ("_arrays", "_chunks", "_first", "_plan", "_single", "_spilled", "_starts")
+    __slots__ = (
+        "_arrays",
+        "_chunks",
+        "_inline",
+        "_keys",
+        "_lengths",
+        "_plan",
+        "_single",
+        "_spilled",
+        "_starts",
+    )
 
-    def __init__(self, arrays: Sequence[Leaf]) -> None:
+    def __init__(self, arrays: Sequence[Leaf], version: int = 2) -> None:
         self._arrays = arrays
         self._single: dict[int, int] = {}  #: slot of the only chunk of a leaf
         self._chunks: dict[_Chunk, int] = {}  #: slot of every chunk of the others
@@ -47,26 +58,26 @@ class ChunkIndex:
             spec = leaf.spec
             if spec.is_single_chunk:
                 self._single[leaf.index] = len(keys)
-                keys.append(f"{prefix}{'.'.join(['0'] * len(spec.chunk_shape)) or '0'}".encode())
+                keys.append(f"{prefix}{chunk_key((0,) * len(spec.chunk_shape), version)}".encode())
                 lengths.append(spec.chunk_nbytes)
                 continue
 
             for index in _grid(leaf):
                 self._chunks[leaf.index, index] = len(keys)
-                keys.append(f"{prefix}{'.'.join(map(str, index)) or '0'}".encode())
+                keys.append(f"{prefix}{chunk_key(index, version)}".encode())
                 lengths.append(spec.chunk_nbytes)
 
-        specs = [leaf.spec for leaf in arrays]
-        documents = [encode_v2(spec.shape or (), spec.dtype, spec.chunk_shape) for spec in specs]
-        names = [f"{prefix_of(leaf.info.name)}.zarray".encode() for leaf in arrays]
+        documents = [array_metadata(leaf.spec, version) for leaf in arrays]
+        names = [f"{prefix_of(leaf.info.name)}{METADATA_KEYS[version - 2]}".encode() for leaf in arrays]
         long = [at for at, document in enumerate(documents) if len(document) > MAX_INLINE_BYTES]
         self._spilled = [documents[at] for at in long]
         short = [at for at, document in enumerate(documents) if len(document) <= MAX_INLINE_BYTES]
-        self._plan = IndexPlan(
-            [*keys, *(names[at] for at in long), *(names[at] for at in short)],
-            [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)],
-            [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)],
-        )
+        self._keys = [*keys, *(names[at] for at in long), *(names[at] for at in short)]
+        self._inline = [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)]
+        self._lengths = [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)]
+        # What a chunk with a codec becomes is another length each time.
+        coded = any(leaf.spec.codec is not None for leaf in arrays)
+        self._plan = None if coded else IndexPlan(self._keys, self._inline, self._lengths)
 
     def encode(
         self, batches: Iterable[WrittenBatch], *, node_file: str, uuid: bytes, commit_time_ns: int
@@ -87,7 +98,7 @@ class ChunkIndex:
                 pipeline broke its promise, and the checkpoint must not be published.
         """
         n_chunks = len(self._single) + len(self._chunks)
-        located = _Located(n_chunks + len(self._spilled))
+        located = _Located(self._lengths[: n_chunks + len(self._spilled)])
         unknown = self._locate(batches, located)
         missing = np.flatnonzero(located.file_ids[:n_chunks] < 0)
         if missing.size:
@@ -100,7 +111,12 @@ class ChunkIndex:
         spill = b"".join(self._spilled)
         starts = itertools.accumulate(map(len, self._spilled), initial=0)
         located.put_all(list(enumerate(starts, n_chunks))[: len(self._spilled)], node_file)
-        encoded = self._plan.encode(
+        plan = self._plan
+        if plan is None:
+            lengths = [*located.lengths, *self._lengths[len(located.lengths) :]]
+            plan = IndexPlan(self._keys, self._inline, lengths)
+
+        encoded = plan.encode(
             located.places(),
             node_file=node_file,
             node_offset=len(spill),
@@ -127,7 +143,9 @@ class ChunkIndex:
                 continue
 
             leaf, _ = self._chunk_at(slot)
-            located.put(slot, *_joined(leaf, index, pieces))
+            file, offset, length = _joined(leaf, index, pieces)
+            located.put_all([(slot, offset)], file)
+            located.lengths[slot] = length
 
         return unknown
 
@@ -162,17 +180,20 @@ class ChunkIndex:
 
 @final
 class _Located:
-    """Where the value of each slot lies, in columns; -1 while that is not known."""
+    """Where the value of each slot lies, in columns; -1 while that is not known.
 
-    __slots__ = ("_files", "file_ids", "offsets")
+    Args:
+        lengths: Of each slot's value, until another one is found.
+    """
 
-    def __init__(self, n_slots: int) -> None:
+    __slots__ = ("_files", "file_ids", "lengths", "offsets")
+
+    def __init__(self, lengths: list[int]) -> None:
+        n_slots = len(lengths)
         self._files: dict[str, int] = {}
+        self.lengths = lengths
         self.file_ids: npt.NDArray[np.int64] = np.full(n_slots, -1, np.int64)
         self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
-
-    def put(self, slot: int, file: str, offset: int) -> None:
-        self.put_all([(slot, offset)], file)
 
     def put_all(self, places: Sequence[tuple[int, int]], file: str) -> None:
         if places:
@@ -189,15 +210,34 @@ def prefix_of(name: str) -> str:
     return f"{name}/" if name else ""
 
 
+def chunk_key(index: Sequence[int], version: int) -> str:
+    """Return the key of a chunk, below that of its array: `0.1` in zarr 2, `c/0/1` in zarr 3."""
+    if version == 2:
+        return ".".join(map(str, index)) or "0"
+
+    return "/".join(["c", *map(str, index)])
+
+
+def array_metadata(spec: LeafSpec, version: int) -> bytes:
+    """Encode the metadata of an array."""
+    encode = encode_v2 if version == 2 else encode_v3
+    return encode(spec.shape or (), spec.dtype, spec.chunk_shape, spec.codec)
+
+
 def _grid(leaf: Leaf) -> Iterable[tuple[int, ...]]:
     shape, chunk_shape = leaf.spec.shape or (), leaf.spec.chunk_shape
     counts = [-(-n // chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]
     return itertools.product(*map(range, counts))
 
 
-def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int]:
-    """Return the file and the offset of a chunk, after checking that its pieces are all of it."""
+def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
+    """Return the file, the offset and the length of a chunk, after checking that its pieces are all of it."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
+    coded = ordered[0].coded
+    if (coded is None) != (leaf.spec.codec is None) or any(piece.coded != coded for piece in ordered):
+        raise _broken(leaf, index, f"its codec is {leaf.spec.codec}, and not all of it was encoded so")
+
+    whole = leaf.spec.chunk_nbytes if coded is None else coded
     end = 0
     for piece in ordered:
         # All pieces agree on where their chunk begins, so they are contiguous if they tile it.
@@ -208,10 +248,10 @@ def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tu
             raise _broken(leaf, index, problem)
         end += piece.nbytes
 
-    if end != leaf.spec.chunk_nbytes:
-        raise _broken(leaf, index, f"{end} of {leaf.spec.chunk_nbytes} bytes were written")
+    if end != whole:
+        raise _broken(leaf, index, f"{end} of {whole} bytes were written")
 
-    return ordered[0].file, ordered[0].offset
+    return ordered[0].file, ordered[0].offset, end
 
 
 def _broken(leaf: Leaf, index: tuple[int, ...], problem: str) -> PenstockError:

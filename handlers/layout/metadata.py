@@ -12,13 +12,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import final
+from typing import Final, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.handlers.layout import quick_metadata
 from penstock.handlers.layout.quick_metadata import KINDS, Columns
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import KeyKind, KeyPath, Leaf, LeafSpec
+from penstock.kernel.save_format import SaveFormat
+
+_DEFAULT: Final = SaveFormat()
 
 
 @final
@@ -41,8 +44,8 @@ class TreeMetadata:
     all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
 
 
-def encode(leaves: Sequence[Leaf]) -> bytes:
-    """Encode the document for leaves in flatten order, empty markers among them.
+def encode(leaves: Sequence[Leaf], form: SaveFormat = _DEFAULT) -> bytes:
+    """Encode the document for leaves in flatten order, empty markers among them, stored as `form` says.
 
     The bytes are those of `json.dumps`. They are put together from texts, for thousands of leaves
     have few kinds: dicts for all of them would take four times as long, and wake the collector.
@@ -64,8 +67,8 @@ def encode(leaves: Sequence[Leaf]) -> bytes:
         name = _quoted(str(info.keys))
         entries.append(f'{name}: {{"key_metadata": [{path}], "value_metadata": {value}}}')
 
-    about = {"use_ocdbt": True, "use_zarr3": False, "store_array_data_equal_to_fill_value": True}
-    rest = json.dumps({**about, "custom_metadata": None})
+    about = {"use_ocdbt": form.ocdbt, "use_zarr3": form.zarr == 3}
+    rest = json.dumps({**about, "store_array_data_equal_to_fill_value": True, "custom_metadata": None})
     return f'{{"tree_metadata": {{{", ".join(entries)}}}, {rest[1:]}'.encode()
 
 

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, final
 
+from penstock.handlers.layout.fitting import CODED_CHUNK, fitted
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import EncodedTrees, check_names
 from penstock.kernel.errors import PathError
-from penstock.kernel.messages import Document, Leaf, WrittenBatch
+from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store
+from penstock.kernel.save_format import SaveArgs, SaveFormat
 
 
 @final
@@ -27,15 +29,23 @@ class OrbaxLayout:
     The trees that were written last are remembered, as far as their documents say the same each time;
     and so are the documents that were read last.
 
-    Written is the flat layout: OCDBT, zarr v2, no compression, one manifest. Read are also items of
-    a step (the one that holds the tree), zarr v3, codecs, and arrays in directories of their own.
+    Written is the flat layout, with arrays as `form` says; by default OCDBT, zarr v2 and no codec. Read is
+    all that, whatever `form` says, and items of a step (the one that holds the tree).
+
+    Args:
+        form: How arrays are written.
+        coded_chunk: Bytes of a chunk with a codec, about, if `form` does not say it: such a chunk is
+            held as a whole, before and after.
     """
 
-    __slots__ = ("_remembered", "_trees")
+    __slots__ = ("_as_described", "_coded_chunk", "_form", "_remembered", "_trees")
 
-    def __init__(self) -> None:
+    def __init__(self, form: SaveFormat | None = None, coded_chunk: int = CODED_CHUNK) -> None:
+        self._coded_chunk = coded_chunk
+        self._form = form = SaveFormat() if form is None else form
+        self._as_described = form == SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr)
         self._remembered = RememberedDocuments()
-        self._trees = EncodedTrees()
+        self._trees = EncodedTrees(form=form)
 
     def temporary_name(self, path: str) -> str:
         """The name of the same folder while it is being written.
@@ -50,6 +60,22 @@ class OrbaxLayout:
 
     def data_file(self) -> str:
         return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        return None
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        """Choose chunks, dtype and codec; see `fitted` for what it raises."""
+        if spec.shape is None or (args is None and self._as_described):
+            return spec
+
+        return fitted(spec, info.key_path, self._form, args, self._coded_chunk)
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        # Here, because it imports tensorstore, which plain chunks never need.
+        from penstock.handlers.layout.codecs import encode
+
+        return encode(codec, chunks)
 
     def check(self, leaves: Sequence[Leaf]) -> None:
         """Look at names alone; see `check_names` for what it raises."""

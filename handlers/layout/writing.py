@@ -37,6 +37,7 @@ from penstock.handlers.layout.names import (
 )
 from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.messages import Document, Leaf, WrittenBatch
+from penstock.kernel.save_format import SaveFormat
 
 
 @final
@@ -45,11 +46,13 @@ class EncodedTrees:
 
     Args:
         most: Trees to remember; one of 10,000 leaves takes some 10 MB.
+        form: How they are stored.
     """
 
-    __slots__ = ("_known", "_lock", "_most")
+    __slots__ = ("_form", "_known", "_lock", "_most")
 
-    def __init__(self, most: int = 2) -> None:
+    def __init__(self, most: int = 2, form: SaveFormat | None = None) -> None:
+        self._form = SaveFormat() if form is None else form
         self._most = most
         self._known: list[EncodedTree] = []
         self._lock = Lock()
@@ -65,7 +68,7 @@ class EncodedTrees:
                 if len(known.leaves) == len(leaves) and all(map(is_, known.leaves, leaves)):
                     return known
 
-        made = EncodedTree(leaves)
+        made = EncodedTree(leaves, self._form)
         with self._lock:
             self._known = [*self._known, made][-self._most :]
 
@@ -78,16 +81,17 @@ class EncodedTree:
 
     Args:
         leaves: All of them, empty markers among them, in flatten order.
+        form: How they are stored.
     """
 
     __slots__ = ("_documents", "_index", "leaves")
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, leaves: Sequence[Leaf], form: SaveFormat) -> None:
         check_names(leaves)
         self.leaves = tuple(leaves)
-        self._documents = _tree(leaves)
+        self._documents = _tree(leaves, form)
         arrays = [leaf for leaf in leaves if leaf.spec.shape is not None]
-        self._index = ChunkIndex(arrays) if arrays else None
+        self._index = ChunkIndex(arrays, form.zarr) if arrays else None
 
     def documents(
         self,
@@ -133,9 +137,9 @@ class EncodedTree:
         return [Document(node_file, index.nodes), Document(MANIFEST, index.manifest)]
 
 
-def _tree(leaves: Sequence[Leaf]) -> list[Document]:
+def _tree(leaves: Sequence[Leaf], form: SaveFormat) -> list[Document]:
     """Encode what is recorded of the leaves, beside where they lie."""
-    documents = [Document(METADATA, metadata.encode(leaves))]
+    documents = [Document(METADATA, metadata.encode(leaves, form))]
     arrays = [leaf for leaf in leaves if leaf.spec.typestr == "jax.Array" and leaf.spec.shape is not None]
     shardings = [(leaf.info.name, leaf.spec.sharding) for leaf in arrays if leaf.spec.sharding is not None]
     if arrays and len(shardings) == len(arrays):

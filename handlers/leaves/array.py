@@ -33,7 +33,7 @@ _BUFFERED: Final = frozenset(
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayHandler:
-    """Stores each distinct shard of a jax.Array as one chunk; typed PRNG keys as their key data.
+    """Stores each distinct shard of a jax.Array as one chunk or several; typed PRNG keys as their key data.
 
     jax.Arrays are immutable, so on CPU devices nothing is copied: pieces look at the arrays' own
     memory, which the runtime neither frees nor reuses while a piece lives. From other devices a
@@ -46,6 +46,11 @@ class ArrayHandler:
 
     typestr: str = "jax.Array"
     alias_host: bool = True
+
+    @property
+    def follows_spec(self) -> bool:
+        """Yes: shards are cut and cast as the spec says."""
+        return True
 
     @property
     def immutable(self) -> bool:
@@ -115,8 +120,7 @@ class ArrayHandler:
 
         return shard_pieces(
             value if spec.random_key_impl is None else key_data_of(value),
-            spec.dtype,
-            spec.itemsize,
+            spec,
             piece_bytes,
             key_path=leaf.info.key_path,
             alias=self.alias_host,
@@ -137,6 +141,7 @@ class ArrayHandler:
             not self.alias_host
             or spec.random_key_impl is not None
             or spec.dtype in PACKED
+            or spec.dtype != dtype_name(value.dtype)
             or sharding.num_devices != 1
             or not on_host(sharding)
         ):

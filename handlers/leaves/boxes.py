@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Box", "boxes")
+__all__ = ("Box", "boxes", "flat_index", "is_contiguous")
 
 import itertools
 import math
@@ -18,7 +18,7 @@ class Box:
 
     starts: tuple[int, ...]  #: along each axis
     sizes: tuple[int, ...]  #: along each axis
-    first: int  #: index of its first element in C order
+    first: int  #: index of its first element in C order, in the array that is cut
 
     @property
     def n_elements(self) -> int:
@@ -55,6 +55,24 @@ def boxes(shape: tuple[int, ...], most: int) -> Iterator[Box]:
             starts = (*outer, at, *(0,) * len(tail))
             sizes = (*(1,) * axis, min(step, length - at), *tail)
             yield Box(starts, sizes, (row * length + at) * inner)
+
+
+def flat_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """The place of an element in C order."""
+    flat = 0
+    for at, size in zip(index, shape, strict=True):
+        flat = flat * size + at
+
+    return flat
+
+
+def is_contiguous(box: Box, shape: tuple[int, ...]) -> bool:
+    """Whether the elements of a box follow one another in an array of `shape`, in C order."""
+    axis = len(shape)
+    while axis and box.sizes[axis - 1] == shape[axis - 1]:
+        axis -= 1
+
+    return math.prod(box.sizes[: max(axis - 1, 0)]) == 1
 
 
 def _cut_axis(shape: tuple[int, ...], most: int) -> tuple[int, int]:

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.leaves.boxes import Box, boxes
+from penstock.handlers.leaves.boxes import Box
+from penstock.handlers.leaves.chunks import cast_to, chunk_boxes, stored_as
 from penstock.handlers.leaves.differences import different, different_array, stored_dtype, type_name
 from penstock.handlers.leaves.regions import HostRegion
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
@@ -29,6 +30,11 @@ class NumpyHandler:
     """
 
     typestr: str = "np.ndarray"
+
+    @property
+    def follows_spec(self) -> bool:
+        """Yes: arrays are cut and cast as the spec says."""
+        return True
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         """Say what would be stored of an ndarray of any strides and byte order.
@@ -49,11 +55,12 @@ class NumpyHandler:
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan copies in C order, each costing its bytes. An array without elements has none."""
-        array = cast("npt.NDArray[Any]", leaf.value)
-        itemsize, chunk = array.dtype.itemsize, (0,) * array.ndim
-        for box in boxes(array.shape, max(1, piece_bytes // itemsize)):
+        array, spec = cast("npt.NDArray[Any]", leaf.value), leaf.spec
+        dtype, itemsize = stored_as(spec.dtype), spec.itemsize
+        for chunk, box in chunk_boxes(array.shape, spec.chunk_shape, max(1, piece_bytes // itemsize)):
             nbytes = box.n_elements * itemsize
-            yield PiecePlan(chunk, box.first * itemsize, nbytes, nbytes, partial(_copied, array, box))
+            take = partial(_copied, array, box, dtype)
+            yield PiecePlan(chunk, box.first * itemsize, nbytes, nbytes, take)
 
     def signature(self, value: Any) -> object:
         """Shape and dtype, which is all that `describe` looks at."""
@@ -64,9 +71,10 @@ class NumpyHandler:
         return array.shape, array.dtype
 
     def buffer(self, leaf: Leaf) -> Any:
-        """The array itself, if its memory is what is stored: C order, native bytes."""
+        """The array itself, if its memory is what is stored: C order, native bytes, not cast."""
         array = cast("npt.NDArray[Any]", leaf.value)
-        return array if array.flags.c_contiguous and array.dtype.isnative else None
+        plain = array.flags.c_contiguous and array.dtype.isnative
+        return array if plain and dtype_name(array.dtype) == leaf.spec.dtype else None
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.
@@ -89,10 +97,8 @@ class NumpyHandler:
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 
 
-def _copied(array: npt.NDArray[Any], box: Box) -> memoryview:
-    dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
-    copied = np.array(array[box.slices], dtype=dtype, order="C", copy=True)
-    return copied.reshape(-1).view(np.uint8).data
+def _copied(array: npt.NDArray[Any], box: Box, dtype: np.dtype[Any]) -> memoryview:
+    return cast_to(array[box.slices], dtype, copy=True).reshape(-1).view(np.uint8).data
 
 
 def _no_plain_array(value: object) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast, final
 import numpy as np
 
 from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.leaves.chunks import cast_to
 from penstock.handlers.leaves.devices import is_subtype
 from penstock.handlers.leaves.differences import different, stored_dtype, type_name, type_of
 from penstock.handlers.leaves.regions import HostRegion
@@ -43,6 +44,11 @@ class ScalarHandler:
 
     typestr: str = "scalar"
 
+    @property
+    def follows_spec(self) -> bool:
+        """Yes: numbers are cast as the spec says."""
+        return True
+
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         """Say what would be stored of a number.
 
@@ -61,13 +67,13 @@ class ScalarHandler:
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan one piece of a few bytes, which cost nothing worth counting."""
-        dtype = _dtype_of(leaf.value, leaf.info)
-        data = memoryview(np.asarray(leaf.value, dtype).tobytes())
+        data = memoryview(self.buffer(leaf).tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
 
     def buffer(self, leaf: Leaf) -> Any:
         """The number as a 0-d array."""
-        return np.asarray(leaf.value, _dtype_of(leaf.value, leaf.info))
+        number = np.asarray(leaf.value, _dtype_of(leaf.value, leaf.info))
+        return number if dtype_name(number.dtype) == leaf.spec.dtype else cast_to(number, leaf.spec.dtype)
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept a number, or a type of numbers, whose kind (numpy: whose dtype) is the stored one."""

@@ -23,6 +23,8 @@ __all__ = (
     "MemoryRegulator",
     "PenstockError",
     "Pipeline",
+    "SaveArgs",
+    "SaveFormat",
     "SaveFuture",
     "__version__",
     "metadata",
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline import Pipeline
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import MemoryRegulator
+    from penstock.kernel.save_format import SaveArgs, SaveFormat
 else:
     # In the `else`, because a checker that saw `__getattr__` would accept `penstock.typo`.
     from importlib import import_module as _import_module
@@ -53,6 +56,8 @@ else:
         "MemoryRegulator": "penstock.kernel.regulator",
         "PenstockError": "penstock.kernel.errors",
         "Pipeline": "penstock.kernel.pipeline",
+        "SaveArgs": "penstock.kernel.save_format",
+        "SaveFormat": "penstock.kernel.save_format",
         "SaveFuture": "penstock.kernel.futures",
         "metadata": "penstock.api",
         "restore": "penstock.api",

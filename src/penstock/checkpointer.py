@@ -18,6 +18,7 @@ from penstock import pipelines
 from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
 from penstock.engine import Compare, Engine
+from penstock.handlers.layout.fitting import CODED_CHUNK
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
@@ -34,9 +35,10 @@ from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.runner import run_pipeline
+from penstock.kernel.save_format import SaveArgs, SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
-from penstock.pipelines import configured_pipeline
+from penstock.pipelines import configured_pipeline, fitting_pipeline
 from penstock.saving import SaveTask
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -70,7 +72,8 @@ class Checkpointer:
         save_pipeline: The stages of a save.
         restore_pipeline: The stages of a restore.
         store: Where checkpoints lie; by default the local file system, with the options of the config.
-        layout: What they look like there.
+        save_format: How arrays are stored; overrides that of the config.
+        layout: What checkpoints look like there, instead of Orbax's layout in that format.
         coordinator: What the processes of a job agree through.
 
     Raises:
@@ -86,23 +89,25 @@ class Checkpointer:
         save_pipeline: Pipeline[SaveRun] | None = None,
         restore_pipeline: Pipeline[RestoreRun] | None = None,
         store: Store | None = None,
+        save_format: SaveFormat | None = None,
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
         options = _load(config, memory_limit)
         limit = options.memory.limit_bytes
+        memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
+        self._format = form = options.format if save_format is None else save_format
         self._engine = Engine(
             options,
-            MemoryRegulator(auto_memory_limit() if limit == "auto" else limit),
+            memory,
             default_handlers() if registry is None else registry,
             LocalStore(io=options.store.io) if store is None else store,
-            OrbaxLayout() if layout is None else layout,
+            OrbaxLayout(form, min(CODED_CHUNK, memory.limit // 4)) if layout is None else layout,
             SingleProcessCoordinator() if coordinator is None else coordinator,
             get_logger(),
         )
-        self._save_pipeline = configured_pipeline(
-            pipelines.save_pipeline() if save_pipeline is None else save_pipeline, options.save
-        )
+        chosen = pipelines.save_pipeline() if save_pipeline is None else save_pipeline
+        self._save_pipeline = configured_pipeline(fitting_pipeline(chosen, form), options.save)
         self._restore_pipeline = configured_pipeline(
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
@@ -137,6 +142,7 @@ class Checkpointer:
         prioritise: First | None = None,
         staging: Staging = "copy",
         custom_metadata: Mapping[str, Any] | None = None,
+        save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
         base: str | os.PathLike[str] | None = None,
         compare: Compare = "identity",
         pipeline: Pipeline[SaveRun] | None = None,
@@ -155,6 +161,9 @@ class Checkpointer:
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
             custom_metadata: JSON values kept with the checkpoint, as they are now.
+            save_args: How leaves are stored, where not as the format says: a `SaveArgs` for all; a tree of
+                them, each for every leaf at or below its place; or a function from a leaf's key path to
+                one or None.
             base: An earlier checkpoint. Leaves that are as they are there are linked and not written;
                 each checkpoint is whole by itself, whichever is deleted first.
             compare: How that is known. `"identity"`: a leaf is the very jax.Array that this Checkpointer
@@ -182,10 +191,12 @@ class Checkpointer:
             threads,
             overwrite=overwrite,
             custom_metadata=custom_metadata,
+            save_args=save_args,
             base=None if base is None else absolute_path(base),
             compare=compare,
         )
-        chosen = _prioritised(self._save_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = self._save_pipeline if pipeline is None else pipeline
+        chosen = _prioritised(fitting_pipeline(chosen, self._format), prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)

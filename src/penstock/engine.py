@@ -54,6 +54,7 @@ class Engine:
         *,
         overwrite: bool,
         custom_metadata: Mapping[str, Any] | None,
+        save_args: object,
         base: str | None,
         compare: Compare,
     ) -> SaveRun:
@@ -77,6 +78,7 @@ class Engine:
             **self._shared(path, threads, self.config.save),
             workspace=workspace,
             base=base,
+            save_args=save_args,
             by_digest=compare == "digest",
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),

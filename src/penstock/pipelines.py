@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("configured_pipeline", "restore_pipeline", "save_pipeline")
+__all__ = ("configured_pipeline", "fitting_pipeline", "restore_pipeline", "save_pipeline")
 
 from typing import Any, TypeVar
 
@@ -10,11 +10,13 @@ from penstock.kernel.config import FlowOptions
 from penstock.kernel.futures import Milestone
 from penstock.kernel.pipeline import Pipeline, Slot
 from penstock.kernel.run import RestoreRun, SaveRun
+from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.stage import Stage
 from penstock.kernel.stage_registry import StageRegistry
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
 from penstock.stages.device_to_host import DeviceToHost
+from penstock.stages.encode import Encode
 from penstock.stages.finalize import Finalize
 from penstock.stages.flatten import Flatten
 from penstock.stages.host_to_device import HostToDevice
@@ -32,6 +34,9 @@ STAGED_AHEAD = 4096
 written; the regulator bounds the bytes copied for them, and what was not copied costs none."""
 
 
+UNLIMITED = 1 << 62  # bytes of a data file
+
+
 def save_pipeline() -> Pipeline[SaveRun]:
     """Return the seven stages of a save, each with its default options."""
     return Pipeline(
@@ -45,6 +50,32 @@ def save_pipeline() -> Pipeline[SaveRun]:
             Slot("finalize", Finalize()),
         )
     )
+
+
+def fitting_pipeline(pipeline: Pipeline[SaveRun], form: SaveFormat) -> Pipeline[SaveRun]:
+    """Return `pipeline` as saving in a format needs it.
+
+    With a codec there is a stage `encode` behind `device_to_host`, unless one is called so already. The
+    size of data files becomes an option of `write`.
+
+    Raises:
+        PipelineError, ConfigError: If the stage `write` has no such option.
+    """
+    names = pipeline.names
+    if form.leaf_codec is not None and "encode" not in names and "device_to_host" in names:
+        slots: list[Slot[SaveRun]] = []
+        for slot in pipeline:
+            slots.append(slot)
+            if slot.name == "device_to_host":
+                slots.append(Slot("encode", Encode()))
+
+        pipeline = Pipeline(tuple(slots))
+
+    size = form.ocdbt_target_data_file_size
+    if size is None or not form.ocdbt:
+        return pipeline
+
+    return pipeline.configure("write", file_bytes=size or UNLIMITED)
 
 
 def restore_pipeline() -> Pipeline[RestoreRun]:

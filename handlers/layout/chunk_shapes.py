@@ -1,0 +1,87 @@
+"""Into what chunks a shard is cut. Pure.
+
+Source:
+    ORBAX_FORMAT.md §2.1 for the rules of `chunk_byte_size` and `shard_axes`; tests/interop compares
+    the result with Orbax's own.
+"""
+
+from __future__ import annotations
+
+__all__ = ("orbax_chunk_shape", "roughly_equal_chunks")
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+_SMALLEST_PART: Final = 16
+"""Equal chunks of which each is below this part of the size aimed at are worse than one that is above it."""
+
+
+def orbax_chunk_shape(
+    shape: Sequence[int],
+    write_shape: Sequence[int],
+    itemsize: int,
+    chunk_byte_size: int | None,
+    shard_axes: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Choose the chunk shape that Orbax would choose, axis by axis a divisor of `write_shape`.
+
+    Axes in `shard_axes` are cut into single indices. Then, until a chunk fits, the longest axis is cut
+    to its next smaller divisor: of those that were cut before or by the sharding, then of all.
+
+    Args:
+        shape: Of the array.
+        write_shape: Of the part that one replica writes.
+        itemsize: Bytes of an element.
+        chunk_byte_size: Bytes of a chunk, at most; at least `itemsize`. None: any.
+        shard_axes: Within the rank.
+    """
+    sizes = [size or 1 for size in write_shape]
+    cut = [whole != part for whole, part in zip(shape, sizes, strict=True)]
+    for axis in shard_axes:
+        cut[axis] = cut[axis] or sizes[axis] > 1
+        sizes[axis] = 1
+
+    most = math.prod(sizes) if chunk_byte_size is None else chunk_byte_size // itemsize
+    while math.prod(sizes) > most:
+        candidates = [axis for axis, size in enumerate(sizes) if cut[axis] and size > 1]
+        if not candidates:
+            cut = [True] * len(sizes)
+            continue
+
+        axis = max(candidates, key=sizes.__getitem__)  # of equals, the first
+        sizes[axis] //= _smallest_factor(sizes[axis])
+
+    return tuple(sizes)
+
+
+def roughly_equal_chunks(write_shape: Sequence[int], itemsize: int, chunk_bytes: int) -> tuple[int, ...]:
+    """Choose a chunk shape of at most about `chunk_bytes`, near to it; larger where axes have no divisors.
+
+    Each step cuts the axis that can be cut into the fewest parts, the first of equals: so most chunks
+    are contiguous in the shard.
+    """
+    sizes = [size or 1 for size in write_shape]
+    nbytes = math.prod(sizes) * itemsize
+    while nbytes > chunk_bytes:
+        factors = [(_smallest_factor(size), axis) for axis, size in enumerate(sizes) if size > 1]
+        factor, axis = min(factors, default=(nbytes, 0))
+        if nbytes // factor < chunk_bytes // _SMALLEST_PART:
+            break
+
+        sizes[axis] //= factor
+        nbytes //= factor
+
+    return tuple(sizes)
+
+
+def _smallest_factor(number: int) -> int:
+    """The smallest divisor above 1 of a number above 1."""
+    factor = 2
+    while factor * factor <= number:
+        if number % factor == 0:
+            return factor
+
+        factor += 1
+
+    return number

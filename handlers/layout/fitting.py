@@ -1,0 +1,95 @@
+"""How a leaf is stored, of what its handler described and what was asked for. Pure."""
+
+from __future__ import annotations
+
+__all__ = ("CODED_FROM", "fitted")
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
+from penstock.handlers.layout.chunk_shapes import orbax_chunk_shape, roughly_equal_chunks
+from penstock.kernel.errors import InvalidLeafError
+from penstock.kernel.messages import LeafSpec
+from penstock.kernel.save_format import SaveArgs, SaveFormat
+
+CODED_FROM: Final = 1024
+"""Bytes of a leaf below which a codec costs more than it saves."""
+
+CODED_CHUNK: Final = 16 * 2**20
+"""Bytes of a chunk with a codec, unless asked otherwise: encoded as a whole, and several at once."""
+
+_NOTHING: Final = SaveArgs()
+
+
+def fitted(
+    spec: LeafSpec,
+    key_path: str,
+    form: SaveFormat,
+    args: SaveArgs | None,
+    coded_chunk: int = CODED_CHUNK,
+) -> LeafSpec:
+    """Return `spec`, of an array, with the dtype, the chunk shape and the codec that it is stored with.
+
+    Args:
+        spec: As its handler described it.
+        key_path: Of the leaf, for errors.
+        form: What is asked for all leaves.
+        args: What is asked for this one, if anything is.
+        coded_chunk: Bytes of a chunk with a codec, about, if nobody asks for any.
+
+    Raises:
+        InvalidLeafError: If `args` do not fit the leaf.
+    """
+    args = args or _NOTHING
+    if args.dtype is not None:
+        spec = _cast(spec, key_path, args.dtype)
+
+    codec = form.leaf_codec if spec.nbytes >= CODED_FROM else None
+    chunk_shape = _chunk_shape(spec, key_path, form, args)
+    if chunk_shape is None:
+        whole = spec.chunk_shape
+        chunk_shape = roughly_equal_chunks(whole, spec.itemsize, coded_chunk) if codec else whole
+
+    return replace(spec, chunk_shape=chunk_shape, codec=codec)
+
+
+def _cast(spec: LeafSpec, key_path: str, wanted: object) -> LeafSpec:
+    try:
+        dtype = np.dtype(wanted)  # type: ignore[call-overload]  # it may be anything; that is why it is tried
+    except TypeError as error:
+        raise InvalidLeafError(key_path, f"save_args have no dtype {wanted!r}: {error}") from error
+
+    name = dtype_name(dtype)
+    if name == spec.dtype:
+        return spec
+    if spec.random_key_impl is not None:
+        raise InvalidLeafError(key_path, f"a PRNG key cannot be cast to {name}")
+    if not storable(name):
+        raise InvalidLeafError(key_path, f"an array of dtype {name} cannot be stored")
+    if numpy_dtype(spec.dtype).kind == "c" and dtype.kind != "c":
+        raise InvalidLeafError(key_path, f"casting {spec.dtype} to {name} would drop the imaginary parts")
+
+    return replace(spec, dtype=name, itemsize=dtype.itemsize)
+
+
+def _chunk_shape(spec: LeafSpec, key_path: str, form: SaveFormat, args: SaveArgs) -> tuple[int, ...] | None:
+    """Cut the chunks as it was asked for; None if it was not."""
+    shape, whole = spec.shape or (), spec.chunk_shape
+    most = args.chunk_byte_size or form.chunk_byte_size
+    if most is not None and most < spec.itemsize:
+        problem = f"chunk_byte_size {most} is less than one element of {spec.dtype} takes"
+        raise InvalidLeafError(key_path, problem)
+    if any(not 0 <= axis < len(whole) for axis in args.shard_axes):
+        raise InvalidLeafError(key_path, f"shard_axes {args.shard_axes} are not within shape {shape}")
+
+    file_size = form.ocdbt_target_data_file_size if form.ocdbt else None
+    if file_size and math.prod(whole) * spec.itemsize > file_size:  # a chunk lies in one file
+        most = max(spec.itemsize, min(most or file_size, file_size))
+    if not spec.nbytes or (most is None and not args.shard_axes):
+        return None
+
+    return orbax_chunk_shape(shape, whole, spec.itemsize, most, args.shard_axes)

@@ -1,0 +1,149 @@
+"""Encodes the chunks of leaves that have a codec, and decides about those that may have one."""
+
+from __future__ import annotations
+
+__all__ = ("Encode", "encoding_room")
+
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, final
+
+from anyio import Lock
+
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.messages import Leaf, Piece, StagedBatch
+from penstock.kernel.run import SaveRun
+from penstock.kernel.stage import Actor
+
+AUTO: Final = "auto"
+SAMPLES: Final = 8
+SAMPLE_BYTES: Final = 32 * 1024
+
+
+def encoding_room(nbytes: int) -> int:
+    """Bytes that encoding a chunk of `nbytes` may take: more than any codec here makes of noise."""
+    return nbytes + nbytes // 128 + 1024
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Takes `StagedBatch`es and yields them with their chunks encoded. What has no codec passes.
+
+    Whether a leaf whose codec is `auto` gets one is decided by a sample of its first chunk to arrive.
+    From there on its spec says what it has. The lease of a piece shrinks to what the piece has become.
+
+    Attributes:
+        concurrency: Batches encoded at once, each by a thread.
+        auto_codec: What a leaf that compresses well is encoded with.
+        auto_saves: The part of its bytes that this must save, at least.
+    """
+
+    concurrency: int = field(default_factory=lambda: min(8, os.cpu_count() or 1), metadata={"positive": True})
+    auto_codec: str = "zstd:1"
+    auto_saves: float = 0.1
+
+    @asynccontextmanager
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
+        """Yield the actor of one save."""
+        yield _Encoder(run, self)
+
+
+@final
+class _Encoder:
+    __slots__ = ("_decided", "_deciding", "_options", "_run")
+
+    def __init__(self, run: SaveRun, options: Encode) -> None:
+        self._run = run
+        self._options = options
+        self._decided: dict[int, Leaf] = {}  # of those that were `auto`, by index
+        self._deciding = Lock()
+
+    async def __call__(self, batch: StagedBatch, /) -> StagedBatch:
+        if not any(piece.leaf.spec.codec for piece in batch.pieces):
+            return self._with_leaves(batch)
+
+        try:
+            for piece in batch.pieces:
+                await self._decide(piece)
+
+            leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in batch.pieces]
+            pieces = await self._run.threads.run(_encoded, self._run.layout.encode, batch.pieces, leaves)
+        except BaseException:
+            batch.release()
+            raise
+
+        over = sum([piece.cost for piece in batch.pieces]) - sum([piece.cost for piece in pieces])
+        if batch.staged is not None:
+            batch.staged.split(over).release()
+
+        return replace(self._with_leaves(batch), pieces=pieces)
+
+    async def _decide(self, piece: Piece) -> None:
+        """Settle the codec of an `auto` leaf, once, though workers hold chunks of it at once."""
+        leaf = piece.leaf
+        if leaf.spec.codec != AUTO or leaf.index in self._decided:
+            return
+
+        async with self._deciding:
+            if leaf.index in self._decided:
+                return
+
+            worth = await self._run.threads.run(self._is_worth_it, piece.data)
+            codec = self._options.auto_codec if worth else None
+            self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec), staged=None)
+
+    def _is_worth_it(self, data: memoryview) -> bool:
+        sample = _sample(data)
+        (encoded,) = self._run.layout.encode(self._options.auto_codec, [sample])
+        return len(encoded) <= (1 - self._options.auto_saves) * len(sample)
+
+    def _with_leaves(self, batch: StagedBatch) -> StagedBatch:
+        """Replace the leaves by those that were decided about."""
+        if not self._decided or not any(leaf.spec.codec == AUTO for leaf in batch.leaves):
+            return batch
+
+        return replace(batch, leaves=tuple([self._decided.get(leaf.index, leaf) for leaf in batch.leaves]))
+
+
+def _sample(data: memoryview) -> memoryview:
+    """A few parts of the data, evenly spread; all of it if that is no more."""
+    if len(data) <= SAMPLES * SAMPLE_BYTES:
+        return data
+
+    step = (len(data) - SAMPLE_BYTES) // (SAMPLES - 1)
+    return memoryview(b"".join([data[at * step : at * step + SAMPLE_BYTES] for at in range(SAMPLES)]))
+
+
+def _encoded(
+    encode: Callable[[str, Sequence[memoryview]], Sequence[bytes]],
+    pieces: Sequence[Piece],
+    leaves: Sequence[Leaf],
+) -> tuple[Piece, ...]:
+    """Encode the pieces, in a worker thread; `leaves` are theirs, decided about."""
+    by_codec: dict[str, list[int]] = {}
+    found: list[Piece] = []
+    for at, (piece, leaf) in enumerate(zip(pieces, leaves, strict=True)):
+        found.append(piece)
+        if piece.leaf.spec.codec is None:
+            continue
+        if piece.start or piece.nbytes != leaf.spec.chunk_nbytes:
+            error = PenstockError(f"{leaf.info.key_path}: a piece to be encoded is no whole chunk")
+            error.key_path = leaf.info.key_path
+            raise error
+
+        if leaf.spec.codec is None:  # it is stored as it is, so what it might have become is not needed
+            found[at] = replace(piece, leaf=leaf, cost=piece.cost - encoding_room(piece.nbytes))
+        else:
+            by_codec.setdefault(leaf.spec.codec, []).append(at)
+
+    for codec, places in by_codec.items():
+        made = encode(codec, [pieces[at].data for at in places])
+        for at, data in zip(places, made, strict=True):
+            found[at] = Piece(
+                leaves[at], pieces[at].chunk, 0, memoryview(data), cost=len(data), coded=len(data)
+            )
+
+    return tuple(found)
