@@ -11,6 +11,7 @@ travel together and only a large one travels alone, cut into pieces.
 from __future__ import annotations
 
 __all__ = (
+    "Arrangement",
     "Batchable",
     "Committed",
     "DirectRead",
@@ -27,6 +28,7 @@ __all__ = (
     "Pending",
     "Piece",
     "PiecePlan",
+    "Place",
     "Read",
     "ReadBatch",
     "ReadLeaf",
@@ -212,6 +214,23 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bytes of a whole leaf begin."""
+
+    file: str  #: relative to the checkpoint directory
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """All places of a checkpoint whose format wants them decided before anything is written."""
+
+    heads: tuple[Document, ...]  #: what each data file begins with
+    places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
+    documents: tuple[Document, ...] = ()  #: what lies beside the data files
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """Everything is on the medium, under a temporary name."""
 
@@ -243,6 +262,7 @@ class RestoreRequest:
     path: str
     like: object = None
     has_like: bool = False  #: None is a tree, too
+    split: str | None = None  #: what separates the keys in names, where names are all that is stored
 
 
 @dataclass(frozen=True, slots=True)

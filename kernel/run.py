@@ -13,7 +13,7 @@ from penstock.kernel.futures import Progress
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.messages import ParamInfo, Pending
+    from penstock.kernel.messages import LeafSpec, ParamInfo, Pending
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import ByteLease, MemoryRegulator
@@ -94,6 +94,7 @@ class SaveRun(Run):
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None
     planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
+    specs: Sequence[LeafSpec] = ()  #: of the same leaves, for a layout that must know them all beforehand
     background: list[Pending] = field(default_factory=list["Pending"])
     """What third-party handlers write by themselves; waited for before the workspace is discarded."""
 

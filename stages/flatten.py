@@ -38,6 +38,7 @@ class Flatten:
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
             leaves = await run.threads.run(_plan, run, message)
             run.planned = [leaf.info for leaf in leaves]
+            run.specs = [leaf.spec for leaf in leaves]
             run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
             for batch in batched(leaves, run.limits):
                 yield batch

@@ -11,11 +11,11 @@ from typing import Any, final
 
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
-from penstock.handlers.layout.stored import OrbaxCheckpoint
+from penstock.handlers.layout.safetensors import opened as safetensors
 from penstock.handlers.layout.writing import check_names, flat_documents
 from penstock.kernel.errors import PathError
 from penstock.kernel.messages import Document, Leaf, Written
-from penstock.kernel.protocols import Store
+from penstock.kernel.protocols import Store, StoredCheckpoint
 
 
 @final
@@ -62,6 +62,12 @@ class OrbaxLayout:
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 
-    def open(self, store: Store, path: str) -> OrbaxCheckpoint:
-        """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""
+    def open(self, store: Store, path: str) -> StoredCheckpoint:
+        """Read the documents of a checkpoint; see `open_checkpoint` for what it raises.
+
+        safetensors, a file or a folder, are opened as `SafetensorsLayout` does.
+        """
+        if safetensors.recognises(store, path):
+            return safetensors.open_checkpoint(store, path)
+
         return open_checkpoint(store, path)

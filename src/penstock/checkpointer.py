@@ -91,17 +91,18 @@ class Checkpointer:
     ) -> None:
         options = _load(config, memory_limit)
         limit = options.memory.limit_bytes
+        layout = OrbaxLayout() if layout is None else layout
         self._engine = Engine(
             options,
             MemoryRegulator(auto_memory_limit() if limit == "auto" else limit),
             default_handlers() if registry is None else registry,
             LocalStore() if store is None else store,
-            OrbaxLayout() if layout is None else layout,
+            layout,
             SingleProcessCoordinator() if coordinator is None else coordinator,
             get_logger(),
         )
         self._save_pipeline = configured_pipeline(
-            pipelines.save_pipeline() if save_pipeline is None else save_pipeline, options.save
+            pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline, options.save
         )
         self._restore_pipeline = configured_pipeline(
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
@@ -192,6 +193,7 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         like: Any = _ABSENT,
+        split: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
     ) -> Any:
@@ -203,6 +205,9 @@ class Checkpointer:
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
                 saved from where they are here.
+            split: For safetensors, whose names carry no structure: what separates the keys in them,
+                as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
+                With `like` there is no need for it: names are those of its keys joined by dots.
             prioritise: Says which leaves are read first, by key path.
             pipeline: Stages for this restore alone.
 
@@ -218,7 +223,7 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
-        request = RestoreRequest(final, like if has_like else None, has_like)
+        request = RestoreRequest(final, like if has_like else None, has_like, split)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
 
         async def restore() -> Any:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
+from penstock.kernel.protocols import ArrangedLayout
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.workspace import Workspace
 
@@ -58,6 +59,7 @@ class Engine:
             self.layout.temporary_name(path),
             overwrite=overwrite,
             recognises=partial(self.layout.recognises, self.store),
+            file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
         )
         return SaveRun(
             **self._shared(path, threads, self.config.save),
