@@ -41,8 +41,13 @@ _ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 _EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 
 
-def open_checkpoint(store: Store, path: str) -> OrbaxCheckpoint:
+def open_checkpoint(store: Store, path: str, *, whole: bool = True) -> OrbaxCheckpoint:
     """Find the checkpoint at `path` and read its documents.
+
+    Args:
+        store: Where.
+        path: A checkpoint, or what holds one.
+        whole: Whether every data file must be there in its whole length.
 
     Raises:
         NotACheckpointError: If nothing of this layout lies there.
@@ -54,7 +59,7 @@ def open_checkpoint(store: Store, path: str) -> OrbaxCheckpoint:
     place = locate(store, path)
     file = os.path.join(place.directory, METADATA)
     tree = metadata.decode(file, store.read_file(file))
-    documents = _Documents(store, place, tree)
+    documents = _Documents(store, place, tree, whole)
     index = documents.index()
     leaves = _Leaves(
         store,
@@ -85,6 +90,7 @@ class _Documents:
     store: Store
     place: Place
     tree: TreeMetadata
+    whole: bool  #: data files must be there
 
     @property
     def uses_ocdbt(self) -> bool:
@@ -104,7 +110,7 @@ class _Documents:
             )
 
         index = read_index(directory)
-        check_files(self.store, directory, index)
+        check_files(self.store, directory, index, whole=self.whole)
         return index
 
     def strings(self) -> tuple[str, dict[str, object]]:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
@@ -38,6 +39,7 @@ from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline
 from penstock.saving import SaveTask
+from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
@@ -256,6 +258,18 @@ class Checkpointer:
             return await threads.run(describe_checkpoint, self._engine.layout, self._engine.store, final)
 
         return await self._engine.read_unchanged(final, threads, describe)
+
+    async def verify(self, path: str | os.PathLike[str]) -> VerifyReport:
+        """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
+
+        Raises:
+            UnsupportedFormatError: If none were: penstock did not write it.
+            CorruptCheckpointError: If a document is damaged, so that nothing can be said of the leaves.
+        """
+        _, threads = self._running()
+        final = absolute_path(path)
+        check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory)
+        return await self._engine.read_unchanged(final, threads, check)
 
     async def wait(self) -> None:
         """Wait until no save is under way.

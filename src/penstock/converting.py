@@ -6,6 +6,7 @@ __all__ = ("Format", "convert", "export_safetensors")
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from penstock.checkpointer import Checkpointer
@@ -18,8 +19,10 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
 from penstock.kernel.errors import PathError, SpecError, StorageError
 from penstock.kernel.messages import Committed, SaveReport, StoredLeaf
+from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Layout, NamedTensors, Store, StoredCheckpoint
 from penstock.kernel.registry import HandlerRegistry
+from penstock.kernel.run import SaveRun
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import save_pipeline
@@ -122,7 +125,7 @@ async def convert(
 
         return committed
 
-    pipeline = save_pipeline(layout).insert_before("finalize", source_unchanged)
+    pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", source_unchanged)
     async with Checkpointer(
         config=config, memory_limit=memory_limit, registry=_handlers(), save_pipeline=pipeline, layout=layout
     ) as checkpointer:
@@ -148,6 +151,11 @@ def _layout(format: Format | None, destination: str, max_shard_bytes: int | None
         raise PathError(destination, "is the name of a safetensors file, and the format asked for is 'orbax'")
 
     return OrbaxLayout()
+
+
+def _unhurried(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
+    """Read little ahead of what is written: nobody waits for a conversion to be staged."""
+    return Pipeline(tuple(replace(slot, queue=1) if slot.queue else slot for slot in pipeline))
 
 
 def _check_apart(source: str, destination: str) -> None:
