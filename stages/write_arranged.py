@@ -75,7 +75,9 @@ class _Writer:
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
             arrangement = await self._begin()
-            written = await self._run.threads.run(self._write, arrangement, batch.pieces) if batch.pieces else ()
+            written = (
+                await self._run.threads.run(self._write, arrangement, batch.pieces) if batch.pieces else ()
+            )
             for pending in batch.pending:
                 await pending.wait()
         finally:
@@ -143,9 +145,7 @@ class _Writer:
         return tuple(written)
 
 
-def runs_of(
-    spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int
-) -> Iterator[tuple[int, int, int]]:
+def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
     """Cut a range of a chunk into what is contiguous in the whole array, too. Pure.
 
     Args:

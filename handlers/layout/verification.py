@@ -19,7 +19,12 @@ from penstock.handlers.layout.integrity import Checksum
 from penstock.handlers.layout.names import INTEGRITY
 from penstock.handlers.layout.stored import OrbaxCheckpoint, StoredArray
 from penstock.handlers.ocdbt.values import Indirect, Inline
-from penstock.kernel.errors import CorruptCheckpointError, StorageError, TruncatedDataError, UnsupportedFormatError
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    StorageError,
+    TruncatedDataError,
+    UnsupportedFormatError,
+)
 from penstock.kernel.messages import StoredLeaf
 from penstock.kernel.protocols import ReadableFile, Store
 
@@ -92,8 +97,10 @@ def survey(checkpoint: OrbaxCheckpoint) -> Survey:
         if os.path.isabs(file) or ".." in file.split("/"):
             raise CorruptCheckpointError(checkpoint.path, f"{file!r} leads out of the checkpoint")
         path = os.path.join(checkpoint.directory, file)
-        for checksum in checkpoint.checksums[file]:
-            ranges.append(RecordedRange(path, checksum, _leaves_in(extents[file], checksum)))
+        ranges += [
+            RecordedRange(path, checksum, _leaves_in(extents[file], checksum))
+            for checksum in checkpoint.checksums[file]
+        ]
 
     return Survey(tuple(ranges), tuple(damages), _unchecked(extents, checkpoint.checksums))
 
@@ -126,7 +133,9 @@ def _check(file: ReadableFile, found: RecordedRange, block: memoryview) -> Damag
     except StorageError as error:
         return _damage(found, f"cannot be read: {error}")
 
-    return None if sum_ == found.checksum.crc32c else _damage(found, "the bytes are not those that were written")
+    return (
+        None if sum_ == found.checksum.crc32c else _damage(found, "the bytes are not those that were written")
+    )
 
 
 def _damage(found: RecordedRange, problem: str) -> Damage:

@@ -10,7 +10,7 @@ __all__ = ("StoredValue", "StoredValueHandler")
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -65,6 +65,7 @@ class StoredValueHandler:
         Raises:
             InvalidLeafError: If it is a third party's, whose files only its own handler knows.
         """
+        assert isinstance(value, StoredValue)
         spec = value.stored.spec
         if spec.shape is None:
             raise InvalidLeafError(
@@ -93,8 +94,8 @@ class StoredValueHandler:
         counts = [size // chunk for size, chunk in zip(spec.shape or (), spec.chunk_shape, strict=True)]
         for chunk in itertools.product(*map(range, counts)):
             bounds = tuple([(at * n, at * n + n) for at, n in zip(chunk, spec.chunk_shape, strict=True)])
-            reads = list(_reads(value, bounds, piece_bytes))
-            if _tile(reads, spec.chunk_nbytes):
+            reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes)
+            if reads is not None:
                 for read in reads:
                     take = partial(_take_direct, value, read)
                     yield PiecePlan(chunk, read.start, read.nbytes, read.nbytes, take)
@@ -113,15 +114,18 @@ def _reads(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_bytes:
     return value.checkpoint.reads(0, value.stored, region, piece_bytes)
 
 
-def _tile(reads: Sequence[Read], nbytes: int) -> bool:
-    """Whether the reads are ranges of files that follow each other and together fill a chunk."""
+def _tiling(reads: Iterable[Read], nbytes: int) -> list[DirectRead] | None:
+    """Return reads that are ranges of files, follow each other and fill a chunk; None if they do not."""
+    tiling: list[DirectRead] = []
     end = 0
     for read in reads:
         if not isinstance(read, DirectRead) or read.start != end:
-            return False
+            return None
+
+        tiling.append(read)
         end += read.nbytes
 
-    return end == nbytes
+    return tiling if end == nbytes else None
 
 
 def _slabs(

@@ -19,7 +19,7 @@ from penstock import pipelines
 from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
 from penstock.engine import Engine
-from penstock.handlers.layout.orbax import OrbaxLayout
+from penstock.handlers.layout.every import EveryLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
@@ -72,7 +72,7 @@ class Checkpointer:
         save_pipeline: The stages of a save.
         restore_pipeline: The stages of a restore.
         store: Where checkpoints lie.
-        layout: What they look like there.
+        layout: What they look like there; by default Orbax's is written, and all that penstock knows read.
         coordinator: What the processes of a job agree through.
 
     Raises:
@@ -93,7 +93,7 @@ class Checkpointer:
     ) -> None:
         options = _load(config, memory_limit)
         limit = options.memory.limit_bytes
-        layout = OrbaxLayout() if layout is None else layout
+        layout = EveryLayout() if layout is None else layout
         self._engine = Engine(
             options,
             MemoryRegulator(auto_memory_limit() if limit == "auto" else limit),

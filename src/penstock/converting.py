@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from penstock.checkpointer import Checkpointer
+from penstock.handlers.layout.every import EveryLayout
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.safetensors.folder import SUFFIX
 from penstock.handlers.layout.safetensors.layout import SafetensorsLayout
@@ -78,7 +79,7 @@ async def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    format: Format | None = None,
+    format: Format | None = None,  # noqa: A002  # what everybody calls it
     split: str | None = ".",
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
@@ -140,11 +141,11 @@ async def convert(
         )
 
 
-def _layout(format: Format | None, destination: str, max_shard_bytes: int | None) -> Layout:
-    if format == "safetensors" or (format is None and destination.endswith(SUFFIX)):
+def _layout(written: Format | None, destination: str, max_shard_bytes: int | None) -> Layout:
+    if written == "safetensors" or (written is None and destination.endswith(SUFFIX)):
         return SafetensorsLayout(max_shard_bytes)
-    if format not in (None, "orbax"):
-        raise SpecError(f"there is no format {format!r}; there are 'orbax' and 'safetensors'")
+    if written not in (None, "orbax"):
+        raise SpecError(f"there is no format {written!r}; there are 'orbax' and 'safetensors'")
     if max_shard_bytes is not None:
         raise SpecError("max_shard_bytes is for safetensors; pass format='safetensors'")
     if destination.endswith(SUFFIX):
@@ -166,7 +167,7 @@ def _check_apart(source: str, destination: str) -> None:
 
 
 def _open(store: Store, path: str, split: str | None) -> StoredCheckpoint:
-    opened = OrbaxLayout().open(store, path)
+    opened = EveryLayout().open(store, path)
     return split_names(opened, split) if split is not None and isinstance(opened, NamedTensors) else opened
 
 

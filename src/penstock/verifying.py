@@ -51,7 +51,9 @@ class VerifyReport:
         return tuple(dict.fromkeys([name for damage in self.damages for name in damage.key_paths]))
 
 
-async def verify_checkpoint(path: str, store: Store, threads: Threads, memory: MemoryRegulator) -> VerifyReport:
+async def verify_checkpoint(
+    path: str, store: Store, threads: Threads, memory: MemoryRegulator
+) -> VerifyReport:
     """Compare every recorded range of the checkpoint at `path` with its checksum.
 
     Raises:

@@ -61,7 +61,9 @@ def check_leaf(info: ParamInfo, spec: LeafSpec) -> None:
         problem = f"safetensors has no elements of type {spec.dtype}; convert it, or leave it out"
         raise InvalidLeafError(info.key_path, problem)
     if info.name == METADATA:
-        raise InvalidLeafError(info.key_path, f"safetensors cannot hold a tensor called {METADATA!r}; rename it")
+        raise InvalidLeafError(
+            info.key_path, f"safetensors cannot hold a tensor called {METADATA!r}; rename it"
+        )
 
 
 def arrange(
@@ -162,7 +164,9 @@ def _metadata(
     """Return the texts for `__metadata__`, and the note that holds what is no text."""
     custom = dict(custom_metadata or {})
     if notes.MEMBER in custom:
-        raise SpecError(f"custom_metadata cannot have a member {notes.MEMBER!r}: penstock's own note has its name")
+        raise SpecError(
+            f"custom_metadata cannot have a member {notes.MEMBER!r}: penstock's own note has its name"
+        )
 
     texts = {name: value for name, value in custom.items() if isinstance(value, str)}
     others = {name: value for name, value in custom.items() if not isinstance(value, str)}

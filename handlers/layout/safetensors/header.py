@@ -82,7 +82,9 @@ def read_header(store: Store, path: str) -> FileHeader:
     return _decode(path, data, size)
 
 
-def encode_header(tensors: Iterable[tuple[str, str, Sequence[int], int, int]], metadata: Mapping[str, str]) -> bytes:
+def encode_header(
+    tensors: Iterable[tuple[str, str, Sequence[int], int, int]], metadata: Mapping[str, str]
+) -> bytes:
     """Encode what a file begins with, its length included, padded to a multiple of eight bytes.
 
     Args:
@@ -120,12 +122,13 @@ def _decode(path: str, data: bytes, size: int) -> FileHeader:
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        message = f"{twice!r} occurs twice"
-        raise ValueError(message)
+    members: dict[str, object] = {}
+    for name, value in pairs:
+        if name in members:
+            message = f"{name!r} occurs twice"
+            raise ValueError(message)
+
+        members[name] = value
 
     return members
 

@@ -83,15 +83,7 @@ class SafetensorsCheckpoint:
         are taken to have those of the target.
         """
         places = {info.name: info for info, _ in wanted}
-        leaves: list[StoredLeaf] = []
-        for leaf in self.leaves:
-            info = places.pop(leaf.info.name, None)
-            if info is not None:
-                info = replace(info, directory=leaf.info.directory)
-                leaf = replace(leaf, info=info)  # noqa: PLW2901
-
-            leaves.append(leaf)
-
+        leaves = [_moved(leaf, places.pop(leaf.info.name, None)) for leaf in self.leaves]
         if self.note is None:
             for info, value in wanted:
                 marker = empty_marker(value)
@@ -159,6 +151,10 @@ def _leaf(path: str, tensor: Tensor, directory: str, note: Note) -> StoredLeaf:
         random_key_impl=impl,
     )
     return StoredLeaf(info, spec, StoredTensor(path, tensor.offset))
+
+
+def _moved(leaf: StoredLeaf, place: ParamInfo | None) -> StoredLeaf:
+    return leaf if place is None else replace(leaf, info=replace(place, directory=leaf.info.directory))
 
 
 def _flat(name: str, directory: str) -> ParamInfo:

@@ -55,7 +55,9 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
         "Write what is saved at SOURCE, in any format that penstock reads, to DESTINATION. Nothing is loaded "
         "as a whole; the destination appears in one step, when it is complete."
     )
-    convert.add_argument("source", metavar="SOURCE", help="a checkpoint, a safetensors file, or a folder of them")
+    convert.add_argument(
+        "source", metavar="SOURCE", help="a checkpoint, a safetensors file, or a folder of them"
+    )
     convert.add_argument("destination", metavar="DESTINATION", help="a file *.safetensors, or a directory")
     convert.add_argument(
         "--format", choices=("orbax", "safetensors"),
@@ -71,8 +73,12 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
         "--max-shard-bytes", metavar="SIZE",
         help="in a safetensors folder, begin another file beyond this size, as in 5GB",
     )  # fmt: skip
-    convert.add_argument("--metadata", action="append", default=[], metavar="KEY=TEXT", help="to add; repeatable")
-    convert.add_argument("--overwrite", action="store_true", help="replace what is at DESTINATION, in one step")
+    convert.add_argument(
+        "--metadata", action="append", default=[], metavar="KEY=TEXT", help="to add; repeatable"
+    )
+    convert.add_argument(
+        "--overwrite", action="store_true", help="replace what is at DESTINATION, in one step"
+    )
     convert.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
 
 
