@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo")
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -49,15 +49,21 @@ class LeafSpec:
     sharding: str | None = None  #: of a jax.Array: its sharding as a JSON text
     random_key_impl: str | None = None  #: of a typed PRNG key: the name of its implementation
 
-    @property
-    def nbytes(self) -> int:
-        """Array bytes stored in all, uncompressed."""
-        return 0 if self.shape is None else math.prod(self.shape) * self.itemsize
+    nbytes: int = field(init=False, compare=False, repr=False)
+    """Array bytes stored in all, uncompressed."""
+    chunk_nbytes: int = field(init=False, compare=False, repr=False)
+    """Bytes of one whole chunk, uncompressed; 0 if the array has no elements."""
+
+    def __post_init__(self) -> None:
+        # Counted once: every stage asks, and thousands of leaves share one spec.
+        nbytes = 0 if self.shape is None else math.prod(self.shape) * self.itemsize
+        object.__setattr__(self, "nbytes", nbytes)
+        object.__setattr__(self, "chunk_nbytes", math.prod(self.chunk_shape) * self.itemsize if nbytes else 0)
 
     @property
-    def chunk_nbytes(self) -> int:
-        """Bytes of one whole chunk, uncompressed; 0 if the array has no elements."""
-        return math.prod(self.chunk_shape) * self.itemsize if self.nbytes else 0
+    def is_single_chunk(self) -> bool:
+        """Whether it has array bytes and all of them are one chunk."""
+        return self.nbytes > 0 and self.nbytes == self.chunk_nbytes
 
     @property
     def is_empty_marker(self) -> bool:

@@ -24,6 +24,7 @@ __all__ = (
     "LeafBatch",
     "LeafSpec",
     "Located",
+    "Pack",
     "ParamInfo",
     "Pending",
     "Piece",
@@ -43,6 +44,7 @@ __all__ = (
     "TreeToSave",
     "Written",
     "WrittenBatch",
+    "WrittenPack",
 )
 
 import math
@@ -87,6 +89,8 @@ class Leaf:
     value: object
     spec: LeafSpec
     handler: LeafHandler | AdaptedHandler
+    staged: Leaf | None = field(default=None, compare=False, repr=False)
+    """The same leaf without its value, if it is known from an earlier save of the same tree."""
 
     @property
     def nbytes(self) -> int:
@@ -95,6 +99,9 @@ class Leaf:
 
     def without_value(self) -> Leaf:
         """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
+        if self.staged is not None and self.staged.spec is self.spec:  # `replace` may have changed the spec
+            return self.staged
+
         return Leaf(self.index, self.info, None, self.spec, self.handler)
 
 
@@ -152,6 +159,28 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Pack:
+    """Small leaves of one chunk each, their bytes one after the other in one buffer.
+
+    What costs a small leaf most is being an object of its own in every message, so thousands of them
+    travel, are written and are counted as a few packs.
+    """
+
+    leaves: tuple[Leaf, ...]  #: without values
+    data: memoryview  #: bytes, one-dimensional and contiguous; a copy, so it costs its length
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the pack."""
+        return len(self.data)
+
+    @property
+    def cost(self) -> int:
+        """Bytes leased for it."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
 class Pending:
     """A leaf that its own handler is writing, and how to wait for that."""
 
@@ -171,11 +200,12 @@ class StagedBatch:
     pending: tuple[Pending, ...] = ()
     staged: ByteLease | None = None  #: on the bytes copied to the host
     in_flight: ByteLease | None = None  #: on the bytes on their way to the store
+    packs: tuple[Pack, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its pieces."""
-        return sum(len(piece.data) for piece in self.pieces)
+        """Bytes of all its pieces and packs."""
+        return sum([len(piece.data) for piece in self.pieces]) + sum([len(pack.data) for pack in self.packs])
 
     def release(self) -> None:
         """Give back both leases. Never blocks, and may be called again."""
@@ -198,11 +228,42 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenBatch:
-    """What one batch of pieces became."""
+class WrittenPack:
+    """Where a pack came to lie."""
 
     leaves: tuple[Leaf, ...]
-    written: tuple[Written, ...]
+    file: str  #: relative to the checkpoint directory
+    offset: int  #: of the first leaf in that file, bytes; the others follow without a gap
+    nbytes: int
+    crc32cs: tuple[int, ...]  #: one for each leaf
+
+    def parts(self) -> Iterator[Written]:
+        """Yield where each leaf lies."""
+        offset = self.offset
+        for leaf, crc32c in zip(self.leaves, self.crc32cs, strict=True):
+            spec = leaf.spec
+            yield Written(leaf.index, (0,) * len(spec.chunk_shape), 0, self.file, offset, spec.nbytes, crc32c)
+            offset += spec.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBatch:
+    """What one batch of pieces and packs became."""
+
+    leaves: tuple[Leaf, ...]
+    written: tuple[Written, ...] = ()
+    packs: tuple[WrittenPack, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written."""
+        return sum([part.nbytes for part in self.written]) + sum([pack.nbytes for pack in self.packs])
+
+    def parts(self) -> Iterator[Written]:
+        """Yield where everything lies, piece by piece."""
+        yield from self.written
+        for pack in self.packs:
+            yield from pack.parts()
 
 
 @dataclass(frozen=True, slots=True)

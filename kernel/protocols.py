@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = (
     "ArrangedLayout",
+    "BufferHandler",
     "Coordinator",
     "DataFile",
     "Destination",
@@ -17,6 +18,7 @@ __all__ = (
     "LeafHandler",
     "NamedTensors",
     "ReadableFile",
+    "SigningHandler",
     "Store",
     "StoredCheckpoint",
     "TypeHandler",
@@ -38,7 +40,7 @@ from penstock.kernel.messages import (
     ReadLeaf,
     StoredLeaf,
     Target,
-    Written,
+    WrittenBatch,
 )
 
 T_co = TypeVar("T_co", covariant=True)
@@ -154,6 +156,32 @@ class LeafHandler(Protocol):
         ...
 
 
+@runtime_checkable
+class BufferHandler(Protocol):
+    """What a `LeafHandler` may add, so that its small leaves are gathered and not staged one by one."""
+
+    def buffer(self, leaf: Leaf) -> Any:
+        """Return an object whose buffer (PEP 688) is the one chunk of `leaf`, to be copied at once; or None.
+
+        None sends the leaf through `pieces`, and so does whatever is raised while the bytes are copied.
+        Blocking.
+        """
+        ...
+
+
+@runtime_checkable
+class SigningHandler(Protocol):
+    """What a `LeafHandler` may add, so that a tree that is saved again need not be described again."""
+
+    def signature(self, value: Any) -> object:
+        """Return a value that is cheap to make and to compare: while it is equal, so is the `LeafSpec`.
+
+        None if there is no such value. What `describe` would refuse for another reason than its
+        signature (a deleted array) has none.
+        """
+        ...
+
+
 class StoredCheckpoint(Protocol):
     """A checkpoint whose documents have been read."""
 
@@ -206,14 +234,14 @@ class Layout(Protocol):
     def documents(
         self,
         leaves: Sequence[Leaf],
-        written: Sequence[Written],
+        batches: Sequence[WrittenBatch],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
-        Array bytes lie where `written` says. The last document is the commit mark.
+        Array bytes lie where `batches` say. The last document is the commit mark.
         """
         ...
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.kernel.futures import Progress
+from penstock.kernel.shared import Shared
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -66,6 +67,7 @@ class Run:
     coordinator: Coordinator
     events: BoundLogger
     limits: RunLimits
+    shared: Shared = field(default_factory=Shared)
     progress: ProgressMeter = field(default_factory=ProgressMeter)
 
     async def lease(self, nbytes: int, key_path: str, *, prioritised: bool) -> ByteLease:

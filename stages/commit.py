@@ -5,14 +5,15 @@ from __future__ import annotations
 __all__ = ("Commit",)
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import final
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages import Committed, Document, Leaf, Written, WrittenBatch
+from penstock.kernel.messages import Committed, Document, Leaf, WrittenBatch
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 
@@ -48,31 +49,29 @@ class Commit:
 
 @final
 class _Committer:
-    __slots__ = ("_barrier_timeout_s", "_leaves", "_run", "_written")
+    __slots__ = ("_barrier_timeout_s", "_batches", "_run")
 
     def __init__(self, run: SaveRun, barrier_timeout_s: float) -> None:
         self._run = run
         self._barrier_timeout_s = barrier_timeout_s
-        self._leaves: list[Leaf] = []
-        self._written: list[Written] = []
+        self._batches: list[WrittenBatch] = []
 
     async def __call__(self, batch: WrittenBatch, /) -> None:
-        self._leaves.extend(batch.leaves)
-        self._written.extend(batch.written)
+        self._batches.append(batch)
 
     async def finish(self) -> AsyncIterator[Committed]:
         run = self._run
         await run.workspace.open()
         await run.coordinator.barrier(f"commit {run.path}", self._barrier_timeout_s)
-        await run.threads.run(self._commit)
-        nbytes = sum(part.nbytes for part in self._written)
-        yield Committed(len(self._leaves), nbytes, len({part.file for part in self._written}))
+        n_leaves, files = await run.threads.run(self._commit)
+        yield Committed(n_leaves, sum([batch.nbytes for batch in self._batches]), len(files))
 
-    def _commit(self) -> None:
+    def _commit(self) -> tuple[int, set[str]]:
         run = self._run
-        self._leaves.sort(key=lambda leaf: leaf.index)
-        check_complete(run, self._leaves, self._written)
-        adapted = [leaf.handler for leaf in self._leaves if isinstance(leaf.handler, AdaptedHandler)]
+        leaves = [leaf for batch in self._batches for leaf in batch.leaves]
+        leaves.sort(key=attrgetter("index"))
+        check_complete(run, leaves, self._batches)
+        adapted = [leaf.handler for leaf in leaves if isinstance(leaf.handler, AdaptedHandler)]
         # Once each, also where one handler serves several types. Keyed by identity: it need not be hashable.
         for handler in {id(handler.inner): handler for handler in adapted}.values():
             handler.finalize(run.workspace.temporary)
@@ -80,9 +79,11 @@ class _Committer:
         if adapted:  # third parties write files of their own, and need not sync them
             run.store.sync_tree(run.workspace.temporary)
 
-        directories = {"": None} | {os.path.dirname(part.file): None for part in self._written}
+        files = {part.file for batch in self._batches for part in batch.written}
+        files |= {pack.file for batch in self._batches for pack in batch.packs}
+        directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
         documents = run.layout.documents(
-            self._leaves, self._written, started_ns=run.started_ns, custom_metadata=run.custom_metadata
+            leaves, self._batches, started_ns=run.started_ns, custom_metadata=run.custom_metadata
         )
         for document in documents:
             _write_document(run, document, directories)
@@ -90,12 +91,19 @@ class _Committer:
         for directory in directories:
             run.store.sync_directory(run.workspace.path(directory))
 
+        return len(leaves), files
 
-def check_complete(run: SaveRun, leaves: list[Leaf], written: list[Written]) -> None:
+
+def check_complete(run: SaveRun, leaves: list[Leaf], batches: Sequence[WrittenBatch]) -> None:
     """Compare what was planned with what arrived; `leaves` in order of index."""
     arrived_bytes = [0] * len(run.planned)
-    for part in written:
-        arrived_bytes[part.leaf] += part.nbytes
+    for batch in batches:
+        for part in batch.written:
+            arrived_bytes[part.leaf] += part.nbytes
+
+        for pack in batch.packs:
+            for leaf in pack.leaves:
+                arrived_bytes[leaf.index] += leaf.spec.nbytes
 
     complete = {leaf.index for leaf in leaves if arrived_bytes[leaf.index] == leaf.nbytes}
     if len(complete) != len(run.planned) or len(leaves) != len(run.planned):

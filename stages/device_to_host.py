@@ -4,18 +4,23 @@ from __future__ import annotations
 
 __all__ = ("DeviceToHost",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.messages import Leaf, LeafBatch, Piece, PiecePlan, StagedBatch
+from penstock.kernel.messages import Leaf, LeafBatch, Pack, Piece, PiecePlan, StagedBatch
+from penstock.kernel.protocols import BufferHandler
+from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
+from penstock.stages.batching import grouped
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
+
+PACKED_BELOW = 64 * 1024  # a larger leaf does not notice what a piece of its own costs
 
 
 @final
@@ -23,9 +28,10 @@ _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 class DeviceToHost:
     """Takes `LeafBatch`es of a save, yields `StagedBatch`es.
 
-    Memory that already is on the host and that nobody will change is looked at, not copied, and
-    costs nothing. Everything else is copied under a lease, in groups of at most `piece_bytes`, so a
-    leaf larger than the budget streams through it. The leaf's value is let go of once it is staged.
+    Small leaves are gathered into packs, which are copies. Of the others, memory that already is on
+    the host and that nobody will change is looked at, not copied, and costs nothing. Everything else
+    is copied under a lease, in groups of at most `piece_bytes`, so a leaf larger than the budget
+    streams through it. A leaf's value is let go of once it is staged.
     """
 
     @property
@@ -36,53 +42,114 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-
-        async def stage(batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
-            for leaf in batch.leaves:
-                if isinstance(leaf.handler, AdaptedHandler):
-                    yield await _stage_adapted(run, leaf, leaf.handler, prioritised=batch.prioritised)
-
-            planned = await run.threads.run(_plan, batch, run.limits.piece_bytes)
-            for group in _groups(planned, run.limits.piece_bytes):
-                yield await _stage_group(run, group, prioritised=batch.prioritised)
-
-        yield stage
+        yield _Stager(run).stage
 
 
-async def _stage_group(run: SaveRun, group: list[_Planned], *, prioritised: bool) -> StagedBatch:
-    cost = sum(plan.cost for _, plan, _ in group if plan is not None)
-    key_path = group[0][0].info.key_path
-    lease = await run.lease(cost, key_path, prioritised=prioritised) if cost else None
+@final
+class _Stager:
+    __slots__ = ("_most", "_run", "_takes_buffers")
+
+    def __init__(self, run: SaveRun) -> None:
+        self._run = run
+        self._most = run.limits.piece_bytes
+        self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
+
+    async def stage(self, batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
+        threads, prioritised = self._run.threads, batch.prioritised
+        small, rest = self._divide(batch.leaves)
+        for leaf in rest:
+            if isinstance(leaf.handler, AdaptedHandler):
+                yield await self._stage_adapted(leaf, leaf.handler, prioritised=prioritised)
+
+        for leaves in grouped(small, self._most):
+            yield await self._stage_pack(leaves, prioritised=prioritised)
+
+        if rest:
+            for group in _groups(await threads.run(_plan, rest, self._most), self._most):
+                yield await self._stage_group(group, prioritised=prioritised)
+
+    def _divide(self, leaves: tuple[Leaf, ...]) -> tuple[list[Leaf], list[Leaf]]:
+        small: list[Leaf] = []
+        rest: list[Leaf] = []
+        most = min(PACKED_BELOW, self._most)
+        for leaf in leaves:
+            spec = leaf.spec
+            packed = spec.nbytes <= most and spec.is_single_chunk and self._has_buffers(leaf.handler)
+            (small if packed else rest).append(leaf)
+
+        return small, rest
+
+    def _has_buffers(self, handler: object) -> bool:
+        known = self._takes_buffers.get(id(handler))
+        if known is None:
+            known = self._takes_buffers[id(handler)] = isinstance(handler, BufferHandler)
+
+        return known
+
+    async def _stage_pack(self, leaves: tuple[Leaf, ...], *, prioritised: bool) -> StagedBatch:
+        cost = sum([leaf.spec.nbytes for leaf in leaves])
+        lease = await self._run.lease(cost, leaves[0].info.key_path, prioritised=prioritised)
+        with releasing(lease):
+            pack = await self._run.threads.run(_gather, leaves)
+
+        return StagedBatch(pack.leaves, packs=(pack,), staged=lease)
+
+    async def _stage_group(self, group: list[_Planned], *, prioritised: bool) -> StagedBatch:
+        cost = sum(plan.cost for _, plan, _ in group if plan is not None)
+        key_path = group[0][0].info.key_path
+        lease = await self._run.lease(cost, key_path, prioritised=prioritised) if cost else None
+        with releasing(lease):
+            pieces = await self._run.threads.run(_take, group)
+
+        return StagedBatch(tuple(leaf for leaf, _, last in group if last), pieces, staged=lease)
+
+    async def _stage_adapted(self, leaf: Leaf, handler: AdaptedHandler, *, prioritised: bool) -> StagedBatch:
+        run = self._run
+        lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
+        with releasing(lease):
+            await run.workspace.open()
+            pending = await handler.save(leaf, run.threads)
+            run.background.append(pending)
+
+        return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
+
+
+@contextmanager
+def releasing(lease: ByteLease | None) -> Generator[None]:
+    """Give the lease back if the block fails; else it is the block's to pass on."""
     try:
-        pieces = await run.threads.run(_take, group)
+        yield
     except BaseException:
         if lease is not None:
             lease.release()
 
         raise
 
-    return StagedBatch(tuple(leaf for leaf, _, last in group if last), pieces, staged=lease)
 
-
-async def _stage_adapted(
-    run: SaveRun, leaf: Leaf, handler: AdaptedHandler, *, prioritised: bool
-) -> StagedBatch:
-    lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
+def _gather(leaves: tuple[Leaf, ...]) -> Pack:
+    """Copy the bytes of leaves with one chunk each into one buffer. In a worker thread."""
     try:
-        await run.workspace.open()
-        pending = await handler.save(leaf, run.threads)
-        run.background.append(pending)
-    except BaseException:
-        lease.release()
-        raise
+        data = b"".join([_buffer(leaf) for leaf in leaves])
+    except Exception:  # one by one, to find out which leaf it is, and why
+        data = b"".join([_copied(leaf) for leaf in leaves])
 
-    return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
+    return Pack(tuple([leaf.without_value() for leaf in leaves]), memoryview(data))
 
 
-def _plan(batch: LeafBatch[Leaf], piece_bytes: int) -> list[_Planned]:
+def _buffer(leaf: Leaf) -> Any:
+    buffer = cast("BufferHandler", leaf.handler).buffer(leaf)
+    return _copied(leaf) if buffer is None else buffer
+
+
+def _copied(leaf: Leaf) -> bytes:
+    assert not isinstance(leaf.handler, AdaptedHandler)
+    return b"".join([plan.take() for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)])
+
+
+def _plan(leaves: list[Leaf], piece_bytes: int) -> list[_Planned]:
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end."""
     planned: list[_Planned] = []
-    for leaf in batch.leaves:
+    for leaf in leaves:
         if isinstance(leaf.handler, AdaptedHandler):
             continue
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 __all__ = ("Flatten",)
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
-from penstock.kernel.messages import Leaf, LeafBatch, TreeToSave
+from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.messages import Leaf, LeafBatch, ParamInfo, TreeToSave
+from penstock.kernel.protocols import LeafHandler, SigningHandler
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
-from penstock.stages.trees import flatten_tree
+from penstock.stages.saved_trees import SavedTree, SavedTrees
+from penstock.stages.structure import StructureCache
 
 
 @final
@@ -23,7 +26,8 @@ class Flatten:
 
     Everything that can be wrong with a leaf without reading its bytes is an error here: no handler,
     a type or dtype that cannot be stored, a deleted array, a name that two leaves share or that the
-    layout cannot store.
+    layout cannot store. A tree that was saved before is not described again: leaves that have the same
+    signature are what they were.
     """
 
     @property
@@ -48,14 +52,65 @@ class Flatten:
 
 
 def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
-    flat, _ = flatten_tree(message.take(), run.workspace.temporary)
-    leaves: list[Leaf] = []
-    for index, found in enumerate(flat):
-        value: object = found.value
-        handler = run.registry.lookup(type(value), found.info.key_path)
-        leaves.append(
-            Leaf(index, found.info, found.value, handler.describe(found.value, found.info), handler)
-        )
+    """Describe every leaf, as far as an earlier save of the same tree did not."""
+    infos, values, _ = run.shared.of(StructureCache).flatten(message.take())
+    trees = run.shared.of(SavedTrees)
+    known = trees.find(infos)
+    describer = _Describer(run)
+    leaves = [
+        describer.leaf(index, info, value, known)
+        for index, (info, value) in enumerate(zip(infos, values, strict=True))
+    ]
+    del values
+    if known is None or describer.changed:
+        staged = tuple([leaf.without_value() for leaf in leaves])
+        run.layout.check(staged)
+        trees.keep(SavedTree(infos, staged, describer.signatures))
 
-    run.layout.check(leaves)
     return leaves
+
+
+@final
+class _Describer:
+    """Makes the leaves of one tree."""
+
+    __slots__ = ("_directory", "_handlers", "_registry", "changed", "signatures")
+
+    def __init__(self, run: SaveRun) -> None:
+        self._registry = run.registry
+        self._directory = run.workspace.temporary
+        # For each type: its handler, and how that tells whether a value is of a known kind.
+        self._handlers: dict[type, tuple[LeafHandler | AdaptedHandler, Callable[[Any], object] | None]] = {}
+        self.changed = False  #: whether a leaf is not what it was
+        self.signatures: list[object] = []
+
+    def leaf(self, index: int, info: ParamInfo, value: object, known: SavedTree | None) -> Leaf:
+        type_ = type(value)
+        if type_ not in self._handlers:
+            self._handlers[type_] = self._handler(type_, info)
+
+        handler, sign = self._handlers[type_]
+        signature = None if sign is None else sign(value)
+        self.signatures.append(signature)
+        if known is not None:
+            before = known.leaves[index]
+            if signature is not None and before.handler is handler and known.signatures[index] == signature:
+                return Leaf(index, info, value, before.spec, handler, before)
+
+        if isinstance(handler, AdaptedHandler):
+            info = replace(info, directory=self._directory)
+
+        spec = handler.describe(value, info)
+        if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
+            before = known.leaves[index]
+            if before.info is info:
+                return Leaf(index, info, value, before.spec, handler, before)
+
+        self.changed = True
+        return Leaf(index, info, value, spec, handler, Leaf(index, info, None, spec, handler))
+
+    def _handler(
+        self, type_: type, info: ParamInfo
+    ) -> tuple[LeafHandler | AdaptedHandler, Callable[[Any], object] | None]:
+        handler = self._registry.lookup(type_, info.key_path)
+        return handler, handler.signature if isinstance(handler, SigningHandler) else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 __all__ = ("LimitBytes",)
 
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
 
-from penstock.kernel.messages import LeafBatch, Piece, ReadBatch, ReadLeaf, StagedBatch
+from penstock.kernel.messages import LeafBatch, Pack, Piece, ReadBatch, ReadLeaf, StagedBatch
 from penstock.kernel.regulator import ByteLease, MemoryRegulator
 from penstock.kernel.run import Run
 from penstock.kernel.stage import Actor
@@ -55,16 +56,19 @@ class _Limiter:
         return self._admit_pieces(batch) if isinstance(batch, StagedBatch) else self._admit_reads(batch)
 
     async def _admit_pieces(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
-        groups = list(grouped(_cut(batch.pieces, self._most), self._most))
+        items = itertools.chain(_cut_packs(batch.packs, self._most), _cut(batch.pieces, self._most))
+        groups = list(grouped(items, self._most))
         for group in groups[:-1]:
-            lease = await self._in_flight.acquire(sum(piece.nbytes for piece in group))
-            staged = batch.staged.split(sum(piece.cost for piece in group)) if batch.staged else None
-            yield StagedBatch(pieces=group, staged=staged, in_flight=lease)
+            lease = await self._in_flight.acquire(sum([item.nbytes for item in group]))
+            staged = batch.staged.split(sum([item.cost for item in group])) if batch.staged else None
+            pieces, packs = _sorted_out(group)
+            yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease)
 
         # The last group takes what is left of the batch: its leaves are complete with it.
         last = groups[-1] if groups else ()
-        lease = await self._in_flight.acquire(sum(piece.nbytes for piece in last))
-        yield StagedBatch(batch.leaves, last, batch.pending, batch.staged, lease)
+        lease = await self._in_flight.acquire(sum([item.nbytes for item in last]))
+        pieces, packs = _sorted_out(last)
+        yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
         # A unit is a large leaf, or small ones that go in one group: nothing is waited for while a
@@ -103,3 +107,26 @@ def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:
             yield from piece.cut(most)
         else:
             yield piece
+
+
+def _cut_packs(packs: tuple[Pack, ...], most: int) -> Iterator[Pack | Piece]:
+    for pack in packs:
+        if pack.nbytes <= most:
+            yield pack
+            continue
+
+        at = 0
+        for leaves in grouped(pack.leaves, most):
+            nbytes = sum([leaf.nbytes for leaf in leaves])
+            data = pack.data[at : at + nbytes]
+            at += nbytes
+            if nbytes <= most:
+                yield Pack(leaves, data)
+            else:  # one leaf
+                chunk = (0,) * len(leaves[0].spec.chunk_shape)
+                yield from Piece(leaves[0], chunk, 0, data, nbytes).cut(most)
+
+
+def _sorted_out(group: tuple[Pack | Piece, ...]) -> tuple[tuple[Piece, ...], tuple[Pack, ...]]:
+    pieces = tuple([item for item in group if isinstance(item, Piece)])
+    return pieces, tuple([item for item in group if isinstance(item, Pack)])

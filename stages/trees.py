@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("FlatLeaf", "flatten_tree", "is_empty", "nest")
+__all__ = ("FlatLeaf", "check_names", "flatten_tree", "is_empty", "nest", "step")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,22 +52,32 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any
         raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
     leaves: list[FlatLeaf] = []
-    seen: dict[str, str] = {}
     for path, value in pairs:
-        steps = [_step(entry) for entry in path]
+        steps = [step(entry) for entry in path]
         keys = tuple([key for key, _ in steps])
         info = ParamInfo(keys, tuple([kind for _, kind in steps]), _jax.keystr(path), directory)
+        leaves.append(FlatLeaf(info, value))
+
+    check_names([leaf.info for leaf in leaves])
+    return leaves, treedef
+
+
+def check_names(infos: Sequence[ParamInfo]) -> None:
+    """Refuse leaves whose names cannot be told apart, or cannot be written.
+
+    Raises:
+        DuplicateNameError: If two leaves have the same stored name.
+        InvalidLeafError: If a key has surrogates in it, which no document can hold.
+    """
+    seen: dict[str, str] = {}
+    for info in infos:
         name = info.name
         if name in seen:
             raise DuplicateNameError(name, seen[name], info.key_path)
-
         if not name.isascii():
             _check_unicode(info)
 
         seen[name] = info.key_path
-        leaves.append(FlatLeaf(info, value))
-
-    return leaves, treedef
 
 
 def nest(infos: Sequence[ParamInfo], values: Sequence[object]) -> object:
@@ -126,7 +136,7 @@ def _check_unicode(info: ParamInfo) -> None:
         ) from error
 
 
-def _step(entry: Any) -> tuple[str, KeyKind]:
+def step(entry: Any) -> tuple[str, KeyKind]:
     """Translate one of JAX's key entries.
 
     No cache: entries that are equal (of the keys 1, 1.0 and True) have different names, and those

@@ -8,12 +8,13 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import final
+from itertools import accumulate
+from typing import TypeAlias, final
 
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
-from penstock.kernel.messages import Piece, StagedBatch, Written, WrittenBatch
+from penstock.kernel.messages import Leaf, Pack, Piece, StagedBatch, Written, WrittenBatch, WrittenPack
 from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
@@ -57,6 +58,10 @@ class _OpenFile:
     end: int = 0
 
 
+_Place: TypeAlias = tuple[_OpenFile, int]
+"""A file, and an offset in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """A piece with where it goes."""
@@ -81,15 +86,20 @@ class _Writer:
         try:
             async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
                 placed = [await self._place(piece) for piece in batch.pieces]
+                places = [await self._reserve(pack.nbytes) for pack in batch.packs]
 
-            written = await self._run.threads.run(_write, placed) if placed else ()
+            packs = list(zip(batch.packs, places, strict=True))
+            done = WrittenBatch(batch.leaves)
+            if placed or packs:
+                done = await self._run.threads.run(_write, batch.leaves, placed, packs)
+
             for pending in batch.pending:
                 await pending.wait()
         finally:
             batch.release()
 
-        self._run.progress.advance(len(batch.leaves), sum(part.nbytes for part in written))
-        return WrittenBatch(batch.leaves, written)
+        self._run.progress.advance(len(batch.leaves), done.nbytes)
+        return done
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         async with create_task_group() as syncing:
@@ -117,7 +127,7 @@ class _Writer:
         target, base = self._chunks[key]
         return _Placed(piece, target, base + piece.start)
 
-    async def _reserve(self, nbytes: int) -> tuple[_OpenFile, int]:
+    async def _reserve(self, nbytes: int) -> _Place:
         if not self._files or self._files[-1].end >= self._file_bytes:
             await self._open_file()
 
@@ -137,11 +147,16 @@ class _Writer:
         self._files.append(_OpenFile(name, file))
 
 
-def _write(placed: Sequence[_Placed]) -> tuple[Written, ...]:
+def _write(
+    leaves: tuple[Leaf, ...], placed: Sequence[_Placed], packs: Sequence[tuple[Pack, _Place]]
+) -> WrittenBatch:
     for run in _adjacent(placed):
         run[0].target.file.write_at(run[0].offset, [entry.piece.data for entry in run])
 
-    return tuple(
+    for pack, (target, offset) in packs:
+        target.file.write_at(offset, [pack.data])
+
+    written = tuple(
         Written(
             entry.piece.leaf.index,
             entry.piece.chunk,
@@ -153,6 +168,13 @@ def _write(placed: Sequence[_Placed]) -> tuple[Written, ...]:
         )
         for entry in placed
     )
+    return WrittenBatch(leaves, written, tuple([_written(pack, *place) for pack, place in packs]))
+
+
+def _written(pack: Pack, target: _OpenFile, offset: int) -> WrittenPack:
+    ends = list(accumulate([leaf.spec.nbytes for leaf in pack.leaves]))
+    checksums = tuple([crc32c(pack.data[start:end]) for start, end in zip([0, *ends], ends, strict=False)])
+    return WrittenPack(pack.leaves, target.name, offset, pack.nbytes, checksums)
 
 
 def _adjacent(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("WriteArranged", "runs_of")
 
+import itertools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from typing import NamedTuple, final
 from anyio import Lock, create_task_group
 
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages import Arrangement, LeafSpec, Piece, Place, StagedBatch, Written, WrittenBatch
+from penstock.kernel.messages import Arrangement, LeafSpec, Pack, Piece, StagedBatch, Written, WrittenBatch
 from penstock.kernel.protocols import ArrangedLayout, DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
@@ -75,9 +76,7 @@ class _Writer:
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
             arrangement = await self._begin()
-            written = (
-                await self._run.threads.run(self._write, arrangement, batch.pieces) if batch.pieces else ()
-            )
+            written = await self._run.threads.run(self._write, arrangement, batch)
             for pending in batch.pending:
                 await pending.wait()
         finally:
@@ -124,18 +123,17 @@ class _Writer:
             self._files[head.path] = file
             file.write_at(0, [memoryview(head.data)])
 
-    def _write(self, arrangement: Arrangement, pieces: Sequence[Piece]) -> tuple[Written, ...]:
+    def _write(self, arrangement: Arrangement, batch: StagedBatch) -> tuple[Written, ...]:
+        parts = [*batch.pieces, *itertools.chain.from_iterable(map(_unpacked, batch.packs))]
         writes: list[_Write] = []
         written: list[Written] = []
-        for piece in pieces:
+        for piece in parts:
             place = arrangement.places[piece.leaf.index]
             assert place is not None, "only what has array bytes has pieces"
-            parts = _writes(place, piece)
-            writes.extend(parts)
+            runs = runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes)
+            writes += [_Write(place.file, place.offset + at, piece.data[lo:hi]) for at, lo, hi in runs]
             written.append(
-                Written(
-                    piece.leaf.index, piece.chunk, piece.start, place.file, parts[0].offset, piece.nbytes, 0
-                )
+                Written(piece.leaf.index, piece.chunk, piece.start, place.file, place.offset, piece.nbytes, 0)
             )
 
         writes.sort(key=lambda write: write[:2])
@@ -179,9 +177,12 @@ def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> It
         done = end
 
 
-def _writes(place: Place, piece: Piece) -> list[_Write]:
-    runs = runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes)
-    return [_Write(place.file, place.offset + offset, piece.data[lo:hi]) for offset, lo, hi in runs]
+def _unpacked(pack: Pack) -> Iterator[Piece]:
+    """Yield each leaf of a pack as a piece."""
+    at = 0
+    for leaf in pack.leaves:
+        yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, pack.data[at : at + leaf.nbytes])
+        at += leaf.nbytes
 
 
 def _adjacent(writes: Iterable[_Write]) -> Iterator[list[_Write]]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +360,7 @@ class TestPipelines:
     async def test_one_that_drops_a_leaf_cannot_truncate_a_checkpoint(self, tmp_path: Path) -> None:
         async def drop(batch: StagedBatch, /) -> StagedBatch:
             kept = tuple(leaf for leaf in batch.leaves if leaf.info.name != "b")
-            return StagedBatch(kept, batch.pieces, batch.pending, batch.staged, batch.in_flight)
+            return replace(batch, leaves=kept)
 
         pipeline = pipelines.save_pipeline().insert_after("limit_bytes", drop)
         async with Checkpointer() as checkpointer:

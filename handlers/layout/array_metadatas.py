@@ -10,20 +10,31 @@ __all__ = ("decode_random_keys", "encode")
 
 import json
 from collections.abc import Iterable
+from json.encoder import encode_basestring_ascii as _quoted
 
 from penstock.handlers.json_values import as_list, as_object, as_string, parse_object
-from penstock.kernel.messages import Leaf
+from penstock.kernel.messages import Leaf, LeafSpec
 
 
 def encode(arrays: Iterable[Leaf]) -> bytes:
-    """Encode the document for the jax.Array leaves of a checkpoint, all of them."""
-    return json.dumps({"array_metadatas": [{"array_metadata": _entry(leaf)} for leaf in arrays]}).encode()
+    """Encode the document for the jax.Array leaves of a checkpoint, all of them.
+
+    The bytes are those of `json.dumps`, put together from texts; see `metadata.encode`.
+    """
+    rests: dict[LeafSpec, str] = {}
+    entries: list[str] = []
+    for leaf in arrays:
+        rest = rests.get(leaf.spec)
+        if rest is None:
+            rest = rests[leaf.spec] = json.dumps(_shapes(leaf.spec))[1:]
+
+        entries.append(f'{{"array_metadata": {{"param_name": {_quoted(leaf.info.name)}, {rest}}}')
+
+    return f'{{"array_metadatas": [{", ".join(entries)}]}}'.encode()
 
 
-def _entry(leaf: Leaf) -> dict[str, object]:
-    spec = leaf.spec
+def _shapes(spec: LeafSpec) -> dict[str, object]:
     return {
-        "param_name": leaf.info.name,
         "write_shape": spec.chunk_shape if spec.write_shape is None else spec.write_shape,
         "chunk_shape": spec.chunk_shape,
         "ext_metadata": {"random_key_impl": spec.random_key_impl} if spec.random_key_impl else None,

@@ -48,7 +48,7 @@ def read_value(store: Store, directory: str, value: Value) -> bytes:
 
 
 def check_files(store: Store, directory: str, index: Mapping[bytes, Value], *, whole: bool = True) -> None:
-    """Check that every data file lies in `directory` and, if it must be `whole`, is as long as it needs to be.
+    """Check that every data file lies in `directory` and, if it must be whole, is as long as the index needs.
 
     Raises:
         TruncatedDataError: If one is too short.

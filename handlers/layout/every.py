@@ -10,7 +10,7 @@ from typing import Any, final
 
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.safetensors import opened as safetensors
-from penstock.kernel.messages import Document, Leaf, Written
+from penstock.kernel.messages import Document, Leaf, WrittenBatch
 from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
 
 
@@ -37,12 +37,12 @@ class EveryLayout:
     def documents(
         self,
         leaves: Sequence[Leaf],
-        written: Sequence[Written],
+        batches: Sequence[WrittenBatch],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
     ) -> Iterable[Document]:
-        return self.written.documents(leaves, written, started_ns=started_ns, custom_metadata=custom_metadata)
+        return self.written.documents(leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata)
 
     def recognises(self, store: Store, path: str) -> bool:
         """Whether what lies at `path` may be overwritten: only what would be written may."""

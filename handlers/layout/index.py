@@ -1,64 +1,187 @@
-"""The index entries of a new checkpoint: where each chunk of each array came to lie."""
+"""The index of a new checkpoint: the keys of its arrays, and where each chunk came to lie."""
 
 from __future__ import annotations
 
-__all__ = ("chunk_entries", "metadata_entries", "prefix_of")
+__all__ = ("ChunkIndex", "prefix_of")
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias, final
 
-from penstock.handlers.ocdbt.values import MAX_INLINE_BYTES, Indirect, Inline, Value
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.ocdbt.values import MAX_INLINE_BYTES
+from penstock.handlers.ocdbt.writer import EncodedIndex, IndexPlan, Places
 from penstock.handlers.zarr import encode_v2
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.messages import Leaf, Written
+from penstock.kernel.messages import Leaf, Written, WrittenBatch, WrittenPack
+
+_Chunk: TypeAlias = tuple[int, tuple[int, ...]]
+"""Index of a leaf, and of a chunk in its grid."""
 
 
-def metadata_entries(
-    arrays: Iterable[Leaf], node_file: str, spill: bytearray
-) -> Iterator[tuple[bytes, Value]]:
-    """Yield the `.zarray` of every array.
+@final
+class ChunkIndex:
+    """The index of a tree's arrays: made once for a tree, encoded for every checkpoint of it.
+
+    A slot is a value that lies in a data file: first every chunk of every array, in order, then
+    metadata that is too long to lie in the index (of arrays with some sixty axes).
 
     Args:
-        arrays: The leaves with a shape.
-        node_file: Where `spill` will lie, at its beginning.
-        spill: Takes the metadata that is too long for the index (of arrays with some sixty axes).
+        arrays: The leaves with a shape, in order.
     """
-    for leaf in arrays:
-        spec = leaf.spec
-        data = encode_v2(spec.shape or (), spec.dtype, spec.chunk_shape)
-        key = f"{prefix_of(leaf.info.name)}.zarray".encode()
-        if len(data) <= MAX_INLINE_BYTES:
-            yield key, Inline(data)
-        else:
-            yield key, Indirect(node_file, len(spill), len(data))
-            spill += data
 
+    __slots__ = ("_arrays", "_chunks", "_first", "_plan", "_single", "_spilled", "_starts")
 
-def chunk_entries(arrays: Sequence[Leaf], written: Iterable[Written]) -> Iterator[tuple[bytes, Value]]:
-    """Yield every chunk of every array, its pieces put together.
+    def __init__(self, arrays: Sequence[Leaf]) -> None:
+        self._arrays = arrays
+        self._single: dict[int, int] = {}  #: slot of the only chunk of a leaf
+        self._chunks: dict[_Chunk, int] = {}  #: slot of every chunk of the others
+        self._starts: list[int] = []  #: first slot of each array
+        keys: list[bytes] = []
+        lengths: list[int] = []
+        for leaf in arrays:
+            self._starts.append(len(keys))
+            prefix = prefix_of(leaf.info.name)
+            spec = leaf.spec
+            if spec.is_single_chunk:
+                self._single[leaf.index] = len(keys)
+                keys.append(f"{prefix}{'.'.join(['0'] * len(spec.chunk_shape)) or '0'}".encode())
+                lengths.append(spec.chunk_nbytes)
+                continue
 
-    Raises:
-        PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing: the pipeline
-            broke its promise, and the checkpoint must not be published.
-    """
-    chunks: dict[tuple[int, tuple[int, ...]], list[Written]] = {}
-    for piece in written:
-        chunks.setdefault((piece.leaf, piece.chunk), []).append(piece)
+            for index in _grid(leaf):
+                self._chunks[leaf.index, index] = len(keys)
+                keys.append(f"{prefix}{'.'.join(map(str, index)) or '0'}".encode())
+                lengths.append(spec.chunk_nbytes)
 
-    for leaf in arrays:
-        prefix = prefix_of(leaf.info.name)
-        for index in _grid(leaf):
-            pieces = chunks.pop((leaf.index, index), ())
-            if len(pieces) == 1 and pieces[0].start == 0 and pieces[0].nbytes == leaf.spec.chunk_nbytes:
-                value = Indirect(pieces[0].file, pieces[0].offset, pieces[0].nbytes)
+        specs = [leaf.spec for leaf in arrays]
+        documents = [encode_v2(spec.shape or (), spec.dtype, spec.chunk_shape) for spec in specs]
+        names = [f"{prefix_of(leaf.info.name)}.zarray".encode() for leaf in arrays]
+        long = [at for at, document in enumerate(documents) if len(document) > MAX_INLINE_BYTES]
+        self._spilled = [documents[at] for at in long]
+        short = [at for at, document in enumerate(documents) if len(document) <= MAX_INLINE_BYTES]
+        self._plan = IndexPlan(
+            [*keys, *(names[at] for at in long), *(names[at] for at in short)],
+            [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)],
+            [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)],
+        )
+
+    def encode(
+        self, batches: Iterable[WrittenBatch], *, node_file: str, uuid: bytes, commit_time_ns: int
+    ) -> EncodedIndex:
+        """Encode the index of one checkpoint.
+
+        Args:
+            batches: Where the pieces and packs of every chunk lie.
+            node_file: The data file for the nodes.
+            uuid: 16 bytes that identify the database.
+            commit_time_ns: Nanoseconds since the epoch.
+
+        Returns:
+            The index; its `nodes` are the whole content of `node_file`.
+
+        Raises:
+            PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing: the
+                pipeline broke its promise, and the checkpoint must not be published.
+        """
+        n_chunks = len(self._single) + len(self._chunks)
+        located = _Located(n_chunks + len(self._spilled))
+        unknown = self._locate(batches, located)
+        missing = np.flatnonzero(located.file_ids[:n_chunks] < 0)
+        if missing.size:
+            leaf, index = self._chunk_at(int(missing[0]))
+            raise _broken(leaf, index, f"0 of {leaf.spec.chunk_nbytes} bytes were written")
+        if unknown:
+            number, index = unknown[0]
+            raise PenstockError(f"chunk {index} of leaf {number} was written, but no leaf of the tree has it")
+
+        spill = b"".join(self._spilled)
+        starts = itertools.accumulate(map(len, self._spilled), initial=0)
+        located.put_all(list(enumerate(starts, n_chunks))[: len(self._spilled)], node_file)
+        encoded = self._plan.encode(
+            located.places(),
+            node_file=node_file,
+            node_offset=len(spill),
+            uuid=uuid,
+            commit_time_ns=commit_time_ns,
+        )
+        return EncodedIndex(spill + encoded.nodes, encoded.manifest)
+
+    def _locate(self, batches: Iterable[WrittenBatch], located: _Located) -> list[_Chunk]:
+        """Note where every chunk lies; return chunks that no array has."""
+        parts: dict[_Chunk, list[Written]] = {}
+        unknown: list[_Chunk] = []
+        for batch in batches:
+            for pack in batch.packs:
+                self._locate_pack(pack, located, unknown)
+
+            for part in batch.written:
+                parts.setdefault((part.leaf, part.chunk), []).append(part)
+
+        for (number, index), pieces in parts.items():
+            slot = self._slot(number, index)
+            if slot is None:
+                unknown.append((number, index))
+                continue
+
+            leaf, _ = self._chunk_at(slot)
+            located.put(slot, *_joined(leaf, index, pieces))
+
+        return unknown
+
+    def _locate_pack(self, pack: WrittenPack, located: _Located, unknown: list[_Chunk]) -> None:
+        slots = [self._single.get(leaf.index) for leaf in pack.leaves]
+        offset = pack.offset
+        places: list[tuple[int, int]] = []
+        for leaf, slot in zip(pack.leaves, slots, strict=True):
+            if slot is None:
+                unknown.append((leaf.index, (0,) * len(leaf.spec.chunk_shape)))
             else:
-                value = _joined(leaf, index, pieces)
+                places.append((slot, offset))
 
-            yield f"{prefix}{'.'.join(map(str, index)) or '0'}".encode(), value
+            offset += leaf.spec.nbytes
 
-    if chunks:
-        number, index = next(iter(chunks))
-        raise PenstockError(f"chunk {index} of leaf {number} was written, but no leaf of the tree has it")
+        located.put_all(places, pack.file)
+
+    def _slot(self, number: int, index: tuple[int, ...]) -> int | None:
+        if number in self._single:
+            return None if any(index) else self._single[number]
+
+        return self._chunks.get((number, index))
+
+    def _chunk_at(self, slot: int) -> tuple[Leaf, tuple[int, ...]]:
+        at = int(np.searchsorted(self._starts, slot, side="right")) - 1
+        leaf = self._arrays[at]
+        if leaf.index in self._single:
+            return leaf, (0,) * len(leaf.spec.chunk_shape)
+
+        return leaf, next(itertools.islice(_grid(leaf), slot - self._starts[at], None))
+
+
+@final
+class _Located:
+    """Where the value of each slot lies, in columns; -1 while that is not known."""
+
+    __slots__ = ("_files", "file_ids", "offsets")
+
+    def __init__(self, n_slots: int) -> None:
+        self._files: dict[str, int] = {}
+        self.file_ids: npt.NDArray[np.int64] = np.full(n_slots, -1, np.int64)
+        self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
+
+    def put(self, slot: int, file: str, offset: int) -> None:
+        self.put_all([(slot, offset)], file)
+
+    def put_all(self, places: Sequence[tuple[int, int]], file: str) -> None:
+        if places:
+            slots, offsets = zip(*places, strict=True)
+            self.file_ids[list(slots)] = self._files.setdefault(file, len(self._files))
+            self.offsets[list(slots)] = offsets
+
+    def places(self) -> Places:
+        return Places(tuple(self._files), self.file_ids, self.offsets)
 
 
 def prefix_of(name: str) -> str:
@@ -68,14 +191,12 @@ def prefix_of(name: str) -> str:
 
 def _grid(leaf: Leaf) -> Iterable[tuple[int, ...]]:
     shape, chunk_shape = leaf.spec.shape or (), leaf.spec.chunk_shape
-    if shape == chunk_shape and leaf.spec.nbytes:
-        return ((0,) * len(shape),)
-
     counts = [-(-n // chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]
     return itertools.product(*map(range, counts))
 
 
-def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> Indirect:
+def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int]:
+    """Return the file and the offset of a chunk, after checking that its pieces are all of it."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     end = 0
     for piece in ordered:
@@ -90,7 +211,7 @@ def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> In
     if end != leaf.spec.chunk_nbytes:
         raise _broken(leaf, index, f"{end} of {leaf.spec.chunk_nbytes} bytes were written")
 
-    return Indirect(ordered[0].file, ordered[0].offset, end)
+    return ordered[0].file, ordered[0].offset
 
 
 def _broken(leaf: Leaf, index: tuple[int, ...], problem: str) -> PenstockError:

@@ -7,26 +7,32 @@ __all__ = ("OrbaxLayout",)
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, final
 
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.stored import OrbaxCheckpoint
-from penstock.handlers.layout.writing import check_names, flat_documents
+from penstock.handlers.layout.writing import EncodedTrees, check_names
 from penstock.kernel.errors import PathError
-from penstock.kernel.messages import Document, Leaf, Written
+from penstock.kernel.messages import Document, Leaf, WrittenBatch
 from penstock.kernel.protocols import Store
 
 
 @final
 class OrbaxLayout:
-    """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Holds no state.
+    """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Thread-safe.
+
+    The trees that were written last are remembered, as far as their documents say the same each time.
 
     Written is the flat layout: OCDBT, zarr v2, no compression, one manifest. Read are also items of
     a step (the one that holds the tree), zarr v3, codecs, and arrays in directories of their own.
     """
 
-    __slots__ = ()
+    __slots__ = ("_trees",)
+
+    def __init__(self) -> None:
+        self._trees = EncodedTrees()
 
     def temporary_name(self, path: str) -> str:
         """The name of the same folder while it is being written.
@@ -49,13 +55,14 @@ class OrbaxLayout:
     def documents(
         self,
         leaves: Sequence[Leaf],
-        written: Sequence[Written],
+        batches: Sequence[WrittenBatch],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
     ) -> Iterable[Document]:
-        """Make every document; see `flat_documents` for what it raises."""
-        return flat_documents(leaves, written, started_ns=started_ns, custom_metadata=custom_metadata)
+        """Make every document; see `EncodedTree` for what it raises."""
+        tree = self._trees.of(sorted(leaves, key=attrgetter("index")))
+        return tree.documents(batches, started_ns=started_ns, custom_metadata=custom_metadata)
 
     def recognises(self, store: Store, path: str) -> bool:
         """Look for any file that a checkpoint of any version has, finished or not."""

@@ -24,8 +24,16 @@ def encode(shardings: Iterable[tuple[str, str]]) -> bytes:
     Orbax fails to restore an array that the file lacks while the file is there, so either every
     jax.Array is in it or there is no file.
     """
-    document = {urlsafe_b64encode(name.encode()).decode(): text for name, text in shardings}
-    return json.dumps(document).encode()
+    quoted: dict[str, str] = {}  # many arrays, few shardings
+    entries: list[str] = []
+    for name, text in shardings:
+        value = quoted.get(text)
+        if value is None:
+            value = quoted[text] = json.dumps(text)
+
+        entries.append(f'"{urlsafe_b64encode(name.encode()).decode()}": {value}')
+
+    return f"{{{', '.join(entries)}}}".encode()
 
 
 def decode(path: str, data: bytes) -> dict[str, str]:

@@ -6,21 +6,28 @@ __all__ = ("ArrayHandler",)
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, Final, cast, final
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.leaves.devices import on_host
 from penstock.handlers.leaves.differences import type_name
 from penstock.handlers.leaves.keys import is_key, key_data_of, key_impl_of
 from penstock.handlers.leaves.placement import make_arrays
 from penstock.handlers.leaves.sharding import encode
-from penstock.handlers.leaves.shards import shard_pieces
+from penstock.handlers.leaves.shards import PACKED, shard_pieces
 from penstock.handlers.leaves.wanted import array_target
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+
+_BUFFERED: Final = frozenset(
+    {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+"""The dtypes of which jax exports the memory of a CPU array as a buffer."""
 
 
 @final
@@ -109,6 +116,29 @@ class ArrayHandler:
             key_path=leaf.info.key_path,
             alias=self.alias_host,
         )
+
+    def signature(self, value: Any) -> object:
+        """Shape, dtype and sharding, which is all that `describe` looks at; None for what it refuses."""
+        if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.is_deleted():
+            return None
+
+        return value.shape, cast("object", value.dtype), value.sharding
+
+    def buffer(self, leaf: Leaf) -> Any:
+        """The array itself, or a NumPy view of it, if all of it lies as it is on one CPU device."""
+        value = cast("jax.Array", leaf.value)
+        spec, sharding = leaf.spec, value.sharding
+        if (
+            not self.alias_host
+            or spec.random_key_impl is not None
+            or spec.dtype in PACKED
+            or sharding.num_devices != 1
+            or not on_host(sharding)
+        ):
+            return None
+
+        # Half the price of going through numpy; but a buffer has a format, and these dtypes have one.
+        return value if spec.dtype in _BUFFERED else np.asarray(cast("Any", value))
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Decide where the array is to lie, and what of it to read: each distinct shard once.

@@ -55,6 +55,19 @@ class NumpyHandler:
             nbytes = box.n_elements * itemsize
             yield PiecePlan(chunk, box.first * itemsize, nbytes, nbytes, partial(_copied, array, box))
 
+    def signature(self, value: Any) -> object:
+        """Shape and dtype, which is all that `describe` looks at."""
+        if type(value) is not np.ndarray:
+            return None
+
+        array: npt.NDArray[Any] = value
+        return array.shape, array.dtype
+
+    def buffer(self, leaf: Leaf) -> Any:
+        """The array itself, if its memory is what is stored: C order, native bytes."""
+        array = cast("npt.NDArray[Any]", leaf.value)
+        return array if array.flags.c_contiguous and array.dtype.isnative else None
+
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.
 

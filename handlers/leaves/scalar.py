@@ -65,6 +65,10 @@ class ScalarHandler:
         data = memoryview(np.asarray(leaf.value, dtype).tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
 
+    def buffer(self, leaf: Leaf) -> Any:
+        """The number as a 0-d array."""
+        return np.asarray(leaf.value, _dtype_of(leaf.value, leaf.info))
+
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept a number, or a type of numbers, whose kind (numpy: whose dtype) is the stored one."""
         wanted = type_of(like) if has_like else None

@@ -6,15 +6,18 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("NodeSummary", "TreeBuilder")
+__all__ = ("EncodedTree", "Places", "TreePlan")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import final
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.handlers.ocdbt.columns import common_prefix, encode_files, encode_keys, shared_prefixes
-from penstock.handlers.ocdbt.values import MAX_INLINE_BYTES, Indirect, Inline, Value
+from penstock.handlers.ocdbt.values import MAX_INLINE_BYTES
 from penstock.handlers.ocdbt.wire import (
     ENVELOPE_BYTES,
     MAX_NODE_ENTRIES,
@@ -22,6 +25,7 @@ from penstock.handlers.ocdbt.wire import (
     NODE_MAGIC,
     seal,
     varint,
+    varint_column,
     varints,
 )
 from penstock.kernel.errors import SpecError
@@ -30,6 +34,7 @@ from penstock.kernel.errors import SpecError
 _LEAF_ENTRY_BYTES = 3 + 3 + 9 + 1 + 5 + 9
 _INTERIOR_ENTRY_BYTES = 3 + 3 + 3 + 6 * 9
 _NODE_BYTES = ENVELOPE_BYTES + 1 + 3  # with height and number of entries
+_TABLE_BYTES = 40  # of a table of one data file with a name of the usual length
 
 
 @final
@@ -47,39 +52,154 @@ class NodeSummary:
 
 
 @final
-class TreeBuilder:
-    """Encodes the nodes of one tree, level by level from the leaves up."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where values lie, in columns: value `i` in `files[file_ids[i]]`, from byte `offsets[i]` on."""
+
+    files: Sequence[str]  #: each once, relative to the database's directory
+    file_ids: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EncodedTree:
+    """The nodes of a tree, encoded."""
+
+    nodes: Sequence[bytes]  #: leaves first, root last
+    root: NodeSummary
+    height: int  #: of the root
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _LeafPlan:
+    """All of a leaf but where its values lie."""
+
+    first_key: bytes
+    last_key: bytes
+    n_keys: int
+    keys: bytes  #: the columns from the number of entries to the kinds of values, encoded
+    inline: bytes  #: the inline values
+    placed: npt.NDArray[np.int64]  #: which of the values in data files are this leaf's, by ascending key
+    indirect_bytes: int
+
+
+@final
+class TreePlan:
+    """The tree of some keys, as far as it does not depend on where the values lie.
+
+    Args:
+        keys: In ascending order, at least one.
+        inline: The value of each key, or None if it lies in a data file.
+        lengths: Bytes of the value of each key.
+        slots: Of each key whose value lies in a data file, in order: which of the `Places` is its.
+        max_node_bytes: See `encode_index`.
+    """
+
+    __slots__ = ("_lengths", "_max_node_bytes", "leaves")
+
+    def __init__(
+        self,
+        keys: list[bytes],
+        inline: list[bytes | None],
+        lengths: list[int],
+        slots: npt.NDArray[np.int64],
+        max_node_bytes: int,
+    ) -> None:
+        self._max_node_bytes = max_node_bytes
+        shared = shared_prefixes(keys)
+        costs = [
+            _LEAF_ENTRY_BYTES + len(key) - common + (0 if value is None else len(value))
+            for key, common, value in zip(keys, [0, *shared], inline, strict=True)
+        ]
+        cuts = _cuts(costs, max_node_bytes, at_least=1)
+        placed_before = np.cumsum([0, *(value is None for value in inline)])
+        self._lengths = np.zeros(len(slots), np.int64)
+        self._lengths[slots] = [n for n, value in zip(lengths, inline, strict=True) if value is None]
+        self.leaves: list[_LeafPlan] = []
+        for i, j in cuts:
+            inherited = common_prefix(keys[i], keys[j - 1]) if len(cuts) > 1 else 0
+            mine = slots[placed_before[i] : placed_before[j]]
+            self.leaves.append(
+                _plan_leaf(keys[i:j], shared[i : j - 1], inline[i:j], lengths[i:j], mine, inherited)
+            )
+
+    def encode(self, places: Places, node_file: str, node_offset: int) -> EncodedTree:
+        """Encode every node.
+
+        Args:
+            places: Where the values lie that are not inline.
+            node_file: The data file that will hold the nodes.
+            node_offset: Where in it the first of them will lie.
+
+        Raises:
+            SpecError: If a value does not lie within a file, or a file's path is no plain relative one.
+        """
+        _check_places(places, self._lengths)
+        encoder = _Encoder(node_file, node_offset, self._max_node_bytes)
+        level = [encoder.leaf(leaf, places) for leaf in self.leaves]
+        while len(level) > 1:
+            level = encoder.parents(level)
+
+        return EncodedTree(encoder.nodes, level[0], encoder.height)
+
+
+def _plan_leaf(
+    keys: list[bytes],
+    shared: list[int],
+    inline: list[bytes | None],
+    lengths: list[int],
+    placed: npt.NDArray[np.int64],
+    inherited: int,
+) -> _LeafPlan:
+    """Encode what is known of one leaf, leaving out the first `inherited` bytes of every key."""
+    values = [value for value in inline if value is not None]
+    longest = max(map(len, values), default=0)
+    if longest > MAX_INLINE_BYTES:
+        raise SpecError(f"an inline value has {longest} bytes; {MAX_INLINE_BYTES} are allowed")
+
+    columns = (
+        varint(len(keys)),
+        *encode_keys(keys, shared, inherited),
+        varints(lengths),
+        bytes([value is None for value in inline]),
+    )
+    indirect_bytes = sum([n for n, value in zip(lengths, inline, strict=True) if value is None])
+    return _LeafPlan(
+        keys[0], keys[-1], len(keys), b"".join(columns), b"".join(values), placed, indirect_bytes
+    )
+
+
+@final
+class _Encoder:
+    """Encodes nodes, level by level from the leaves up."""
 
     def __init__(self, node_file: str, node_offset: int, max_node_bytes: int) -> None:
-        self.nodes: list[bytes] = []  #: encoded, leaves first, root last
-        self.height = 0  #: of the level built last
+        self.nodes: list[bytes] = []
+        self.height = 0  #: of the level encoded last
         self._table = encode_files([node_file])
         self._next_offset = node_offset
         self._max_node_bytes = max_node_bytes
 
-    def build(self, keys: list[bytes], values: list[Value]) -> NodeSummary:
-        """Encode all nodes and return the root."""
-        shared = shared_prefixes(keys)
-        costs = [
-            _LEAF_ENTRY_BYTES + len(key) - common + (len(value.value) if isinstance(value, Inline) else 0)
-            for key, common, value in zip(keys, [0, *shared], values, strict=True)
-        ]
-        cuts = self._cuts(costs, at_least=1)
-        if len(cuts) == 1:
-            return self._leaf(keys, shared, values, inherited=0)
+    def leaf(self, plan: _LeafPlan, places: Places) -> NodeSummary:
+        file_ids = places.file_ids[plan.placed]
+        used = sorted(map(int, np.unique(file_ids)), key=lambda id_: places.files[id_])
+        ranks = np.zeros(len(places.files) + 1, np.int64)
+        ranks[used] = np.arange(len(used))
+        columns = (
+            b"\0",  # the height of a leaf
+            encode_files([places.files[id_] for id_ in used]),
+            plan.keys,
+            varint_column(ranks[file_ids]),
+            varint_column(places.offsets[plan.placed]),
+            plan.inline,
+        )
+        return self._append(columns, plan.first_key, plan.last_key, plan.n_keys, 0, plan.indirect_bytes)
 
-        level: list[NodeSummary] = []
-        for i, j in cuts:
-            inherited = common_prefix(keys[i], keys[j - 1])
-            level.append(self._leaf(keys[i:j], shared[i : j - 1], values[i:j], inherited))
-
-        while len(level) > 1:
-            self.height += 1
-            level = self._parents(level)
-
-        return level[0]
-
-    def _parents(self, children: list[NodeSummary]) -> list[NodeSummary]:
+    def parents(self, children: list[NodeSummary]) -> list[NodeSummary]:
+        """Encode the next level."""
+        self.height += 1
         keys = [child.first_key for child in children]
         shared = shared_prefixes(keys)
         costs = [
@@ -87,7 +207,7 @@ class TreeBuilder:
         ]
         # With two children at least, every level is shorter than the one below, however small a node
         # is to be.
-        cuts = self._cuts(costs, at_least=2)
+        cuts = _cuts(costs, self._max_node_bytes, at_least=2)
         if len(cuts) == 1:
             return [self._interior(children, shared, inherited=0)]
 
@@ -97,43 +217,6 @@ class TreeBuilder:
             )
             for i, j in cuts
         ]
-
-    def _cuts(self, costs: list[int], at_least: int) -> list[tuple[int, int]]:
-        """Divide a level into nodes of the size aimed at, as ranges of its entries."""
-        starts = [0]
-        total = _NODE_BYTES + len(self._table)
-        for i, cost in enumerate(costs):
-            total += cost
-            n_entries = i - starts[-1]
-            if n_entries >= MAX_NODE_ENTRIES or (total > self._max_node_bytes and n_entries >= at_least):
-                starts.append(i)
-                total = _NODE_BYTES + len(self._table) + cost
-
-        return list(pairwise([*starts, len(costs)]))
-
-    def _leaf(self, keys: list[bytes], shared: list[int], values: list[Value], inherited: int) -> NodeSummary:
-        """Encode one leaf, leaving out the first `inherited` bytes of every key."""
-        references = [value for value in values if isinstance(value, Indirect)]
-        files = sorted({reference.file for reference in references})
-        ids = {file: i for i, file in enumerate(files)}
-        offsets = [reference.offset for reference in references]
-        lengths = [len(value.value) if isinstance(value, Inline) else value.length for value in values]
-        inline = [value.value for value in values if isinstance(value, Inline)]
-        _check_values(references, inline)
-
-        columns = (
-            b"\0",  # the height of a leaf
-            encode_files(files),
-            varint(len(keys)),
-            *encode_keys(keys, shared, inherited),
-            varints(lengths),
-            bytes([isinstance(value, Indirect) for value in values]),
-            varints([ids[reference.file] for reference in references]),
-            varints(offsets),
-            *inline,
-        )
-        indirect_bytes = sum([reference.length for reference in references])
-        return self._append(columns, keys[0], keys[-1], len(keys), 0, indirect_bytes)
 
     def _interior(self, children: list[NodeSummary], shared: list[int], inherited: int) -> NodeSummary:
         """Encode one interior node, leaving out the first `inherited` bytes of every key."""
@@ -170,13 +253,26 @@ class TreeBuilder:
         return NodeSummary(first, last, offset, len(node), n_keys, below + len(node), indirect)
 
 
-def _check_values(references: list[Indirect], inline: list[bytes]) -> None:
-    """Refuse values that no OCDBT database, or not this one, can hold."""
-    longest = max(map(len, inline), default=0)
-    if longest > MAX_INLINE_BYTES:
-        raise SpecError(f"an inline value has {longest} bytes; {MAX_INLINE_BYTES} are allowed")
+def _cuts(costs: list[int], max_node_bytes: int, at_least: int) -> list[tuple[int, int]]:
+    """Divide a level into nodes of the size aimed at, as ranges of its entries."""
+    starts = [0]
+    empty = _NODE_BYTES + _TABLE_BYTES
+    total = empty
+    for i, cost in enumerate(costs):
+        total += cost
+        n_entries = i - starts[-1]
+        if n_entries >= MAX_NODE_ENTRIES or (total > max_node_bytes and n_entries >= at_least):
+            starts.append(i)
+            total = empty + cost
 
-    for reference in references:
-        offset, length = reference.offset, reference.length
-        if offset < 0 or length < 0 or offset + length > MAX_OFFSET:
-            raise SpecError(f"{length} bytes at {offset} are no range of {reference.file!r}")
+    return list(pairwise([*starts, len(costs)]))
+
+
+def _check_places(places: Places, lengths: npt.NDArray[np.int64]) -> None:
+    """Refuse values that no OCDBT database can hold."""
+    offsets: npt.NDArray[Any] = places.offsets
+    bad = np.flatnonzero((offsets < 0) | (lengths < 0) | (offsets > MAX_OFFSET - lengths))
+    if bad.size:
+        at = int(bad[0])
+        file = places.files[int(places.file_ids[at])]
+        raise SpecError(f"{lengths[at]} bytes at {offsets[at]} are no range of {file!r}")

@@ -23,6 +23,7 @@ __all__ = (
     "seal",
     "unseal",
     "varint",
+    "varint_column",
     "varints",
 )
 
@@ -30,6 +31,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from penstock.kernel.errors import (
@@ -74,6 +77,26 @@ def varints(numbers: Sequence[int]) -> bytes:
     # Lengths and file ids repeat, so that each distinct number is worth encoding only once.
     encoded = {number: varint(number) for number in set(numbers)}
     return b"".join([encoded[number] for number in numbers])
+
+
+def varint_column(numbers: npt.NDArray[np.int64]) -> bytes:
+    """Encode a column of non-negative integers, as `varints` does, all of them at once."""
+    if not numbers.size or numbers.max() < 0x80:
+        return numbers.astype(np.uint8).tobytes()
+
+    bits = np.frexp(numbers.astype(np.float64))[1]
+    widths = np.maximum((bits + 6) // 7, 1)
+    # A float rounds up to the next power of two, and then counts a bit too many.
+    widths -= (widths > 1) & (numbers >> np.minimum(7 * (widths - 1), 63) == 0)
+    ends = np.cumsum(widths)
+    starts = ends - widths
+    encoded = np.empty(int(ends[-1]), np.uint8)
+    for at in range(int(widths.max())):
+        rows = np.flatnonzero(widths > at)
+        more = (widths[rows] > at + 1).astype(np.int64) << 7
+        encoded[starts[rows] + at] = (numbers[rows] >> (7 * at)) & 0x7F | more
+
+    return encoded.tobytes()
 
 
 def path_problem(path: str) -> str | None:

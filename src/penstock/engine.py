@@ -7,13 +7,14 @@ __all__ = ("Engine",)
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.protocols import ArrangedLayout
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
+from penstock.kernel.shared import Shared
 from penstock.kernel.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Engine:
     layout: Layout
     coordinator: Coordinator
     events: BoundLogger
+    shared: Shared = field(default_factory=Shared)
 
     def save_run(
         self, path: str, threads: Threads, *, overwrite: bool, custom_metadata: Mapping[str, Any] | None
@@ -106,6 +108,7 @@ class Engine:
             "layout": self.layout,
             "coordinator": self.coordinator,
             "events": self.events,
+            "shared": self.shared,
             "limits": RunLimits(piece_bytes, options.batch_leaves, options.batch_bytes),
         }
 

@@ -12,7 +12,7 @@ from flax import core
 from tests.stages.rig import Parcel, ParcelHandler, Rig, cancel_in, files_in, save_stages
 
 from penstock.kernel.errors import HandlerFailedError, IncompletePipelineError, StorageError
-from penstock.kernel.messages import Committed, TreeToSave, WrittenBatch
+from penstock.kernel.messages import Committed, TreeToSave, Written, WrittenBatch
 from penstock.kernel.run import SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.stage import FunctionStage
@@ -73,9 +73,13 @@ async def test_a_tree_without_a_leaf_is_committed(rig: Rig) -> None:
     assert (rig.temporary / "commit_success.txt").exists()
 
 
+def unpacked(batch: WrittenBatch, keep: Callable[[Written], bool]) -> WrittenBatch:
+    return replace(batch, packs=(), written=tuple(part for part in batch.parts() if keep(part)))
+
+
 def drop_leaf(batch: WrittenBatch) -> WrittenBatch | None:
     keep = tuple(leaf for leaf in batch.leaves if leaf.info.name != "b")
-    return WrittenBatch(keep, tuple(part for part in batch.written if part.leaf != 1))
+    return WrittenBatch(keep, tuple(part for part in batch.parts() if part.leaf != 1))
 
 
 def drop_leaf_only(batch: WrittenBatch) -> WrittenBatch:
@@ -83,15 +87,24 @@ def drop_leaf_only(batch: WrittenBatch) -> WrittenBatch:
 
 
 def drop_half_of_the_bytes(batch: WrittenBatch) -> WrittenBatch:
-    return replace(batch, written=tuple(p for p in batch.written if p.leaf != 1 or p.start == 0))
+    return unpacked(batch, lambda part: part.leaf != 1 or part.start == 0)
 
 
 def drop_all_bytes(batch: WrittenBatch) -> WrittenBatch:
-    return replace(batch, written=tuple(part for part in batch.written if part.leaf != 1))
+    return unpacked(batch, lambda part: part.leaf != 1)
+
+
+def drop_packs(batch: WrittenBatch) -> WrittenBatch:
+    return replace(batch, packs=tuple(p for p in batch.packs if all(leaf.index != 1 for leaf in p.leaves)))
 
 
 def twice(batch: WrittenBatch) -> WrittenBatch:
-    return replace(batch, written=batch.written + tuple(part for part in batch.written if part.leaf == 1))
+    parts = tuple(batch.parts())
+    return replace(batch, packs=(), written=parts + tuple(part for part in parts if part.leaf == 1))
+
+
+def pack_twice(batch: WrittenBatch) -> WrittenBatch:
+    return replace(batch, packs=batch.packs * 2)
 
 
 def leaf_twice(batch: WrittenBatch) -> WrittenBatch:
@@ -122,9 +135,12 @@ async def test_a_leaf_that_does_not_arrive_whole_is_named_and_nothing_is_publish
     assert "rename" not in rig.operations
 
 
-async def test_a_leaf_that_arrives_twice_is_an_error(rig: Rig) -> None:
+@pytest.mark.parametrize("damage", [leaf_twice, drop_packs, pack_twice], ids=lambda f: f.__name__)
+async def test_what_arrives_twice_or_not_at_all_is_an_error(
+    rig: Rig, damage: Callable[[WrittenBatch], WrittenBatch]
+) -> None:
     async def meddle(batch: WrittenBatch) -> WrittenBatch:
-        return leaf_twice(batch)
+        return damage(batch)
 
     with pytest.raises(IncompletePipelineError):
         await committed(rig.save_run(), TREE, FunctionStage(meddle))

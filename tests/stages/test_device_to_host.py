@@ -32,7 +32,7 @@ from penstock.kernel.messages import Leaf, LeafBatch, StagedBatch, TreeToSave
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.stage import Actor, FunctionStage
 from penstock.pipelines import save_pipeline
-from penstock.stages.device_to_host import DeviceToHost
+from penstock.stages.device_to_host import PACKED_BELOW, DeviceToHost
 from penstock.stages.flatten import Flatten
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +57,15 @@ def content(batches: list[StagedBatch]) -> dict[str, bytes]:
         for piece in batch.pieces:
             name = piece.leaf.info.name
             found[name] = found.get(name, b"") + bytes(piece.data)
+
+        for pack in batch.packs:
+            at = 0
+            for leaf in pack.leaves:
+                assert leaf.info.name not in found
+                found[leaf.info.name] = bytes(pack.data[at : at + leaf.nbytes])
+                at += leaf.nbytes
+
+            assert at == pack.nbytes
 
     return found
 
@@ -99,11 +108,13 @@ async def test_every_byte_arrives_once_and_every_leaf_is_said_to_be_complete_onc
     assert [leaf.info.name for batch in batches for leaf in batch.leaves] == ["a", "b", "n", "s", "z"]
     assert all(leaf.value is None for batch in batches for leaf in batch.leaves)
     assert all(piece.leaf.value is None for batch in batches for piece in batch.pieces)
+    assert all(leaf.value is None for batch in batches for pack in batch.packs for leaf in pack.leaves)
 
 
 async def test_copied_leaves_are_leased_and_aliased_ones_cost_nothing(rig: Rig) -> None:
     seen: list[int] = []
-    await staged(rig, {"a": np.ones(10, np.uint8), "b": jnp.ones(1000, jnp.int8)}, Leases(rig, seen))
+    tree = {"a": np.ones(10, np.uint8), "b": jnp.ones(PACKED_BELOW + 1, jnp.int8)}
+    await staged(rig, tree, Leases(rig, seen))
 
     assert sum(seen) == 10
     assert rig.memory.statistics().peak == 10

@@ -146,7 +146,6 @@ async def test_a_leaf_says_where_it_stands_and_who_handles_it(rig: Rig) -> None:
     (leaf,) = await leaves_of(rig, {"opt": (Point(array(3), None).x,)})
 
     assert leaf.info.key_path == "['opt'][0]"
-    assert leaf.info.directory == str(rig.temporary)
     assert leaf.spec.typestr == leaf.handler.typestr == "np.ndarray"
     assert leaf.nbytes == 12
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,12 @@ def contents(batches: list[StagedBatch]) -> dict[str, bytes]:
             name = piece.leaf.info.name
             assert piece.start == len(found.get(name, b""))
             found[name] = found.get(name, b"") + bytes(piece.data)
+
+        for pack in batch.packs:
+            ends = list(itertools.accumulate(leaf.nbytes for leaf in pack.leaves))
+            assert ends[-1] == pack.nbytes
+            for leaf, start, end in zip(pack.leaves, [0, *ends], ends, strict=False):
+                found[leaf.info.name] = bytes(pack.data[start:end])
 
     return found
 

@@ -19,7 +19,7 @@ from penstock.handlers.layout.safetensors.arranging import (
 from penstock.handlers.layout.safetensors.folder import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.handlers.layout.safetensors.opened import SafetensorsCheckpoint, open_checkpoint
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
-from penstock.kernel.messages import Arrangement, Document, Leaf, LeafSpec, ParamInfo, Written
+from penstock.kernel.messages import Arrangement, Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store
 
 
@@ -69,7 +69,7 @@ class SafetensorsLayout:
     def documents(
         self,
         leaves: Sequence[Leaf],
-        written: Sequence[Written],
+        batches: Sequence[WrittenBatch],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,

@@ -51,7 +51,7 @@ def empty_marker(value: Any) -> str | None:
     if value is None:
         return "None"
     if isinstance(value, tuple) and not value:
-        return "None" if hasattr(value, "_fields") else "Tuple"
+        return "None" if hasattr(type(value), "_fields") else "Tuple"
     if isinstance(value, list) and not value:
         return "List"
 

@@ -65,11 +65,11 @@ class SafetensorsCheckpoint:
         Raises:
             SpecError: If one name is another's beginning, so that both cannot stand in one tree.
         """
-        recorded = self.note.paths if self.note is not None and separator == "." else {}
+        note = self.note if self.note is not None and separator == "." else Note()
         leaves: list[StoredLeaf] = []
         for leaf in self.leaves:
             name = leaf.info.name
-            keys, kinds = split_name(name, separator, recorded.get(name))
+            keys, kinds = split_name(name, separator, note.paths.get(name))
             info = ParamInfo(keys, kinds, show_key_path(keys, kinds), leaf.info.directory)
             leaves.append(replace(leaf, info=info))
 

@@ -214,7 +214,7 @@ class _Training:
 
         async def hold(batch: WrittenBatch) -> WrittenBatch:
             nonlocal written
-            written += sum(part.nbytes for part in batch.written)
+            written += batch.nbytes
             if written >= half:
                 self._emit(HeldSave(step, written))
                 await sleep_forever()

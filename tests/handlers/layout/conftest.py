@@ -27,6 +27,7 @@ from penstock.kernel.messages import (
     ScatterRead,
     StoredLeaf,
     Written,
+    WrittenBatch,
 )
 from penstock.kernel.protocols import Destination
 
@@ -120,7 +121,7 @@ def _write_flat(
     layout = OrbaxLayout()
     file = layout.data_file()
     laid_out = list(_lay_out(leaves, arrays, file, piece_bytes))
-    written = [piece for piece, _ in laid_out]
+    written = [WrittenBatch((), tuple(piece for piece, _ in laid_out))]
     documents = list(layout.documents(leaves, written, started_ns=1, custom_metadata=custom_metadata))
     for document in [Document(file, b"".join(data for _, data in laid_out)), *documents]:
         path = directory / document.path

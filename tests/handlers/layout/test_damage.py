@@ -252,9 +252,9 @@ def test_a_name_that_leads_out_of_the_checkpoint_is_refused(name: str, path: Pat
 
 
 def test_checksums_of_a_later_version_are_not_guessed_at(path: Path) -> None:
-    (path / "_PENSTOCK_INTEGRITY").write_bytes(msgpack.packb({"version": 2}))
+    (path / "_PENSTOCK_INTEGRITY").write_bytes(msgpack.packb({"version": 3}))
 
-    with pytest.raises(UnsupportedFormatError, match="is of version 2; this penstock reads 1"):
+    with pytest.raises(UnsupportedFormatError, match="is of version 3; this penstock reads 2"):
         open_(path)
 
 

@@ -14,13 +14,14 @@ import msgpack
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from crc32c import crc32c
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.ocdbt.values import Indirect, Inline
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
-from penstock.kernel.messages import Document, Leaf, Written
+from penstock.kernel.messages import Document, Leaf, Written, WrittenBatch
 from penstock.kernel.protocols import Layout
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -150,15 +151,20 @@ def test_the_commit_mark_comes_last_and_the_manifest_after_its_nodes(
 def test_checksums_of_all_pieces_are_recorded(ours: Path) -> None:
     document = msgpack.unpackb((ours / "_PENSTOCK_INTEGRITY").read_bytes())
 
-    assert document["version"] == 1
-    ((file, pieces),) = document["files"].items()
-    ends = [0, *itertools.accumulate(nbytes for _, nbytes, _ in pieces)]
-    assert [offset for offset, _, _ in pieces] == ends[:-1]
+    assert document["version"] == 2
+    ((file, columns),) = document["files"].items()
+    offsets = np.frombuffer(columns["offsets"], "<u8").tolist()
+    ends = [0, *itertools.accumulate(np.frombuffer(columns["nbytes"], "<u8").tolist())]
+    assert offsets == ends[:-1]
     assert ends[-1] == (ours / file).stat().st_size
+    data = (ours / file).read_bytes()
+    parts = [data[start:end] for start, end in itertools.pairwise(ends)]
+    assert np.frombuffer(columns["crc32c"], "<u4").tolist() == [crc32c(part) for part in parts]
 
 
 def documents(leaves: list[Leaf], written: tuple[Written, ...] = ()) -> dict[str, bytes]:
-    made: Any = OrbaxLayout().documents(leaves, written, started_ns=1, custom_metadata=None)
+    batches = [WrittenBatch((), written)]
+    made: Any = OrbaxLayout().documents(leaves, batches, started_ns=1, custom_metadata=None)
     return {document.path: document.data for document in made}
 
 
