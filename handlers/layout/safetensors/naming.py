@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("check_tree", "empty_marker", "split_name")
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from penstock.handlers.layout.safetensors.note import Steps, keys_and_kinds
 from penstock.kernel.errors import SpecError
@@ -50,12 +50,11 @@ def empty_marker(value: Any) -> str | None:
     """Return what stands on disk for None or a container with nothing in it; None for anything else."""
     if value is None:
         return "None"
-    if isinstance(value, tuple) and not value:
-        return "None" if hasattr(type(value), "_fields") else "Tuple"
-    if isinstance(value, list) and not value:
-        return "List"
+    for type_, marker in ((tuple, "Tuple"), (list, "List"), (dict, "Dict")):
+        if isinstance(value, type_) and not value:
+            return "None" if hasattr(cast("object", value), "_fields") else marker
 
-    return "Dict" if isinstance(value, dict) and not value else None
+    return None
 
 
 def _collision(path: str, first: str, second: str, separator: str) -> SpecError:
