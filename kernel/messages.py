@@ -11,7 +11,6 @@ travel together and only a large one travels alone, cut into pieces.
 from __future__ import annotations
 
 __all__ = (
-    "Arrangement",
     "Batchable",
     "Committed",
     "DirectRead",
@@ -29,7 +28,6 @@ __all__ = (
     "Pending",
     "Piece",
     "PiecePlan",
-    "Place",
     "Read",
     "ReadBatch",
     "ReadLeaf",
@@ -272,23 +270,6 @@ class Document:
 
     path: str  #: relative to the checkpoint directory
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the bytes of a whole leaf begin."""
-
-    file: str  #: relative to the checkpoint directory
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrangement:
-    """All places of a checkpoint whose format wants them decided before anything is written."""
-
-    heads: tuple[Document, ...]  #: what each data file begins with
-    places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
-    documents: tuple[Document, ...] = ()  #: what lies beside the data files
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ needs this file and `messages.py`, and nothing else.
 from __future__ import annotations
 
 __all__ = (
-    "ArrangedLayout",
     "BufferHandler",
     "Coordinator",
     "DataFile",
@@ -16,7 +15,6 @@ __all__ = (
     "Hold",
     "Layout",
     "LeafHandler",
-    "NamedTensors",
     "ReadableFile",
     "SigningHandler",
     "Store",
@@ -30,7 +28,6 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.messages import (
-    Arrangement,
     Document,
     Leaf,
     LeafSpec,
@@ -256,50 +253,6 @@ class Layout(Protocol):
             NotACheckpointError: If nothing of this layout lies there.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged; the message names it.
-        """
-        ...
-
-
-@runtime_checkable
-class ArrangedLayout(Protocol):
-    """What a `Layout` adds whose files begin with where everything lies in them."""
-
-    def arrange(
-        self,
-        path: str,
-        infos: Sequence[ParamInfo],
-        specs: Sequence[LeafSpec],
-        custom_metadata: Mapping[str, Any] | None,
-    ) -> Arrangement:
-        """Decide where each leaf of the checkpoint `path` goes. Pure.
-
-        Raises:
-            SpecError: If the format cannot hold them.
-        """
-        ...
-
-    def file_of(self, path: str) -> str | None:
-        """The file of the arrangement that alone becomes `path`; None if `path` becomes a directory."""
-        ...
-
-
-@runtime_checkable
-class NamedTensors(Protocol):
-    """What a `StoredCheckpoint` adds that has names and no structure: its reader says which tree they are."""
-
-    def split(self, separator: str) -> StoredCheckpoint:
-        """Return the same leaves as a tree, their names split at `separator`.
-
-        Raises:
-            SpecError: If one name is another's beginning.
-        """
-        ...
-
-    def following(self, wanted: Sequence[tuple[ParamInfo, Any]]) -> StoredCheckpoint:
-        """Return the same leaves at the places that a target has for their names.
-
-        Args:
-            wanted: The leaves of the target and its empty containers.
         """
         ...
 

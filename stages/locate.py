@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
+from penstock.kernel.capabilities import NamedTensors
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages import Located, RestoreRequest
-from penstock.kernel.protocols import NamedTensors, StoredCheckpoint
+from penstock.kernel.protocols import StoredCheckpoint
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.trees import flatten_tree

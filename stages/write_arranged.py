@@ -13,9 +13,10 @@ from typing import NamedTuple, final
 
 from anyio import Lock, create_task_group
 
+from penstock.kernel.capabilities import ArrangedLayout, Arrangement
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages import Arrangement, LeafSpec, Pack, Piece, StagedBatch, Written, WrittenBatch
-from penstock.kernel.protocols import ArrangedLayout, DataFile
+from penstock.kernel.messages import LeafSpec, Pack, Piece, StagedBatch, Written, WrittenBatch
+from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing

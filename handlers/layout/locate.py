@@ -80,6 +80,8 @@ def _check_finished(store: Store, path: str) -> None:
     if kind == "directory":
         return
     if kind == "file":
+        if name.endswith(".safetensors"):
+            raise UnsupportedFormatError(path, "is a safetensors file, which SafetensorsLayout reads")
         raise NotACheckpointError(path, "is a file, not a checkpoint directory")
 
     siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
@@ -125,6 +127,8 @@ def _nothing_to_open(
             f"was written by an early Orbax: its tree is in the file {LEGACY_MSGPACK!r}, not in {METADATA}"
         )
         return UnsupportedFormatError(path, f"{problem}; penstock does not read these yet")
+    if any(name.endswith(".safetensors") for name in names):
+        return UnsupportedFormatError(path, "holds safetensors, which SafetensorsLayout reads")
     if CHECKPOINT_METADATA in names or V1_MARK in names:
         problem = f"is an Orbax checkpoint without a tree: nothing in it holds {METADATA}"
         return UnsupportedFormatError(path, f"{problem} (it has {', '.join(sorted(names))})")

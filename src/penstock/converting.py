@@ -6,8 +6,8 @@ __all__ = ("Format", "convert", "export_safetensors")
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, final
 
 from penstock.checkpointer import Checkpointer
 from penstock.handlers.layout.every import EveryLayout
@@ -17,11 +17,12 @@ from penstock.handlers.layout.safetensors.layout import SafetensorsLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.leaves.stored_value import StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.capabilities import NamedTensors
 from penstock.kernel.config import Config
 from penstock.kernel.errors import PathError, SpecError, StorageError
 from penstock.kernel.messages import Committed, SaveReport, StoredLeaf
 from penstock.kernel.pipeline import Pipeline
-from penstock.kernel.protocols import Layout, NamedTensors, Store, StoredCheckpoint
+from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.run import SaveRun
 from penstock.kernel.threads import Threads
@@ -117,16 +118,9 @@ async def convert(
     layout = _layout(format, final, max_shard_bytes)
     _check_apart(start, final)
     store, threads = LocalStore(), Threads()
-    before = await threads.run(store.identity, start)
+    unchanged = _Unchanged(store, threads, start, await threads.run(store.identity, start))
     opened = await threads.run(_open, store, start, split)
-
-    async def source_unchanged(committed: Committed) -> Committed:
-        if before != await threads.run(store.identity, start):
-            raise StorageError("read", start, "was replaced while it was being converted")
-
-        return committed
-
-    pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", source_unchanged)
+    pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", unchanged, called="unchanged")
     async with Checkpointer(
         config=config, memory_limit=memory_limit, registry=_handlers(), save_pipeline=pipeline, layout=layout
     ) as checkpointer:
@@ -139,6 +133,23 @@ async def convert(
                 staging="overlap",
             )
         )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Unchanged:
+    """Called before a conversion is published; fails it if its source is not what it was."""
+
+    store: Store
+    threads: Threads
+    path: str
+    identity: object
+
+    async def __call__(self, committed: Committed, /) -> Committed:
+        if self.identity != await self.threads.run(self.store.identity, self.path):
+            raise StorageError("read", self.path, "was replaced while it was being converted")
+
+        return committed
 
 
 def _layout(written: Format | None, destination: str, max_shard_bytes: int | None) -> Layout:

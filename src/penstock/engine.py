@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
+from penstock.kernel.capabilities import ArrangedLayout
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
-from penstock.kernel.protocols import ArrangedLayout
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.shared import Shared
 from penstock.kernel.workspace import Workspace

@@ -6,10 +6,11 @@ __all__ = ("configured_pipeline", "restore_pipeline", "save_pipeline")
 
 from typing import Any, TypeVar
 
+from penstock.kernel.capabilities import ArrangedLayout
 from penstock.kernel.config import FlowOptions
 from penstock.kernel.futures import Milestone
 from penstock.kernel.pipeline import Pipeline, Slot
-from penstock.kernel.protocols import ArrangedLayout, Layout
+from penstock.kernel.protocols import Layout
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.stage import Stage
 from penstock.kernel.stage_registry import StageRegistry

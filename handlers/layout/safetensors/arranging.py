@@ -17,8 +17,9 @@ from penstock.handlers.layout.safetensors import note as notes
 from penstock.handlers.layout.safetensors.header import MAX_HEADER_BYTES, METADATA, encode_header
 from penstock.handlers.layout.safetensors.note import Note, steps_of
 from penstock.handlers.layout.safetensors.types import CODES
+from penstock.kernel.capabilities import Arrangement, Place
 from penstock.kernel.errors import InvalidLeafError, SpecError
-from penstock.kernel.messages import Arrangement, Document, LeafSpec, ParamInfo, Place
+from penstock.kernel.messages import Document, LeafSpec, ParamInfo
 
 DEFAULT_SHARD_BYTES: Final = 5 * 10**9
 SINGLE_FILE: Final = "model.safetensors"

@@ -18,8 +18,9 @@ from penstock.handlers.layout.safetensors.arranging import (
 )
 from penstock.handlers.layout.safetensors.folder import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.handlers.layout.safetensors.opened import SafetensorsCheckpoint, open_checkpoint
+from penstock.kernel.capabilities import Arrangement
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
-from penstock.kernel.messages import Arrangement, Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
+from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store
 
 
