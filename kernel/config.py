@@ -3,6 +3,9 @@
     [memory]
     limit_bytes = "2GiB"         # PENSTOCK_MEMORY__LIMIT_BYTES=2GiB
 
+    [store]
+    io = "buffered"              # PENSTOCK_STORE__IO=buffered
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -15,7 +18,7 @@ The file is named by `PENSTOCK_CONFIG` or by the caller.
 
 from __future__ import annotations
 
-__all__ = ("Config", "FlowOptions", "Given", "MemoryOptions", "load_options")
+__all__ = ("Config", "FlowOptions", "Given", "MemoryOptions", "StoreOptions", "load_options")
 
 import os
 import tomllib
@@ -36,6 +39,14 @@ class MemoryOptions:
     """`[memory]`: the budget that all saves and restores share."""
 
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`[store]`: how the local file system is used. A store that the caller brings has its own options."""
+
+    io: Literal["auto", "direct", "buffered"] = "auto"  #: past the page cache, or through it
 
 
 @final
@@ -61,6 +72,7 @@ class Config:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     save: FlowOptions = field(default_factory=FlowOptions)
     restore: FlowOptions = field(default_factory=FlowOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
 
     @classmethod
     def load(

@@ -277,8 +277,9 @@ class Committed:
     """Everything is on the medium, under a temporary name."""
 
     n_leaves: int
-    nbytes: int  #: array bytes
+    nbytes: int  #: array bytes written
     n_files: int
+    nbytes_kept: int = 0  #: array bytes shared with the base
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,7 @@ class SaveReport:
     path: str
     n_leaves: int
     nbytes: int  #: array bytes written
+    nbytes_kept: int = 0  #: array bytes that were not written, for the base holds them
     staged_s: float = math.nan  #: from the call to STAGED
     durable_s: float = math.nan  #: from the call to DURABLE
     peak_leased_bytes: int = 0  #: of the shared budget, over its life so far

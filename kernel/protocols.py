@@ -14,9 +14,11 @@ __all__ = (
     "ForeignFuture",
     "Hold",
     "Layout",
+    "LeafColumns",
     "LeafHandler",
     "ReadableFile",
     "SigningHandler",
+    "SnapshotHandler",
     "Store",
     "StoredCheckpoint",
     "TypeHandler",
@@ -29,6 +31,8 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.messages import (
     Document,
+    KeyKind,
+    KeyPath,
     Leaf,
     LeafSpec,
     ParamInfo,
@@ -37,8 +41,10 @@ from penstock.kernel.messages import (
     ReadLeaf,
     StoredLeaf,
     Target,
+    Written,
     WrittenBatch,
 )
+from penstock.kernel.transfers import Transfers
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -154,6 +160,21 @@ class LeafHandler(Protocol):
 
 
 @runtime_checkable
+class LeafColumns(Protocol):
+    """What the leaves of a `StoredCheckpoint` may offer beside being a sequence: the same in columns.
+
+    Looking at columns costs a fraction of making an object for each leaf.
+    """
+
+    @property
+    def keys(self) -> Sequence[KeyPath]: ...
+    @property
+    def kinds(self) -> Sequence[tuple[KeyKind, ...]]: ...
+    @property
+    def specs(self) -> Sequence[LeafSpec]: ...
+
+
+@runtime_checkable
 class BufferHandler(Protocol):
     """What a `LeafHandler` may add, so that its small leaves are gathered and not staged one by one."""
 
@@ -179,11 +200,26 @@ class SigningHandler(Protocol):
         ...
 
 
+@runtime_checkable
+class SnapshotHandler(Protocol):
+    """What a `LeafHandler` may add, so that the same object need not be written twice."""
+
+    @property
+    def immutable(self) -> bool:
+        """Whether a value never changes: while it is the same object, its bytes are the same."""
+        ...
+
+
 class StoredCheckpoint(Protocol):
     """A checkpoint whose documents have been read."""
 
     @property
     def path(self) -> str: ...
+    @property
+    def directory(self) -> str:
+        """What holds the tree: `path`, or an item in it. Data files are named from here."""
+        ...
+
     @property
     def leaves(self) -> Sequence[StoredLeaf]:
         """Every leaf and empty marker, in stored order."""
@@ -193,6 +229,19 @@ class StoredCheckpoint(Protocol):
     def custom_metadata(self) -> Mapping[str, Any] | None: ...
     @property
     def committed_at_ns(self) -> int | None: ...
+    @property
+    def digests(self) -> Mapping[str, bytes]:
+        """The digest of each leaf's bytes, by stored name, as far as they were recorded."""
+        ...
+
+    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
+        """Say where the bytes of a leaf lie, as whoever wrote them said.
+
+        Returns:
+            Parts that tile every chunk, as plain bytes with known checksums, in files named from
+            `directory` (their `leaf` is 0); nothing if the leaf lies in any other way.
+        """
+        ...
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`, each of at most about `piece_bytes`. Opens nothing.
@@ -235,10 +284,12 @@ class Layout(Protocol):
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
-        Array bytes lie where `batches` say. The last document is the commit mark.
+        Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by
+        stored name, are kept with the checkpoint.
         """
         ...
 
@@ -260,12 +311,25 @@ class Layout(Protocol):
 class DataFile(Protocol):
     """A file being written at chosen offsets, by several threads at once."""
 
+    @property
+    def transfers(self) -> Transfers:
+        """Bytes written so far, by way."""
+        ...
+
+    def allocate(self, nbytes: int) -> None:
+        """Reserve room for the first `nbytes`, where that can be done; `sync` gives back what is over.
+
+        Raises:
+            StorageError: If there is no room.
+        """
+        ...
+
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write all buffers one after another, beginning at `offset`; never short."""
         ...
 
     def sync(self) -> None:
-        """Make every byte durable. If it fails, the file is lost: never retried."""
+        """Make every byte durable, and the file end with the last one. If it fails: never retried."""
         ...
 
     def close(self) -> None:
@@ -276,8 +340,24 @@ class DataFile(Protocol):
 class ReadableFile(Protocol):
     """A file being read at chosen offsets, by several threads at once."""
 
-    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+    @property
+    def transfers(self) -> Transfers:
+        """Bytes read so far, by way."""
+        ...
+
+    def read_at(
+        self,
+        offset: int,
+        buffers: Sequence[memoryview],
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
         """Fill all buffers, beginning at `offset`.
+
+        Args:
+            offset: Bytes from the beginning of the file.
+            buffers: Writable and contiguous.
+            seen: Called with each part of a buffer once it is filled, in order, in parts that fit
+                the caches of a CPU where that is possible. Of a read that fails: with any number.
 
         Raises:
             TruncatedDataError: If the file ends before the buffers are full.
@@ -337,9 +417,28 @@ class Store(Protocol):
 
     def create_data_file(self, path: str) -> DataFile: ...
     def open_data_file(self, path: str) -> ReadableFile: ...
+    def map_file(self, path: str) -> memoryview:
+        """The bytes of a file that nobody changes, read-only and read when they are looked at.
+
+        They stay until the last view of them is gone, whatever happens to the file's name.
+        """
+        ...
+
+    def link(self, source: str, destination: str) -> None:
+        """Give a file a second name, so that it stays until both are removed.
+
+        Raises:
+            StorageError: If the store cannot, or cannot here (EXDEV, EPERM, EMLINK, ENOTSUP).
+        """
+        ...
+
     def sync_directory(self, path: str) -> None: ...
     def sync_tree(self, path: str) -> None:
         """Make durable every file and directory at and below `path`, whoever wrote it."""
+        ...
+
+    def link(self, source: str, destination: str) -> None:
+        """Give a file another name, so that it lives as long as either; the destination does not exist."""
         ...
 
     def rename(self, source: str, destination: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("Outline", "ProgressMeter", "RestoreRun", "Run", "RunLimits", "SaveRun")
+__all__ = ("Outline", "ProgressMeter", "References", "RestoreRun", "Run", "RunLimits", "SaveRun")
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+from weakref import ReferenceType
 
 from penstock.kernel.futures import Progress
 from penstock.kernel.shared import Shared
@@ -14,12 +15,15 @@ from penstock.kernel.shared import Shared
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.messages import LeafSpec, ParamInfo, Pending
+    from penstock.kernel.messages import LeafSpec, ParamInfo, Pending, WrittenBatch
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import ByteLease, MemoryRegulator
     from penstock.kernel.threads import Threads
     from penstock.kernel.workspace import Workspace
+
+References: TypeAlias = "Mapping[str, ReferenceType[Any]]"
+"""Stored name -> the object that was saved or restored under it, if it can never change."""
 
 
 @final
@@ -95,8 +99,14 @@ class SaveRun(Run):
     workspace: Workspace
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None
+    base: str | None = None  #: an earlier checkpoint, whose files may be shared
+    by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
     specs: Sequence[LeafSpec] = ()  #: of the same leaves, for a layout that must know them all beforehand
+    kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
+    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
+    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
+    """What can never change of what is saved, by stored name; set by the first stage."""
     background: list[Pending] = field(default_factory=list["Pending"])
     """What third-party handlers write by themselves; waited for before the workspace is discarded."""
 

@@ -63,8 +63,13 @@ class _Committer:
         run = self._run
         await run.workspace.open()
         await run.coordinator.barrier(f"commit {run.path}", self._barrier_timeout_s)
+        nbytes = sum([batch.nbytes for batch in self._batches])
+        nbytes_kept = 0 if run.kept is None else run.kept.nbytes
+        if run.kept is not None:
+            self._batches.append(run.kept)
+
         n_leaves, files = await run.threads.run(self._commit)
-        yield Committed(n_leaves, sum([batch.nbytes for batch in self._batches]), len(files))
+        yield Committed(n_leaves, nbytes, len(files), nbytes_kept)
 
     def _commit(self) -> tuple[int, set[str]]:
         run = self._run
@@ -83,7 +88,11 @@ class _Committer:
         files |= {pack.file for batch in self._batches for pack in batch.packs}
         directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
         documents = run.layout.documents(
-            leaves, self._batches, started_ns=run.started_ns, custom_metadata=run.custom_metadata
+            leaves,
+            self._batches,
+            started_ns=run.started_ns,
+            custom_metadata=run.custom_metadata,
+            digests=run.digests,
         )
         for document in documents:
             _write_document(run, document, directories)

@@ -12,6 +12,7 @@ from typing import final
 from penstock.kernel.messages import Committed, SaveReport
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
+from penstock.stages.known_values import KnownValues
 
 
 @final
@@ -38,6 +39,8 @@ class Finalize:
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 
-            return SaveReport(run.path, committed.n_leaves, committed.nbytes)
+            identity = await run.threads.run(run.store.identity, run.path)
+            run.shared.of(KnownValues).remember(run.path, identity, run.references)
+            return SaveReport(run.path, committed.n_leaves, committed.nbytes, committed.nbytes_kept)
 
         yield finalize

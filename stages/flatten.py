@@ -15,8 +15,10 @@ from penstock.kernel.protocols import LeafHandler, SigningHandler
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
+from penstock.stages.known_values import references_to
 from penstock.stages.saved_trees import SavedTree, SavedTrees
 from penstock.stages.structure import StructureCache
+from penstock.stages.unchanged import set_aside, take_digests
 
 
 @final
@@ -27,7 +29,7 @@ class Flatten:
     Everything that can be wrong with a leaf without reading its bytes is an error here: no handler,
     a type or dtype that cannot be stored, a deleted array, a name that two leaves share or that the
     layout cannot store. A tree that was saved before is not described again: leaves that have the same
-    signature are what they were.
+    signature are what they were. Leaves that the base of the save holds already are set aside.
     """
 
     @property
@@ -43,7 +45,13 @@ class Flatten:
             leaves = await run.threads.run(_plan, run, message)
             run.planned = [leaf.info for leaf in leaves]
             run.specs = [leaf.spec for leaf in leaves]
-            run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
+            if run.by_digest:
+                await take_digests(run, leaves)
+            if run.base is not None:
+                leaves = await set_aside(run, leaves)
+
+            run.progress.plan(len(run.planned), sum([leaf.spec.nbytes for leaf in leaves]))
+            run.progress.advance(len(run.planned) - len(leaves), 0)
             for batch in batched(leaves, run.limits):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
@@ -67,6 +75,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
         run.layout.check(staged)
         trees.keep(SavedTree(infos, staged, describer.signatures))
 
+    run.references = references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves])
     return leaves
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Read",)
 
+import mmap
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -30,8 +31,11 @@ from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
+from penstock.stages.transfers import tell_transfers
 
 FileRead: TypeAlias = DirectRead | ScatterRead
+
+LARGE = 2**20  #: a read of so many bytes gains nothing by being one with its neighbours
 
 
 @final
@@ -41,16 +45,17 @@ class Read:
 
     In a pipeline without `limit_bytes` it takes `LeafBatch`es.
 
-    Ranges that follow each other in a file and in memory are one read. Bytes whose checksum is
-    known are checked. What goes through a driver runs beside it; leaves of third-party handlers
-    are read by them.
+    Small ranges that follow each other in a file are one read. Bytes whose checksum is known are
+    checked, large ones part by part as they arrive. What goes through a driver runs beside it;
+    leaves of third-party handlers are read by them. How many bytes came past the page cache and how
+    many through it is told by the event `data.read`.
 
     Attributes:
-        concurrency: Batches read at once, each by a thread.
+        concurrency: Batches read at once, each by a thread. A disk wants several requests to work on.
         verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
     """
 
-    concurrency: int = field(default=2, metadata={"positive": True})
+    concurrency: int = field(default=8, metadata={"positive": True})
     verify: bool = True
 
     @asynccontextmanager
@@ -60,6 +65,8 @@ class Read:
         try:
             async with closing(run.threads, reader.files):
                 yield reader
+
+            tell_transfers(run.events, "data.read", reader.files())
         finally:
             reader.release()
 
@@ -150,24 +157,36 @@ class _Reader:
                 self._read_run(file, run, names)
 
     def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
-        buffers = [
-            read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes))
-            for read in run
-        ]
+        buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
         try:
-            file.read_at(run[0].offset, buffers)
+            sums = self._fill(file, run, buffers)
         except TruncatedDataError as error:
             cut = next((read for read in run if read.offset + read.nbytes > error.found), run[-1])
             raise TruncatedDataError(
                 error.path, error.needed, error.found, key_path=names[cut.leaf]
             ) from error
 
-        for read, buffer in zip(run, buffers, strict=True):
-            if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
+        for read, buffer, found in zip(run, buffers, sums, strict=True):
+            if found != read.crc32c and found is not None:
                 problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
                 raise ChecksumError(read.file, problem, key_path=names[read.leaf])
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
+
+    def _fill(
+        self, file: ReadableFile, run: Sequence[FileRead], buffers: Sequence[memoryview]
+    ) -> Sequence[int | None]:
+        """Read a run; return the checksum of each read that is to be checked, and None for the others."""
+        if len(run) == 1 and self._checks(run[0]):
+            return [_read_summed(file, run[0].offset, buffers[0])]
+
+        file.read_at(run[0].offset, buffers)
+        return [
+            crc32c(buffer) if self._checks(read) else None for read, buffer in zip(run, buffers, strict=True)
+        ]
+
+    def _checks(self, read: FileRead) -> bool:
+        return self._verify and read.crc32c is not None
 
     def _open(self, path: str) -> ReadableFile:
         with self._files_lock:
@@ -183,10 +202,12 @@ async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
 
 
 def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:
-    """Yield runs of reads that follow each other in the file; `reads` are in order of offset."""
+    """Yield runs of reads that follow each other in the file, large ones alone; given in order of offset."""
     run: list[FileRead] = []
     for read in reads:
-        if run and read.offset != run[-1].offset + run[-1].nbytes:
+        if run and (
+            read.offset != run[-1].offset + run[-1].nbytes or max(read.nbytes, run[-1].nbytes) >= LARGE
+        ):
             yield run
             run = []
 
@@ -194,3 +215,23 @@ def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:
 
     if run:
         yield run
+
+
+def _read_summed(file: ReadableFile, offset: int, buffer: memoryview) -> int:
+    """Read, and return the crc32c of what was read, taken while the bytes are in the CPU's caches."""
+    total = 0
+
+    def add(part: memoryview) -> None:
+        nonlocal total
+        total = crc32c(part, total)
+
+    file.read_at(offset, [buffer], add)
+    return total
+
+
+def _scratch(nbytes: int) -> memoryview:
+    """Memory for bytes that are spread from there; that of a large read begins on a page."""
+    if nbytes < LARGE:
+        return memoryview(bytearray(nbytes))
+
+    return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("FlatLeaf", "check_names", "flatten_tree", "is_empty", "nest", "step")
+__all__ = ("FlatLeaf", "check_names", "flatten_tree", "is_empty", "nest", "nest_columns", "step")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 from jax import tree_util
 
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
-from penstock.kernel.messages import KeyKind, ParamInfo
+from penstock.kernel.messages import KeyKind, KeyPath, ParamInfo
 
 # Looked up once and not for every step of every leaf. jax declares no types for them.
 _jax: Any = tree_util
@@ -86,22 +86,38 @@ def nest(infos: Sequence[ParamInfo], values: Sequence[object]) -> object:
     Sequence keys make lists, in the order of their indices; all others make dicts. A container that
     mixes both kinds, or skips an index, is a dict: nothing is renumbered.
     """
-    if len(infos) == 1 and not infos[0].keys:
+    return nest_columns([info.keys for info in infos], [info.kinds for info in infos], values)
+
+
+def nest_columns(
+    keys: Sequence[KeyPath], kinds: Sequence[tuple[KeyKind, ...]], values: Sequence[object]
+) -> object:
+    """Do as `nest`, given the keys of each value and their kinds."""
+    if len(keys) == 1 and not keys[0]:
         return values[0]
 
-    root = _Node()
-    for info, value in zip(infos, values, strict=True):
-        node = root
-        for depth, (key, kind) in enumerate(zip(info.keys, info.kinds, strict=True)):
-            node.kinds.add(kind)
-            if depth == len(info.keys) - 1:
-                node.children[key] = value
-            else:
-                child = node.children.setdefault(key, _Node())
-                assert isinstance(child, _Node), "a leaf has children"
-                node = child
+    nodes: dict[KeyPath, _Node] = {(): _Node()}
+    for path, path_kinds, value in zip(keys, kinds, values, strict=True):
+        node = nodes.get(path[:-1]) or _inner(nodes, path[:-1], path_kinds)
+        node.kinds.add(path_kinds[-1])
+        node.children[path[-1]] = value
 
-    return root.build()
+    return nodes[()].build()
+
+
+def _inner(nodes: dict[KeyPath, _Node], path: KeyPath, kinds: tuple[KeyKind, ...]) -> _Node:
+    """Make the node at `path`, and those above it that are missing."""
+    node = nodes[()]
+    for depth, (key, kind) in enumerate(zip(path, kinds, strict=False), 1):
+        below = nodes.get(path[:depth])
+        if below is None:
+            assert key not in node.children, "a leaf has children"
+            below = nodes[path[:depth]] = node.children[key] = _Node()
+            node.kinds.add(kind)
+
+        node = below
+
+    return node
 
 
 class _Node:

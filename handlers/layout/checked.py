@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ("with_checksums",)
+__all__ = ("NONE", "with_checksums")
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
-from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.integrity import Checksum, Checksums
 from penstock.kernel.messages import DirectRead, Read, ScatterRead
+
+NONE: Final = Checksums.of(())
 
 
 def with_checksums(
-    reads: Iterable[Read], recorded: Mapping[str, Sequence[Checksum]], piece_bytes: int
+    reads: Iterable[Read], recorded: Mapping[str, Checksums], piece_bytes: int
 ) -> Iterator[Read]:
     """Give every read of whole pieces the checksum it must have.
 
@@ -28,16 +30,16 @@ def with_checksums(
     """
     for read in reads:
         if isinstance(read, DirectRead):
-            yield from _cut(read, recorded.get(read.file, ()), piece_bytes)
-        elif isinstance(read, ScatterRead) and (found := _exactly(read, recorded.get(read.file, ()))):
+            yield from _cut(read, recorded.get(read.file, NONE), piece_bytes)
+        elif isinstance(read, ScatterRead) and (found := _exactly(read, recorded.get(read.file, NONE))):
             yield replace(read, crc32c=found.crc32c)
         else:
             yield read
 
 
-def _cut(read: DirectRead, recorded: Sequence[Checksum], piece_bytes: int) -> Iterator[DirectRead]:
+def _cut(read: DirectRead, recorded: Checksums, piece_bytes: int) -> Iterator[DirectRead]:
     done, end = read.offset, read.offset + read.nbytes
-    for at in range(bisect_left(recorded, (read.offset,)), len(recorded)):
+    for at in range(recorded.from_offset(read.offset), len(recorded)):
         piece = recorded[at]
         if piece.offset + piece.nbytes > end:
             break
@@ -59,8 +61,8 @@ def _part(read: DirectRead, offset: int, nbytes: int, crc32c: int | None) -> Dir
     return DirectRead(read.leaf, read.file, offset, nbytes, read.region, start, crc32c)
 
 
-def _exactly(read: ScatterRead, recorded: Sequence[Checksum]) -> Checksum | None:
-    at = bisect_left(recorded, (read.offset,))
+def _exactly(read: ScatterRead, recorded: Checksums) -> Checksum | None:
+    at = recorded.from_offset(read.offset)
     if at < len(recorded) and recorded[at][:2] == (read.offset, read.nbytes):
         return recorded[at]
 

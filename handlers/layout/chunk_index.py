@@ -47,20 +47,19 @@ def read_value(store: Store, directory: str, value: Value) -> bytes:
     return bytes(data)
 
 
-def check_files(store: Store, directory: str, index: Mapping[bytes, Value], *, whole: bool = True) -> None:
+def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whole: bool = True) -> None:
     """Check that every data file lies in `directory` and, if it must be whole, is as long as the index needs.
+
+    Args:
+        store: Where.
+        directory: What the files are relative to.
+        needed: Bytes that must be in each file.
+        whole: Whether to look at the files at all, or only at their names.
 
     Raises:
         TruncatedDataError: If one is too short.
         CorruptCheckpointError: If one is missing, or lies outside of `directory`.
     """
-    needed: dict[str, int] = {}
-    for value in index.values():
-        if isinstance(value, Indirect):
-            end = value.offset + value.length
-            if end > needed.get(value.file, -1):
-                needed[value.file] = end
-
     for file, nbytes in needed.items():
         _check_inside(directory, file)
         path = os.path.join(directory, file)

@@ -41,8 +41,11 @@ class EveryLayout:
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
-        return self.written.documents(leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata)
+        return self.written.documents(
+            leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests
+        )
 
     def recognises(self, store: Store, path: str) -> bool:
         """Whether what lies at `path` may be overwritten: only what would be written may."""

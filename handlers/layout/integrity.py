@@ -7,14 +7,16 @@ list for each of 100,000 pieces would cost more than writing them. Version 1 had
 
 from __future__ import annotations
 
-__all__ = ("Checksum", "decode", "encode")
+__all__ = ("Checksum", "Checksums", "decode", "decode_digests", "encode")
 
 import itertools
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, cast, final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.messages import WrittenBatch
@@ -26,6 +28,8 @@ _COLUMNS: Final[dict[str, np.dtype[Any]]] = {
     "crc32c": np.dtype("<u4"),
 }
 
+Column: TypeAlias = npt.NDArray[Any]
+
 
 @final
 class Checksum(NamedTuple):
@@ -36,8 +40,58 @@ class Checksum(NamedTuple):
     crc32c: int
 
 
-def encode(batches: Iterable[WrittenBatch]) -> bytes:
-    """Encode the document."""
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Checksums(Sequence[Checksum]):
+    """The checksums of one data file, by ascending offset."""
+
+    offsets: Column
+    nbytes: Column
+    crc32c: Column
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, int, int]]) -> Checksums:
+        """Put (offset, bytes, crc32c) into columns."""
+        rows = sorted(pieces)
+        columns = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(
+            *[np.array(column, dtype) for column, dtype in zip(columns, _COLUMNS.values(), strict=True)]
+        )
+
+    @overload
+    def __getitem__(self, index: int, /) -> Checksum: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> tuple[Checksum, ...]: ...
+    def __getitem__(self, index: int | slice, /) -> Checksum | tuple[Checksum, ...]:
+        if isinstance(index, slice):
+            return tuple([self[at] for at in range(len(self))[index]])
+
+        return Checksum(int(self.offsets[index]), int(self.nbytes[index]), int(self.crc32c[index]))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Checksum]:
+        columns = (self.offsets.tolist(), self.nbytes.tolist(), self.crc32c.tolist())
+        return map(Checksum._make, zip(*columns, strict=True))
+
+    def from_offset(self, offset: int) -> int:
+        """The number of the first piece that begins at `offset` or behind it."""
+        return int(np.searchsorted(self.offsets, np.uint64(offset)))
+
+    def exactly(self, offsets: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The checksum of each of many ranges; -1 of one that is not just a piece."""
+        starts, sizes = offsets.astype(np.uint64), nbytes.astype(np.uint64)
+        at = np.minimum(np.searchsorted(self.offsets, starts), max(len(self) - 1, 0))
+        if not len(self):
+            return np.full(len(at), -1, np.int64)
+
+        same = (self.offsets[at] == starts) & (self.nbytes[at] == sizes)
+        return np.where(same, self.crc32c[at].astype(np.int64), -1)
+
+
+def encode(batches: Iterable[WrittenBatch], digests: Mapping[str, bytes]) -> bytes:
+    """Encode the document, with the digests of leaves by stored name."""
     files: dict[str, tuple[list[int], list[int], list[int]]] = {}
     for batch in batches:
         for part in batch.written:
@@ -53,7 +107,10 @@ def encode(batches: Iterable[WrittenBatch]) -> bytes:
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)
 
-    return msgpack.packb({"version": VERSION, "files": {file: _packed(*files[file]) for file in files}})
+    columns = {file: _packed(*files[file]) for file in files}
+    return msgpack.packb(
+        {"version": VERSION, "files": columns, **({"digests": dict(digests)} if digests else {})}
+    )
 
 
 def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dict[str, bytes]:
@@ -62,7 +119,7 @@ def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dic
     return {name: np.array(column, dtype)[order].tobytes() for (name, dtype), column in columns}
 
 
-def decode(path: str, data: bytes) -> dict[str, tuple[Checksum, ...]]:
+def decode(path: str, data: bytes) -> dict[str, Checksums]:
     """Read the document: data file, relative to the checkpoint, to its checksums by ascending offset.
 
     Raises:
@@ -83,24 +140,22 @@ def decode(path: str, data: bytes) -> dict[str, tuple[Checksum, ...]]:
     if type(version) is not int or version < 1:
         raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
 
-    read = _pieces if version == 1 else _columns
+    read = _listed if version == 1 else _in_columns
     return {file: read(path, file, pieces) for file, pieces in _as_map(path, members.get("files")).items()}
 
 
-def _columns(path: str, file: str, value: object) -> tuple[Checksum, ...]:
-    found = _as_map(path, value)
-    columns: list[list[int]] = []
-    for name, dtype in _COLUMNS.items():
-        data = found.get(name)
-        if not isinstance(data, bytes) or len(data) % dtype.itemsize:
-            raise CorruptCheckpointError(path, f"{file!r} has no column {name!r} of numbers")
+def decode_digests(path: str, data: bytes) -> dict[str, bytes]:
+    """Read the digests of leaves, by stored name, from a document that `decode` accepts.
 
-        columns.append(np.frombuffer(data, dtype).tolist())
+    Raises:
+        CorruptCheckpointError: If they are no such map.
+    """
+    members = cast("dict[str, object]", msgpack.unpackb(data))
+    digests = _as_map(path, members.get("digests", {}))
+    if not all(isinstance(digest, bytes) for digest in digests.values()):
+        raise CorruptCheckpointError(path, "has a digest that is no bytes")
 
-    if len({len(column) for column in columns}) != 1:
-        raise CorruptCheckpointError(path, f"{file!r} has columns of different lengths")
-
-    return tuple([Checksum(*row) for row in zip(*columns, strict=True)])
+    return cast("dict[str, bytes]", digests)
 
 
 def _as_map(path: str, value: object) -> dict[str, object]:
@@ -112,15 +167,37 @@ def _as_map(path: str, value: object) -> dict[str, object]:
     return cast("dict[str, object]", value)
 
 
-def _pieces(path: str, file: str, value: object) -> tuple[Checksum, ...]:
+def _in_columns(path: str, file: str, value: object) -> Checksums:
+    columns: list[Column] = []
+    members = _as_map(path, value)
+    for name, dtype in _COLUMNS.items():
+        column = members.get(name)
+        if type(column) is not bytes or len(column) % dtype.itemsize:
+            raise CorruptCheckpointError(path, f"{file!r} has {name} that are no column of numbers")
+
+        columns.append(np.frombuffer(column, dtype))
+
+    offsets, nbytes, crc32c = columns
+    if not len(offsets) == len(nbytes) == len(crc32c):
+        lengths = f"{len(offsets)}, {len(nbytes)} and {len(crc32c)} entries"
+        raise CorruptCheckpointError(path, f"{file!r} has columns of {lengths}")
+    if np.any(offsets[1:] < offsets[:-1]):
+        raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+
+    return Checksums(offsets, nbytes, crc32c)
+
+
+def _listed(path: str, file: str, value: object) -> Checksums:
     pieces = cast("list[object]", value) if isinstance(value, list) else [None]
-    return tuple([_checksum(path, file, piece) for piece in pieces])
+    return Checksums.of([_checksum(path, file, piece) for piece in pieces])
 
 
-def _checksum(path: str, file: str, value: object) -> Checksum:
+def _checksum(path: str, file: str, value: object) -> tuple[int, int, int]:
     numbers = cast("list[object]", value) if isinstance(value, list) else []
     match numbers:
-        case [int(offset), int(nbytes), int(crc)] if offset >= 0 and nbytes >= 0 and 0 <= crc < 1 << 32:
-            return Checksum(offset, nbytes, crc)
+        case [int(offset), int(nbytes), int(crc)] if (
+            0 <= offset < 1 << 64 and 0 <= nbytes < 1 << 64 and 0 <= crc < 1 << 32
+        ):
+            return offset, nbytes, crc
         case _:
             raise CorruptCheckpointError(path, f"{file!r} has an entry {value!r}: not offset, length, crc32c")

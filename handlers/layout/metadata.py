@@ -6,39 +6,36 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("TreeEntry", "TreeMetadata", "decode", "encode")
+__all__ = ("TreeMetadata", "decode", "encode")
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Final, final
+from typing import final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
+from penstock.handlers.layout import quick_metadata
+from penstock.handlers.layout.quick_metadata import KINDS, Columns
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import KeyKind, KeyPath, Leaf, LeafSpec
-
-_KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TreeEntry:
-    """What `_METADATA` says of one leaf or empty marker."""
-
-    keys: KeyPath
-    kinds: tuple[KeyKind, ...]
-    typestr: str
-    write_shape: tuple[int, ...] | None
-    skip: bool  #: nothing is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TreeMetadata:
-    """The whole document."""
+    """The whole document. What is said of each leaf or empty marker stands in columns of one length.
 
-    entries: tuple[TreeEntry, ...]  #: as recorded, which is JAX's flatten order
+    Columns of strings and of tuples of strings cost the garbage collector nothing.
+    """
+
+    keys: Sequence[KeyPath]  #: as recorded, which is JAX's flatten order
+    kinds: Sequence[tuple[KeyKind, ...]]
+    typestrs: Sequence[str]
+    write_shapes: Sequence[tuple[int, ...] | None]
+    skips: Sequence[bool]
+    """Nothing is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack."""
+
     use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
     use_zarr3: bool
     all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
@@ -92,45 +89,51 @@ def decode(path: str, data: bytes) -> TreeMetadata:
     Raises:
         CorruptCheckpointError: If it is not what such a document would be.
     """
-    document = parse_object(path, data)
-    tree = as_object(path, "tree_metadata", document.get("tree_metadata"))
-    entries = [_decode_entry(path, name, value) for name, value in tree.items()]
-    _check_distinct(path, entries)
-    inner = _proper_prefixes(entries)
+    quick = quick_metadata.scan(data)
+    if quick is None:
+        document = parse_object(path, data)
+        columns = _decode_entries(path, as_object(path, "tree_metadata", document.get("tree_metadata")))
+    else:
+        columns, document = quick
+
+    _check_distinct(path, columns.keys)
+    columns = _without(columns, _proper_prefixes(columns.keys))
     return TreeMetadata(
-        entries=tuple([entry for entry in entries if entry.keys not in inner]),
+        *columns,
         use_ocdbt=_flag(path, document, "use_ocdbt"),
         use_zarr3=_flag(path, document, "use_zarr3") or False,
         all_chunks_written=_flag(path, document, "store_array_data_equal_to_fill_value") or False,
     )
 
 
-def _decode_entry(path: str, name: str, value: object) -> TreeEntry:
-    entry = as_object(path, name, value)
-    recorded = as_object(path, name, entry.get("value_metadata"))
-    keys: list[str] = []
-    kinds: list[KeyKind] = []
-    for step in as_list(path, name, entry.get("key_metadata")):
-        key = as_object(path, name, step)
-        keys.append(as_string(path, name, key.get("key")))
-        kind = key.get("key_type")
-        if type(kind) is not int or kind not in _KINDS:
-            raise CorruptCheckpointError(path, f"{name} has a key_type {kind!r}, neither 1 nor 2")
+def _decode_entries(path: str, tree: dict[str, object]) -> Columns:
+    columns = Columns([], [], [], [], [])
+    for name, value in tree.items():
+        entry = as_object(path, name, value)
+        recorded = as_object(path, name, entry.get("value_metadata"))
+        keys: list[str] = []
+        kinds: list[KeyKind] = []
+        for step in as_list(path, name, entry.get("key_metadata")):
+            key = as_object(path, name, step)
+            keys.append(as_string(path, name, key.get("key")))
+            kind = key.get("key_type")
+            if type(kind) is not int or kind not in KINDS:
+                raise CorruptCheckpointError(path, f"{name} has a key_type {kind!r}, neither 1 nor 2")
 
-        kinds.append(_KINDS[kind])
+            kinds.append(KINDS[kind])
 
-    skip = recorded.get("skip_deserialize", False)
-    if type(skip) is not bool:
-        raise CorruptCheckpointError(path, f"{name} has a skip_deserialize {skip!r}, not a boolean")
+        skip = recorded.get("skip_deserialize", False)
+        if type(skip) is not bool:
+            raise CorruptCheckpointError(path, f"{name} has a skip_deserialize {skip!r}, not a boolean")
 
-    shape = recorded.get("write_shape")
-    return TreeEntry(
-        tuple(keys),
-        tuple(kinds),
-        as_string(path, name, recorded.get("value_type")),
-        None if shape is None else as_shape(path, name, shape),
-        skip,
-    )
+        shape = recorded.get("write_shape")
+        columns.keys.append(tuple(keys))
+        columns.kinds.append(tuple(kinds))
+        columns.typestrs.append(as_string(path, name, recorded.get("value_type")))
+        columns.write_shapes.append(None if shape is None else as_shape(path, name, shape))
+        columns.skips.append(skip)
+
+    return columns
 
 
 def _flag(path: str, document: dict[str, object], name: str) -> bool | None:
@@ -141,18 +144,21 @@ def _flag(path: str, document: dict[str, object], name: str) -> bool | None:
     return value
 
 
-def _check_distinct(path: str, entries: list[TreeEntry]) -> None:
+def _check_distinct(path: str, paths: list[KeyPath]) -> None:
+    if len(set(paths)) == len(paths):
+        return
+
     seen: set[KeyPath] = set()
-    for entry in entries:
-        if entry.keys in seen:
-            raise CorruptCheckpointError(path, f"{entry.keys} is listed twice")
-        seen.add(entry.keys)
+    for keys in paths:
+        if keys in seen:
+            raise CorruptCheckpointError(path, f"{keys} is listed twice")
+        seen.add(keys)
 
 
-def _proper_prefixes(entries: list[TreeEntry]) -> set[KeyPath]:
+def _proper_prefixes(paths: list[KeyPath]) -> set[KeyPath]:
     prefixes: set[KeyPath] = set()
-    for entry in entries:
-        prefix = entry.keys
+    for keys in paths:
+        prefix = keys
         while prefix:
             prefix = prefix[:-1]
             if prefix in prefixes:
@@ -160,3 +166,11 @@ def _proper_prefixes(entries: list[TreeEntry]) -> set[KeyPath]:
             prefixes.add(prefix)
 
     return prefixes
+
+
+def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
+    if inner.isdisjoint(columns.keys):
+        return columns
+
+    kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
+    return Columns(*[[column[at] for at in kept] for column in columns])

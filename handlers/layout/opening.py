@@ -8,45 +8,41 @@ from __future__ import annotations
 __all__ = ("open_checkpoint",)
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
 
-from penstock.handlers import zarr
-from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.layout import array_metadatas, integrity, metadata, sharding, strings
-from penstock.handlers.layout.chunk_index import check_files, directory_index, read_value
-from penstock.handlers.layout.index import prefix_of
-from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.chunk_index import check_files, directory_index
+from penstock.handlers.layout.describing import ARRAY_TYPES, ArrayFormats, has_value, stored_leaves
+from penstock.handlers.layout.integrity import Checksums
 from penstock.handlers.layout.locate import Place, locate
-from penstock.handlers.layout.metadata import TreeEntry, TreeMetadata
+from penstock.handlers.layout.metadata import TreeMetadata
 from penstock.handlers.layout.names import (
     ARRAY_METADATAS,
     INTEGRITY,
-    LEGACY_MSGPACK,
     MANIFEST,
     METADATA,
     SHARDING,
     STRINGS,
-    show_key_path,
 )
-from penstock.handlers.layout.stored import OrbaxCheckpoint, StoredArray
+from penstock.handlers.layout.remembered import RememberedDocuments
+from penstock.handlers.layout.stored import OrbaxCheckpoint
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.reader import read_index
-from penstock.handlers.ocdbt.values import Value
-from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.messages import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols import Store
 
-_ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
-_EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 
-
-def open_checkpoint(store: Store, path: str, *, whole: bool = True) -> OrbaxCheckpoint:
+def open_checkpoint(
+    store: Store, path: str, remembered: RememberedDocuments | None = None, *, whole: bool = True
+) -> OrbaxCheckpoint:
     """Find the checkpoint at `path` and read its documents.
 
     Args:
         store: Where.
-        path: A checkpoint, or what holds one.
+        path: Of the checkpoint.
+        remembered: Documents decoded before, and what takes up those decoded now.
         whole: Whether every data file must be there in its whole length.
 
     Raises:
@@ -56,28 +52,30 @@ def open_checkpoint(store: Store, path: str, *, whole: bool = True) -> OrbaxChec
         TruncatedDataError: If a data file is shorter than the index says.
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
+    remembered = RememberedDocuments() if remembered is None else remembered
     place = locate(store, path)
     file = os.path.join(place.directory, METADATA)
-    tree = metadata.decode(file, store.read_file(file))
-    documents = _Documents(store, place, tree, whole)
+    tree = remembered.decode(METADATA, metadata.decode, file, store.read_file(file))
+    documents = _Documents(store, place, tree, remembered, whole)
     index = documents.index()
-    leaves = _Leaves(
-        store,
-        place.directory,
-        index,
-        strings=documents.strings(),
-        shardings=documents.shardings(),
-        random_keys=documents.random_keys(),
-    )
+    arrays = ArrayFormats(store, place.directory, index)
     return OrbaxCheckpoint(
         path=path,
         directory=place.directory,
-        leaves=tuple([leaves.leaf(entry) for entry in tree.entries]),
+        leaves=stored_leaves(
+            place.directory,
+            tree,
+            arrays,
+            strings=documents.strings(),
+            shardings=documents.shardings(),
+            random_keys=documents.random_keys(),
+        ),
         custom_metadata=place.checkpoint.custom_metadata,
         committed_at_ns=place.checkpoint.committed_at_ns,
         uses_ocdbt=documents.uses_ocdbt,
         all_chunks_written=tree.all_chunks_written,
         checksums=documents.checksums(),
+        digests=documents.digests(),
         index=index,
     )
 
@@ -90,6 +88,7 @@ class _Documents:
     store: Store
     place: Place
     tree: TreeMetadata
+    remembered: RememberedDocuments
     whole: bool  #: data files must be there
 
     @property
@@ -97,20 +96,21 @@ class _Documents:
         recorded = self.tree.use_ocdbt
         return MANIFEST in self.place.names if recorded is None else recorded
 
-    def index(self) -> Mapping[bytes, Value]:
-        directory = self.place.directory
+    def index(self) -> Index:
+        directory, tree = self.place.directory, self.tree
+        entries = zip(tree.keys, tree.typestrs, tree.skips, strict=True)
         if not self.uses_ocdbt:
-            names = [".".join(entry.keys) for entry in self.tree.entries if _has_value(entry)]
-            return directory_index(self.store, directory, names)
+            names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip=skip)]
+            return Index.of(directory_index(self.store, directory, names))
         if MANIFEST not in self.place.names:
-            if not any(entry.typestr in _ARRAY_TYPES and not entry.skip for entry in self.tree.entries):
-                return {}
+            if not any(typestr in ARRAY_TYPES and not skip for _, typestr, skip in entries):
+                return Index([], [])
             raise CorruptCheckpointError(
                 os.path.join(directory, MANIFEST), "is missing, and there are arrays"
             )
 
         index = read_index(directory)
-        check_files(self.store, directory, index, whole=self.whole)
+        check_files(self.store, directory, index.needed(), whole=self.whole)
         return index
 
     def strings(self) -> tuple[str, dict[str, object]]:
@@ -119,11 +119,15 @@ class _Documents:
 
     def shardings(self) -> dict[str, str]:
         path, data = self._read(SHARDING)
-        return {} if data is None else sharding.decode(path, data)
+        return {} if data is None else self.remembered.decode(SHARDING, sharding.decode, path, data)
 
-    def checksums(self) -> Mapping[str, Sequence[Checksum]]:
+    def checksums(self) -> Mapping[str, Checksums]:
         path, data = self._read(INTEGRITY)
         return {} if data is None else integrity.decode(path, data)
+
+    def digests(self) -> Mapping[str, bytes]:
+        path, data = self._read(INTEGRITY)
+        return {} if data is None else integrity.decode_digests(path, data)
 
     def random_keys(self) -> dict[str, str]:
         # Every process records the same, so one of the files will do.
@@ -133,81 +137,9 @@ class _Documents:
             return {}
 
         path = os.path.join(folder, files[0])
-        return array_metadatas.decode_random_keys(path, self.store.read_file(path))
+        data = self.store.read_file(path)
+        return self.remembered.decode(ARRAY_METADATAS, array_metadatas.decode_random_keys, path, data)
 
     def _read(self, name: str) -> tuple[str, bytes | None]:
         path = os.path.join(self.place.directory, name)
         return path, self.store.read_file(path) if name in self.place.names else None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Leaves:
-    """Makes a `StoredLeaf` of each entry."""
-
-    store: Store
-    directory: str
-    index: Mapping[bytes, Value]
-    strings: tuple[str, dict[str, object]]
-    shardings: Mapping[str, str]
-    random_keys: Mapping[str, str]
-    formats: dict[bytes, zarr.ArrayFormat] = field(default_factory=dict[bytes, zarr.ArrayFormat])
-
-    def leaf(self, entry: TreeEntry) -> StoredLeaf:
-        info = ParamInfo(entry.keys, entry.kinds, show_key_path(entry.keys, entry.kinds), self.directory)
-        if entry.typestr in _EMPTY:
-            return StoredLeaf(info, LeafSpec(entry.typestr))
-        if entry.skip:
-            problem = f"its value is in the msgpack file {LEGACY_MSGPACK!r}; penstock does not read these yet"
-            raise UnsupportedFormatError(self.directory, problem, key_path=info.key_path)
-
-        name = info.name
-        if entry.typestr == "string":
-            text = strings.find(*self.strings, name, info.key_path)
-            return StoredLeaf(info, LeafSpec(entry.typestr, text=text))
-
-        array = self._array(name, info)
-        if array is None:
-            if entry.typestr in _ARRAY_TYPES:
-                problem = f"the array {name!r} is listed in {METADATA} and is not there"
-                raise CorruptCheckpointError(self.directory, problem, key_path=info.key_path)
-            return StoredLeaf(info, LeafSpec(entry.typestr))
-
-        form = array.format
-        spec = LeafSpec(
-            typestr=entry.typestr,
-            shape=form.shape,
-            dtype=form.dtype,
-            itemsize=numpy_dtype(form.dtype).itemsize,
-            chunk_shape=form.chunk_shape,
-            write_shape=entry.write_shape,
-            sharding=self.shardings.get(name),
-            random_key_impl=self.random_keys.get(name),
-        )
-        return StoredLeaf(info, spec, array)
-
-    def _array(self, name: str, info: ParamInfo) -> StoredArray | None:
-        prefix = prefix_of(name)
-        for metadata_key in zarr.METADATA_KEYS:
-            key = prefix + metadata_key
-            value = self.index.get(key.encode())
-            if value is None:
-                continue
-
-            data = read_value(self.store, self.directory, value)
-            form = self.formats.get(data)
-            if form is None:
-                try:
-                    form = zarr.decode(os.path.join(self.directory, key), data)
-                except CorruptCheckpointError as error:
-                    error.key_path = info.key_path
-                    raise
-                self.formats[data] = form
-
-            return StoredArray(form, prefix)
-
-        return None
-
-
-def _has_value(entry: TreeEntry) -> bool:
-    return not entry.skip and entry.typestr not in _EMPTY and entry.typestr != "string"

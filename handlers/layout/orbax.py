@@ -12,6 +12,7 @@ from typing import Any, final
 
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
+from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import EncodedTrees, check_names
 from penstock.kernel.errors import PathError
@@ -23,15 +24,17 @@ from penstock.kernel.protocols import Store
 class OrbaxLayout:
     """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Thread-safe.
 
-    The trees that were written last are remembered, as far as their documents say the same each time.
+    The trees that were written last are remembered, as far as their documents say the same each time;
+    and so are the documents that were read last.
 
     Written is the flat layout: OCDBT, zarr v2, no compression, one manifest. Read are also items of
     a step (the one that holds the tree), zarr v3, codecs, and arrays in directories of their own.
     """
 
-    __slots__ = ("_trees",)
+    __slots__ = ("_remembered", "_trees")
 
     def __init__(self) -> None:
+        self._remembered = RememberedDocuments()
         self._trees = EncodedTrees()
 
     def temporary_name(self, path: str) -> str:
@@ -59,10 +62,13 @@ class OrbaxLayout:
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
         """Make every document; see `EncodedTree` for what it raises."""
         tree = self._trees.of(sorted(leaves, key=attrgetter("index")))
-        return tree.documents(batches, started_ns=started_ns, custom_metadata=custom_metadata)
+        return tree.documents(
+            batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
+        )
 
     def recognises(self, store: Store, path: str) -> bool:
         """Look for any file that a checkpoint of any version has, finished or not."""
@@ -71,4 +77,4 @@ class OrbaxLayout:
 
     def open(self, store: Store, path: str) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""
-        return open_checkpoint(store, path)
+        return open_checkpoint(store, path, self._remembered)

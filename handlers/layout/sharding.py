@@ -11,10 +11,13 @@ from __future__ import annotations
 __all__ = ("decode", "encode")
 
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
+from binascii import a2b_base64
 from collections.abc import Iterable
+from typing import cast
 
 from penstock.handlers.json_values import as_string, parse_object
+from penstock.handlers.layout.slices import SLICE, slices
 from penstock.kernel.errors import CorruptCheckpointError
 
 
@@ -43,12 +46,31 @@ def decode(path: str, data: bytes) -> dict[str, str]:
         CorruptCheckpointError: If it is not what such a document would be.
     """
     found: dict[str, str] = {}
-    for encoded, text in parse_object(path, data).items():
-        try:
-            name = urlsafe_b64decode(encoded.encode("ascii")).decode()
-        except ValueError as error:
-            raise CorruptCheckpointError(path, f"the key {encoded!r} is not base64 of a name") from error
+    for document in _parts(path, data):
+        for encoded, text in document.items():
+            try:
+                name = a2b_base64(encoded.replace("-", "+").replace("_", "/")).decode()
+            except ValueError as error:
+                raise CorruptCheckpointError(path, f"the key {encoded!r} is not base64 of a name") from error
 
-        found[name] = as_string(path, f"the sharding of {name!r}", text)
+            if type(text) is not str:
+                as_string(path, f"the sharding of {name!r}", text)
+
+            found[name] = cast("str", text)
 
     return found
+
+
+def _parts(path: str, data: bytes) -> list[dict[str, object]]:
+    """Parse a long document part by part, if it is of the usual form: each text an object's."""
+    if len(data) > SLICE:
+        try:
+            text = data.decode()
+            mark = '}", "' if '}", "' in text else '}","'
+            parts = slices(text, 1, len(text) - 1, mark, 2)
+            if text[0] == "{" and text[-1] == "}":
+                return [parse_object(path, f"{{{part}}}".encode()) for part in parts]
+        except (UnicodeDecodeError, CorruptCheckpointError):
+            pass  # the whole of it tells better what is wrong
+
+    return [parse_object(path, data)]

@@ -7,13 +7,15 @@ __all__ = ("OrbaxCheckpoint", "StoredArray")
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.handlers.layout.checked import with_checksums
-from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.integrity import Checksum, Checksums
+from penstock.handlers.layout.leaves import StoredArray, StoredLeaves
 from penstock.handlers.layout.names import MANIFEST
+from penstock.handlers.layout.parts import parts_of
 from penstock.handlers.layout.regions import (
     Bounds,
     StoredChunk,
@@ -23,23 +25,14 @@ from penstock.handlers.layout.regions import (
     merge_direct,
     shape_of,
 )
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.values import Inline, Value
-from penstock.handlers.zarr import ArrayFormat
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf
+from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf, Written
 from penstock.kernel.protocols import Destination
 
 if TYPE_CHECKING:
     from penstock.handlers.layout.driver import ArrayDriver
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """What this layout keeps in `StoredLeaf.detail` of a leaf that has array bytes."""
-
-    format: ArrayFormat
-    prefix: str  #: of the array's keys in the index: the stored name and a slash, or nothing
 
 
 @final
@@ -49,13 +42,14 @@ class OrbaxCheckpoint:
 
     path: str  #: as it was asked for
     directory: str  #: what holds the tree: `path`, or an item in it
-    leaves: Sequence[StoredLeaf]
+    leaves: StoredLeaves
     custom_metadata: Mapping[str, Any] | None
     committed_at_ns: int | None
     uses_ocdbt: bool
     all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
-    checksums: Mapping[str, Sequence[Checksum]]  #: by data file; empty if Orbax wrote it
-    index: Mapping[bytes, Value]  #: where every chunk lies
+    checksums: Mapping[str, Checksums]  #: by data file; empty if Orbax wrote it
+    index: Index  #: where every chunk lies
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
 
     @property
     def has_checksums(self) -> bool:
@@ -68,7 +62,19 @@ class OrbaxCheckpoint:
         Args:
             file: Relative to `directory`.
         """
-        return self.checksums.get(file, ())
+        return tuple(self.checksums.get(file, ()))
+
+    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
+        """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""
+        array = stored.detail
+        if not isinstance(array, StoredArray) or not array.format.plain:
+            return ()
+
+        return parts_of(self._grid(stored, array), self.checksums)
+
+    def _grid(self, stored: StoredLeaf, array: StoredArray) -> Iterator[tuple[tuple[int, ...], Value | None]]:
+        for index in itertools.product(*map(range, array.format.grid_shape)):
+            yield index, self._chunk(stored, array, index, stored.spec.chunk_nbytes)
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`.
@@ -163,7 +169,7 @@ class OrbaxCheckpoint:
         return value
 
     @cached_property
-    def _recorded(self) -> Mapping[str, Sequence[Checksum]]:
+    def _recorded(self) -> Mapping[str, Checksums]:
         """The checksums by absolute file name, as reads name files."""
         return {os.path.join(self.directory, file): found for file, found in self.checksums.items()}
 

@@ -15,7 +15,8 @@ from typing import Final, TypeAlias, final
 
 from crc32c import crc32c
 
-from penstock.handlers.layout.integrity import Checksum
+from penstock.handlers.layout.checked import NONE
+from penstock.handlers.layout.integrity import Checksum, Checksums
 from penstock.handlers.layout.names import INTEGRITY
 from penstock.handlers.layout.stored import OrbaxCheckpoint, StoredArray
 from penstock.handlers.ocdbt.values import Indirect, Inline
@@ -181,11 +182,11 @@ def _leaves_in(extents: Sequence[_Extent], checksum: Checksum) -> tuple[str, ...
 
 
 def _unchecked(
-    extents: Mapping[str, Sequence[_Extent]], checksums: Mapping[str, Sequence[Checksum]]
+    extents: Mapping[str, Sequence[_Extent]], checksums: Mapping[str, Checksums]
 ) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for file, found in extents.items():
-        recorded = checksums.get(file, ())
+        recorded = checksums.get(file, NONE)
         for start, stop, key_path in found:
             if not _covered(recorded, start, stop):
                 names[key_path] = None
@@ -193,11 +194,13 @@ def _unchecked(
     return tuple(names)
 
 
-def _covered(recorded: Sequence[Checksum], start: int, stop: int) -> bool:
+def _covered(recorded: Checksums, start: int, stop: int) -> bool:
     """Whether ranges, by ascending offset, leave no gap between two offsets."""
-    at = bisect_left(recorded, (start + 1,)) - 1
-    while 0 <= at < len(recorded) and start < stop and recorded[at].offset <= start:
-        start = max(start, recorded[at].offset + recorded[at].nbytes)
-        at += 1
+    for at in range(max(recorded.from_offset(start + 1) - 1, 0), len(recorded)):
+        found = recorded[at]
+        if start >= stop or found.offset > start:
+            break
+
+        start = max(start, found.offset + found.nbytes)
 
     return start >= stop

@@ -95,6 +95,7 @@ class EncodedTree:
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
     ) -> list[Document]:
         """Make the documents of a flat checkpoint of this tree.
 
@@ -102,6 +103,7 @@ class EncodedTree:
             batches: Where every piece and pack of every array lies.
             started_ns: When the save began, in nanoseconds since the epoch.
             custom_metadata: The caller's own; JSON.
+            digests: Of leaves, by stored name.
 
         Raises:
             SpecError: If `custom_metadata` is not JSON.
@@ -115,7 +117,7 @@ class EncodedTree:
             *self._index_documents(batches, committed_ns),
             *self._documents,
             Document(CHECKPOINT_METADATA, about),
-            Document(INTEGRITY, integrity.encode(batches)),
+            Document(INTEGRITY, integrity.encode(batches, digests)),
             Document(COMMIT_MARK, b"Checkpoint commit was successful"),
         ]
 

@@ -47,6 +47,11 @@ class ArrayHandler:
     typestr: str = "jax.Array"
     alias_host: bool = True
 
+    @property
+    def immutable(self) -> bool:
+        """Yes: a jax.Array that is the same object has the same bytes."""
+        return True
+
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         """Say what would be stored: shard shape as chunk and write shape, sharding as text.
 

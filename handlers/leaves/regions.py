@@ -75,7 +75,8 @@ def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
     Huge pages halve the time to fill it: without them every 4 KiB costs a page fault (ARCHITECTURE §5).
     """
     if sys.platform == "linux" and nbytes >= _HUGE_FROM:
-        mapping = mmap.mmap(-1, nbytes + _HUGE_PAGE)
+        # Private, for mmap's default is shared memory, which gets no huge pages by this advice.
+        mapping = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
 

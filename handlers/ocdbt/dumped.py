@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 import tensorstore as ts
 
 from penstock.handlers.ocdbt.columns import DataFile
+from penstock.handlers.ocdbt.index import Values
 from penstock.handlers.ocdbt.nodes import Child, Manifest, Node, NodeReference
 from penstock.handlers.ocdbt.values import Indirect, Inline, Value
 from penstock.handlers.ocdbt.wire import Origin, path_problem
@@ -50,7 +51,7 @@ class DumpedDatabase:
         height, entries = dumped["height"], dumped["entries"]
         keys = [entry["key"] for entry in entries]
         if not height:
-            return Node(0, keys, [_value(origin, entry) for entry in entries], [])
+            return Node(0, keys, Values.of([_value(origin, entry) for entry in entries]), [])
 
         children = [
             Child(
@@ -60,7 +61,7 @@ class DumpedDatabase:
             )
             for entry in entries
         ]
-        return Node(height, keys, [], children)
+        return Node(height, keys, None, children)
 
     def _dump(self, origin: Origin, node: str | None) -> dict[str, Any]:
         try:

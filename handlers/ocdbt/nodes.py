@@ -8,11 +8,15 @@ from __future__ import annotations
 
 __all__ = ("Child", "Manifest", "Node", "NodeReference", "decode_manifest", "decode_node")
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import final
 
+import numpy as np
+
 from penstock.handlers.ocdbt.columns import DataFile, decode_files, decode_keys
-from penstock.handlers.ocdbt.values import Indirect, Inline, Value
+from penstock.handlers.ocdbt.index import Values
 from penstock.handlers.ocdbt.wire import (
     MAX_NODE_ENTRIES,
     MAX_OFFSET,
@@ -63,7 +67,7 @@ class Node:
 
     height: int
     keys: list[bytes]  #: relative to this node; of the leaf's entries, or of the children
-    values: list[Value]  #: empty in an interior node
+    values: Values | None  #: of a leaf's keys; None in an interior node
     children: list[Child]  #: empty in a leaf
 
 
@@ -159,13 +163,13 @@ def decode_node(cursor: Cursor, transitive: str) -> Node:
         if len(children) < count:
             raise cursor.origin.corrupt("a child without a node")
 
-        node = Node(height, keys, [], children)
+        node = Node(height, keys, None, children)
 
     cursor.finish()
     return node
 
 
-def _values(cursor: Cursor, files: list[DataFile], count: int) -> list[Value]:
+def _values(cursor: Cursor, files: list[DataFile], count: int) -> Values:
     """Read the values of a leaf."""
     lengths = cursor.varints(count)
     kinds = cursor.varints(count)
@@ -179,18 +183,28 @@ def _values(cursor: Cursor, files: list[DataFile], count: int) -> list[Value]:
         raise cursor.origin.corrupt("a value in a data file that the node does not name")
 
     inline = cursor.take(sum([length for length, kind in zip(lengths, kinds, strict=True) if not kind]))
-    references = zip(ids, offsets, strict=True)
-    values: list[Value] = []
-    position = 0
-    for length, indirect in zip(lengths, kinds, strict=True):
-        if indirect:
-            file_id, offset = next(references)
-            if offset + length > MAX_OFFSET:
-                raise cursor.origin.corrupt(f"a value of {length} bytes at {offset}")
-            values.append(Indirect(files[file_id].path, offset, length))
-        else:
-            end = position + length
-            values.append(Inline(inline[position:end]))
-            position = end
+    lengths_there = compress(lengths, kinds)
+    for offset, length in zip(offsets, lengths_there, strict=True):
+        if offset + length > MAX_OFFSET:
+            raise cursor.origin.corrupt(f"a value of {length} bytes at {offset}")
 
-    return values
+    return _in_columns([file.path for file in files], inline, lengths, kinds, ids, offsets)
+
+
+def _in_columns(
+    files: list[str],
+    inline: bytes,
+    lengths: Sequence[int],
+    kinds: Sequence[int],
+    ids: Sequence[int],
+    offsets: Sequence[int],
+) -> Values:
+    """Give every value its place: in a data file, or in the node behind the inline ones before it."""
+    sizes = np.fromiter(lengths, np.int64, len(lengths))
+    indirect = np.fromiter(kinds, np.bool_, len(kinds))
+    here = np.where(indirect, 0, sizes)
+    places = np.cumsum(here) - here
+    places[indirect] = np.fromiter(offsets, np.int64, len(offsets))
+    numbers = np.full(len(sizes), -1, np.int64)
+    numbers[indirect] = np.fromiter(ids, np.int64, len(ids))
+    return Values(files, inline, numbers, places, sizes)

@@ -9,8 +9,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from penstock.handlers.ocdbt.index import Index, Values
 from penstock.handlers.ocdbt.nodes import Manifest, Node, NodeReference, decode_manifest, decode_node
-from penstock.handlers.ocdbt.values import Value
 from penstock.handlers.ocdbt.wire import (
     ENVELOPE_BYTES,
     MANIFEST_MAGIC,
@@ -35,7 +35,7 @@ _NUMBERED_MANIFEST = re.compile(r"manifest\.[0-9a-f]{16}")
 _NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
-def read_index(directory: str) -> dict[bytes, Value]:
+def read_index(directory: str) -> Index:
     """Read all keys of the newest version of an OCDBT database, and where their values lie.
 
     Blocks the calling thread, so that it belongs into a worker thread. What penstock writes is
@@ -64,30 +64,30 @@ def read_index(directory: str) -> dict[bytes, Value]:
     manifest, origin = database.manifest()
     root = manifest.root
     if root is None:
-        return {}
+        return Index([], [])
 
-    index: dict[bytes, Value] = {}
-    last_key: bytes | None = None
+    index: list[bytes] = []
+    values: list[Values] = []
     pending = [(root, b"")]
     while pending and len(index) <= root.n_keys:
         reference, prefix = pending.pop()
         node, where = database.node(reference)
-        if node.height:
+        if node.values is None:
             children = [(child.node, prefix + child.key[: child.inherited]) for child in node.children]
             pending.extend(reversed(children))
             continue
 
         keys = [prefix + key for key in node.keys] if prefix else node.keys
-        if last_key is not None and keys[0] <= last_key:
-            raise where.corrupt(f"key {keys[0]!r} comes after {last_key!r}")
+        if index and keys[0] <= index[-1]:
+            raise where.corrupt(f"key {keys[0]!r} comes after {index[-1]!r}")
 
-        last_key = keys[-1]
-        index.update(zip(keys, node.values, strict=True))
+        index += keys
+        values.append(node.values)
 
     if len(index) != root.n_keys:
         raise origin.corrupt(f"says {root.n_keys} keys, but the index holds {len(index)}")
 
-    return index
+    return Index(index, values)
 
 
 class _Database:

@@ -9,25 +9,44 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import Literal, final, get_args
 
+from penstock.handlers.stores.arena import Arena
+from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
-from penstock.handlers.stores.files import LocalDataFile, LocalReadableFile
+from penstock.handlers.stores.direct import Io
 from penstock.handlers.stores.holding import DirectoryHold
+from penstock.handlers.stores.mapped import map_file
+from penstock.handlers.stores.readable_file import LocalReadableFile
 from penstock.handlers.stores.renaming import exchange, rename_to_absent
 from penstock.handlers.stores.vectored import write_vectored
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import ConfigError, StorageError
 
 
 @final
 class LocalStore:
-    """Files and directories of a POSIX file system. Holds no state; every method blocks.
+    """Files and directories of a POSIX file system. Every method blocks.
 
     Failures are `StorageError`s that keep the operating system's number: a file that is not there
     has `errno.ENOENT`. Symbolic links are followed. No descriptor is inherited by child processes.
+
+    Args:
+        io: How large parts of data files travel. "auto": past the page cache (O_DIRECT) on local
+            disks, but reads what the page cache holds from there. "direct": past the page cache
+            wherever the file system takes it. "buffered": through the page cache.
+
+    Raises:
+        ConfigError: If `io` is none of these.
     """
 
-    __slots__ = ()
+    __slots__ = ("_arena", "_io")
+
+    def __init__(self, *, io: Io = "auto") -> None:
+        if io not in get_args(Io):
+            raise ConfigError("store.io", f"must be one of {', '.join(get_args(Io))}, not {io!r}")
+
+        self._io: Io = io
+        self._arena = Arena()  # empty while no data file is open for writing
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         """What lies at `path`; None if nothing does, or a link that leads nowhere."""
@@ -131,11 +150,15 @@ class LocalStore:
 
     def create_data_file(self, path: str) -> LocalDataFile:
         """Create a file that does not exist yet, for writing at chosen offsets."""
-        return LocalDataFile(path)
+        return LocalDataFile(path, self._io, self._arena)
 
     def open_data_file(self, path: str) -> LocalReadableFile:
         """Open a file for reading at chosen offsets."""
-        return LocalReadableFile(path)
+        return LocalReadableFile(path, self._io)
+
+    def map_file(self, path: str) -> memoryview:
+        """Return the file's bytes without reading them; see `mapped.map_file`."""
+        return map_file(path)
 
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable.
@@ -164,10 +187,24 @@ class LocalStore:
 
             self.sync_directory(folder)
 
+    def link(self, source: str, destination: str) -> None:
+        """Give a file another name, so that it lives as long as either; not across file systems."""
+        with translated("link", source):
+            os.link(source, destination)
+
     def rename(self, source: str, destination: str) -> None:
         """Rename atomically; a destination that exists is an error, not replaced."""
         with translated("rename", source):
             rename_to_absent(source, destination)
+
+    def link(self, source: str, destination: str) -> None:
+        """Give the file at `source` a second name, which must be free, on the same file system.
+
+        Raises:
+            StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP where that is not possible.
+        """
+        with translated("link", destination):
+            os.link(os.path.realpath(source), destination)  # of a symbolic link: the file it leads to
 
     def exchange(self, first: str, second: str) -> None:
         """Swap two directories in one step, so that neither name is ever absent.

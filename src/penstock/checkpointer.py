@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from penstock import pipelines
 from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
-from penstock.engine import Engine
+from penstock.engine import Compare, Engine
 from penstock.handlers.layout.every import EveryLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
@@ -71,7 +71,7 @@ class Checkpointer:
         registry: Handlers for leaf types; by default those that come with penstock.
         save_pipeline: The stages of a save.
         restore_pipeline: The stages of a restore.
-        store: Where checkpoints lie.
+        store: Where checkpoints lie; by default the local file system, with the options of the config.
         layout: What they look like there; by default Orbax's is written, and all that penstock knows read.
         coordinator: What the processes of a job agree through.
 
@@ -98,7 +98,7 @@ class Checkpointer:
             options,
             MemoryRegulator(auto_memory_limit() if limit == "auto" else limit),
             default_handlers() if registry is None else registry,
-            LocalStore() if store is None else store,
+            LocalStore(io=options.store.io) if store is None else store,
             layout,
             SingleProcessCoordinator() if coordinator is None else coordinator,
             get_logger(),
@@ -140,6 +140,8 @@ class Checkpointer:
         prioritise: First | None = None,
         staging: Staging = "copy",
         custom_metadata: Mapping[str, Any] | None = None,
+        base: str | os.PathLike[str] | None = None,
+        compare: Compare = "identity",
         pipeline: Pipeline[SaveRun] | None = None,
     ) -> SaveFuture:
         """Begin to save `tree` at `path`; return once it is staged.
@@ -156,6 +158,14 @@ class Checkpointer:
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
             custom_metadata: JSON values kept with the checkpoint, as they are now.
+            base: An earlier checkpoint. Leaves that are as they are there are not written again: the
+                data files that they lie in become hard links, so that each checkpoint is whole by
+                itself, whichever is deleted first. Where the file system has no links, or little of
+                a file is still needed, leaves are written.
+            compare: How a leaf is known to be as it was. `"identity"`: it is the very jax.Array that
+                this Checkpointer saved to the base, or restored from it. `"digest"`: its bytes have
+                the SHA-256 that was recorded with the base; so the base must have been saved in this
+                way, too. Costs reading every byte of the tree.
             pipeline: Stages for this save alone.
 
         Returns:
@@ -173,21 +183,18 @@ class Checkpointer:
         tasks, threads = self._running()
         self._background.raise_unseen()
         final = absolute_path(path)
-        run = self._engine.save_run(final, threads, overwrite=overwrite, custom_metadata=custom_metadata)
+        run = self._engine.save_run(
+            final,
+            threads,
+            overwrite=overwrite,
+            custom_metadata=custom_metadata,
+            base=None if base is None else absolute_path(base),
+            compare=compare,
+        )
         chosen = _prioritised(self._save_pipeline if pipeline is None else pipeline, prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
-        self._background.add(task)
-        tasks.start_soon(task)
-        try:
-            await task.future.wait(Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
-        except BaseException:
-            task.cancel()
-            with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
-                await task.wait_ended()
-
-            raise
-
+        await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
 
     async def restore(
@@ -313,6 +320,19 @@ class Checkpointer:
             raise failure
         finally:
             del failure, unseen  # the traceback refers to this frame
+
+    async def _start(self, tasks: TaskGroup, task: SaveTask, until: Milestone) -> None:
+        """Start a save in the background; return when it has come so far."""
+        self._background.add(task)
+        tasks.start_soon(task)
+        try:
+            await task.future.wait(until)
+        except BaseException:
+            task.cancel()
+            with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
+                await task.wait_ended()
+
+            raise
 
     def _running(self) -> tuple[TaskGroup, Threads]:
         if self._tasks is None or self._threads is None:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, TypeVar, final
 
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
+from penstock.kernel.transfers import Transfers
 
 T = TypeVar("T")
 
@@ -104,6 +105,9 @@ class CrashStore:
     def open_data_file(self, path: str) -> ReadableFile:
         return self._look("open_data_file", path, self._inner.open_data_file)
 
+    def map_file(self, path: str) -> memoryview:
+        return self._look("map_file", path, self._inner.map_file)
+
     def make_directory(self, path: str) -> None:
         def note() -> None:
             node = self._top
@@ -131,6 +135,13 @@ class CrashStore:
 
         inner = self.change("create_data_file", path, lambda: self._inner.create_data_file(path), note)
         return _CrashDataFile(self, path, inner, file)
+
+    def link(self, source: str, destination: str) -> None:
+        def note() -> None:
+            # One file under two names: what was made durable under the one is so under the other.
+            self._parent(destination).now[_name(destination)] = self._parent(source).now[_name(source)]
+
+        self.change("link", source, lambda: self._inner.link(source, destination), note)
 
     def sync_directory(self, path: str) -> None:
         def note() -> None:
@@ -204,6 +215,14 @@ class _CrashDataFile:
         self._path = path
         self._inner = inner
         self._file = file
+
+    @property
+    def transfers(self) -> Transfers:
+        return self._inner.transfers
+
+    def allocate(self, nbytes: int) -> None:
+        # Room is no content: what is over is given back by `sync`, before which nothing survives.
+        self._store.change("data.allocate", self._path, lambda: self._inner.allocate(nbytes), lambda: None)
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         def note() -> None:

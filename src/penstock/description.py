@@ -5,28 +5,88 @@ from __future__ import annotations
 __all__ = ("CheckpointMetadata", "LeafMetadata", "describe_checkpoint")
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
-from penstock.kernel.messages import StoredLeaf
-from penstock.kernel.protocols import Layout, Store
-from penstock.stages.trees import nest
+from penstock.kernel.messages import LeafSpec, StoredLeaf
+from penstock.kernel.protocols import Layout, LeafColumns, Store
+from penstock.stages.trees import nest_columns
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class LeafMetadata:
-    """What is known of one leaf without reading it."""
+    """What is known of one leaf without reading it. Immutable; equal to one that says the same."""
 
-    name: str  #: the stored name, keys joined by dots
-    key_path: str  #: for people: `['opt'][0]['mu']`
-    kind: str  #: the recorded type: `jax.Array`, `np.ndarray`, `scalar`, `string`, `None`, ...
-    shape: tuple[int, ...] | None = None  #: None if it is no array
-    dtype: str = ""  #: by name; empty if it is no array
-    nbytes: int = 0  #: uncompressed
-    chunk_shape: tuple[int, ...] = ()
-    sharding: Mapping[str, Any] | None = None  #: as recorded; its devices need not be here
-    random_key_impl: str | None = None  #: of a typed PRNG key
+    __slots__ = ("_at", "_leaves")
+
+    def __init__(self, leaves: Sequence[StoredLeaf], at: int) -> None:
+        self._leaves = leaves
+        self._at = at
+
+    @property
+    def name(self) -> str:
+        """The stored name, keys joined by dots."""
+        return self._leaves[self._at].info.name
+
+    @property
+    def key_path(self) -> str:
+        """For people: `['opt'][0]['mu']`."""
+        return self._leaves[self._at].info.key_path
+
+    @property
+    def kind(self) -> str:
+        """The recorded type: `jax.Array`, `np.ndarray`, `scalar`, `string`, `None`, ..."""
+        return self._spec.typestr
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """None if it is no array."""
+        return self._spec.shape
+
+    @property
+    def dtype(self) -> str:
+        """By name; empty if it is no array."""
+        return self._spec.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Uncompressed; 0 if it is no array."""
+        return self._spec.nbytes
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        return self._spec.chunk_shape
+
+    @property
+    def sharding(self) -> Mapping[str, Any] | None:
+        """As recorded, a fresh copy each time; its devices need not be here."""
+        text = self._spec.sharding
+        found: Mapping[str, Any] | None = json.loads(text) if text else None
+        return found
+
+    @property
+    def random_key_impl(self) -> str | None:
+        """Of a typed PRNG key: the name of its implementation."""
+        return self._spec.random_key_impl
+
+    @property
+    def _spec(self) -> LeafSpec:
+        leaves = self._leaves
+        return leaves.specs[self._at] if isinstance(leaves, LeafColumns) else leaves[self._at].spec
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LeafMetadata):
+            return NotImplemented
+
+        return (self._spec, self.name, self.key_path) == (other._spec, other.name, other.key_path)
+
+    def __hash__(self) -> int:
+        return hash((self._spec, self.name))
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        return f"LeafMetadata({self.name!r}, {spec.typestr!r}, shape={spec.shape}, dtype={spec.dtype!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +112,17 @@ def describe_checkpoint(layout: Layout, store: Store, path: str) -> CheckpointMe
         CorruptCheckpointError: If there is no checkpoint, or a damaged one.
     """
     checkpoint = layout.open(store, path)
-    leaves = tuple(_describe(stored) for stored in checkpoint.leaves)
+    stored = checkpoint.leaves
+    if isinstance(stored, LeafColumns):
+        keys, kinds = stored.keys, stored.kinds
+    else:
+        keys, kinds = [leaf.info.keys for leaf in stored], [leaf.info.kinds for leaf in stored]
+
+    leaves = tuple([LeafMetadata(stored, at) for at in range(len(stored))])
     return CheckpointMetadata(
         path,
-        nest([stored.info for stored in checkpoint.leaves], leaves),
+        nest_columns(keys, kinds, leaves),
         leaves,
         checkpoint.custom_metadata,
         checkpoint.committed_at_ns,
-    )
-
-
-def _describe(stored: StoredLeaf) -> LeafMetadata:
-    spec = stored.spec
-    return LeafMetadata(
-        stored.info.name,
-        stored.info.key_path,
-        spec.typestr,
-        spec.shape,
-        spec.dtype,
-        spec.nbytes,
-        spec.chunk_shape,
-        json.loads(spec.sharding) if spec.sharding else None,
-        spec.random_key_impl,
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("Engine",)
+__all__ = ("Compare", "Engine")
 
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
 from penstock.kernel.capabilities import ArrangedLayout
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.kernel.threads import Threads
 
 T = TypeVar("T")
+Compare: TypeAlias = Literal["identity", "digest"]
+"""How an unchanged leaf is known."""
 
 MOST_READS: Final = 10
 """Times that a checkpoint is read which is being overwritten all the while."""
@@ -47,13 +49,23 @@ class Engine:
     shared: Shared = field(default_factory=Shared)
 
     def save_run(
-        self, path: str, threads: Threads, *, overwrite: bool, custom_metadata: Mapping[str, Any] | None
+        self,
+        path: str,
+        threads: Threads,
+        *,
+        overwrite: bool,
+        custom_metadata: Mapping[str, Any] | None,
+        base: str | None,
+        compare: Compare,
     ) -> SaveRun:
         """Make what the stages of one save use.
 
         Raises:
-            SpecError: If `custom_metadata` cannot be written as JSON.
+            SpecError: If `custom_metadata` cannot be written as JSON, or `compare` is no such way.
         """
+        if compare not in ("identity", "digest"):
+            raise SpecError(f"compare must be 'identity' or 'digest', not {compare!r}")
+
         workspace = Workspace(
             self.store,
             threads,
@@ -66,6 +78,8 @@ class Engine:
         return SaveRun(
             **self._shared(path, threads, self.config.save),
             workspace=workspace,
+            base=base,
+            by_digest=compare == "digest",
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),
         )

@@ -21,6 +21,7 @@ from penstock.crash_store import Crash, CrashStore
 from penstock.hang import Hang, Operation
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
+from penstock.kernel.transfers import Transfers
 
 T = TypeVar("T")
 
@@ -123,11 +124,20 @@ class FaultyStore:
     def open_data_file(self, path: str) -> ReadableFile:
         return self.perform("open_data_file", path, lambda: self._wrap_readable(path))
 
+    def map_file(self, path: str) -> memoryview:
+        return self.perform("map_file", path, lambda: self._inner.map_file(path))
+
+    def link(self, source: str, destination: str) -> None:
+        self.perform("link", source, lambda: self._inner.link(source, destination))
+
     def sync_directory(self, path: str) -> None:
         self.perform("sync_directory", path, lambda: self._inner.sync_directory(path))
 
     def sync_tree(self, path: str) -> None:
         self.perform("sync_tree", path, lambda: self._inner.sync_tree(path))
+
+    def link(self, source: str, destination: str) -> None:
+        self.perform("link", source, lambda: self._inner.link(source, destination))
 
     def rename(self, source: str, destination: str) -> None:
         self.perform("rename", source, lambda: self._inner.rename(source, destination))
@@ -189,6 +199,13 @@ class _FaultyDataFile:
         self._inner = inner
         self._is_open = True
 
+    @property
+    def transfers(self) -> Transfers:
+        return self._inner.transfers
+
+    def allocate(self, nbytes: int) -> None:
+        self._store.perform("data.allocate", self._path, lambda: self._inner.allocate(nbytes))
+
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         def torn() -> None:
             whole = b"".join(buffers)
@@ -215,8 +232,17 @@ class _FaultyReadableFile:
         self._inner = inner
         self._is_open = True
 
-    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        self._store.perform("file.read_at", self._path, lambda: self._inner.read_at(offset, buffers))
+    @property
+    def transfers(self) -> Transfers:
+        return self._inner.transfers
+
+    def read_at(
+        self,
+        offset: int,
+        buffers: Sequence[memoryview],
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        self._store.perform("file.read_at", self._path, lambda: self._inner.read_at(offset, buffers, seen))
 
     def close(self) -> None:
         if self._is_open:

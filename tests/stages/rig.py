@@ -39,6 +39,7 @@ from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.runner import run_pipeline
+from penstock.kernel.shared import Shared
 from penstock.kernel.stage import Actor, FunctionStage, release_dropped
 from penstock.kernel.threads import Threads
 from penstock.kernel.workspace import Workspace
@@ -61,6 +62,7 @@ class Rig:
         self.threads = Threads()
         self.memory = MemoryRegulator(1 << 30)
         self.limits = LIMITS
+        self.shared = Shared()
         self._capture = LogCapture()
 
     @property
@@ -125,6 +127,7 @@ class Rig:
             "coordinator": SingleProcessCoordinator(),
             "events": logger,
             "limits": self.limits,
+            "shared": self.shared,
         }
 
 

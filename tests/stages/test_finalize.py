@@ -45,7 +45,7 @@ async def test_it_renames_syncs_the_parent_and_reports(rig: Rig) -> None:
     assert (report.path, report.n_leaves, report.nbytes) == (str(rig.final), 3, 1000)
     assert content(rig.final) == "new"
     assert not rig.temporary.exists()
-    assert rig.operations[before:] == ["kind", "rename", "sync_directory"]
+    assert rig.operations[before:] == ["kind", "rename", "sync_directory", "identity"]
     assert rig.store.operations[-1].path == str(rig.root)
     assert run.workspace.published
 
@@ -94,7 +94,7 @@ async def test_overwriting_exchanges_and_then_removes_the_old(rig: Rig) -> None:
 
     assert content(rig.final) == "new"
     assert os.listdir(rig.root) == ["ckpt"]
-    assert rig.operations[before:] == ["kind", "exchange", "sync_directory", "remove_tree"]
+    assert rig.operations[before:] == ["kind", "exchange", "sync_directory", "remove_tree", "identity"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

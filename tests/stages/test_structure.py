@@ -41,6 +41,9 @@ class Box:
         self.value = value
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"Box({self.value!r}, {self.name!r})"
+
 
 class AlwaysEqual:
     def __init__(self, name: str) -> None:
@@ -64,6 +67,9 @@ class Holder:
 
     def __init__(self, *values: Any) -> None:
         self.values = values
+
+    def __repr__(self) -> str:
+        return f"Holder{self.values!r}"
 
 
 _jax.register_pytree_with_keys(
@@ -111,7 +117,7 @@ TREES = [
 ]
 
 
-@pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
+@pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_a_tree_is_taken_apart_as_without_the_cache(tree: object) -> None:
     cache = StructureCache()
     check_same(cache, tree)
@@ -152,7 +158,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), CHANGES, ids=range(len(CHANGES)))
+@pytest.mark.parametrize(("before", "after"), CHANGES, ids=repr)
 def test_a_changed_tree_never_reuses_what_was_remembered(before: object, after: object) -> None:
     cache = StructureCache()
     first = check_same(cache, before)

@@ -74,8 +74,12 @@ class SafetensorsLayout:
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
-        """None: all that there is to say is in the headers, and in the index that `arrange` made."""
+        """None: all that there is to say is in the headers, and in the index that `arrange` made.
+
+        Digests are not kept, so a checkpoint of this kind is no base for another one.
+        """
         return ()
 
     def arrange(

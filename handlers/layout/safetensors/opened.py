@@ -6,7 +6,7 @@ __all__ = ("SafetensorsCheckpoint", "open_checkpoint", "recognises")
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from penstock.handlers.dtypes import numpy_dtype
@@ -19,7 +19,7 @@ from penstock.handlers.layout.safetensors.header import FileHeader, Tensor
 from penstock.handlers.layout.safetensors.naming import check_tree, empty_marker, split_name
 from penstock.handlers.layout.safetensors.note import Note
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages import KeyKind, LeafSpec, ParamInfo, Read, StoredLeaf
+from penstock.kernel.messages import KeyKind, LeafSpec, ParamInfo, Read, StoredLeaf, Written
 from penstock.kernel.protocols import Destination, Store
 
 
@@ -41,10 +41,16 @@ class SafetensorsCheckpoint:
     """
 
     path: str
+    directory: str  #: what holds the file or files
     leaves: Sequence[StoredLeaf]
     custom_metadata: Mapping[str, Any] | None
     note: Note | None  #: what penstock recorded, if it wrote the file
     committed_at_ns: int | None = None
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
+        """Nothing: no checksums are recorded."""
+        return ()
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`. A tensor is one plain chunk."""
@@ -124,7 +130,7 @@ def open_checkpoint(store: Store, path: str) -> SafetensorsCheckpoint:
         named.add(name)
         leaves.append(StoredLeaf(_flat(name, directory), spec))
 
-    return SafetensorsCheckpoint(path, tuple(leaves), _custom_metadata(headers, about), note)
+    return SafetensorsCheckpoint(path, directory, tuple(leaves), _custom_metadata(headers, about), note)
 
 
 def _note(headers: Sequence[FileHeader]) -> Note | None:

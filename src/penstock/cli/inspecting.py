@@ -6,9 +6,8 @@ __all__ = ("inspect",)
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
@@ -16,6 +15,18 @@ import penstock
 from penstock.cli.output import Output, Table
 from penstock.cli.report import format_bytes
 from penstock.description import CheckpointMetadata, LeafMetadata
+
+_FIELDS: Final = (
+    "name",
+    "key_path",
+    "kind",
+    "shape",
+    "dtype",
+    "nbytes",
+    "chunk_shape",
+    "sharding",
+    "random_key_impl",
+)
 
 
 def inspect(path: str, output: Output, *, as_json: bool) -> int:
@@ -68,7 +79,8 @@ def _document(found: CheckpointMetadata) -> dict[str, Any]:
 
 
 def _leaf(leaf: LeafMetadata) -> dict[str, Any]:
-    return {name: value for name, value in asdict(leaf).items() if value not in (None, "", ())}
+    found = {name: getattr(leaf, name) for name in _FIELDS}
+    return {name: value for name, value in found.items() if value not in (None, "", ())}
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -16,7 +16,6 @@ from penstock.handlers.layout import sharding, strings
 from penstock.handlers.layout.chunk_index import check_files
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.stored import OrbaxCheckpoint
-from penstock.handlers.ocdbt.values import Indirect
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -229,7 +228,7 @@ def test_an_index_that_leads_out_of_the_checkpoint_is_refused(path: Path) -> Non
     (path.parent / "secret").write_bytes(bytes(100))
 
     with pytest.raises(CorruptCheckpointError, match=r"'\.\./secret' leads out of the checkpoint"):
-        check_files(LocalStore(), str(path), {b"a/0": Indirect("../secret", 0, 100)})
+        check_files(LocalStore(), str(path), {"../secret": 100})
 
 
 def test_a_data_file_that_is_gone_is_found_when_opening(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.layout.metadata import encode as encode_metadata
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.regions import DIRECT_BYTES, merge_direct
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.values import Inline
 from penstock.handlers.ocdbt.writer import encode_index
 from penstock.handlers.stores.local import LocalStore
@@ -238,9 +240,9 @@ def test_a_chunk_that_was_written_and_is_missing_names_its_leaf(
 def test_a_chunk_of_the_wrong_length_names_its_leaf(make_leaf: Any, write_flat: Any, tmp_path: Path) -> None:
     values = np.arange(8, dtype=np.int32)
     write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values})
-    checkpoint: Any = OrbaxLayout().open(LocalStore(), str(tmp_path))
+    opened = OrbaxLayout().open(LocalStore(), str(tmp_path))
+    checkpoint = replace(opened, index=Index.of({**opened.index, b"a/0": Inline(b"1234")}))
     (stored,) = checkpoint.leaves
-    checkpoint.index[b"a/0"] = Inline(b"1234")
 
     with pytest.raises(CorruptCheckpointError, match=r"chunk 'a/0' has 4 bytes, not 32 \(leaf \['a'\]\)"):
         list(checkpoint.reads(0, stored, Nowhere(((0, 8),), 4), 1 << 20))

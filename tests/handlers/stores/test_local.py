@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from penstock.handlers.stores import vectored
-from penstock.handlers.stores.files import LocalDataFile
+from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.renaming import exchange_in_steps
 from penstock.kernel.errors import PenstockError, StorageError, TruncatedDataError

@@ -1,0 +1,155 @@
+"""What the documents together say of each leaf."""
+
+from __future__ import annotations
+
+__all__ = ("ARRAY_TYPES", "ArrayFormats", "has_value", "stored_leaves")
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from penstock.handlers import zarr
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.layout import strings as string_leaves
+from penstock.handlers.layout.chunk_index import read_value
+from penstock.handlers.layout.leaves import StoredLeaves
+from penstock.handlers.layout.metadata import TreeMetadata
+from penstock.handlers.layout.names import LEGACY_MSGPACK, METADATA, show_key_path
+from penstock.handlers.ocdbt.index import Index
+from penstock.handlers.zarr import ArrayFormat
+from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.messages import LeafSpec
+from penstock.kernel.protocols import Store
+
+ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
+_EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+
+
+def has_value(typestr: str, *, skip: bool) -> bool:
+    """Whether something may lie in the index under the leaf's name."""
+    return not skip and typestr not in _EMPTY and typestr != "string"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayFormats:
+    """Finds the metadata of arrays. Trees have many leaves and few shapes, so the same is decoded once."""
+
+    store: Store
+    directory: str
+    index: Index
+    _known: dict[bytes, ArrayFormat] = field(default_factory=dict[bytes, ArrayFormat])
+
+    def find(
+        self, tree: TreeMetadata, names: Sequence[str], valued: Sequence[int]
+    ) -> list[ArrayFormat | None]:
+        """Return the format of each leaf; None of what is not in the index.
+
+        Args:
+            tree: Which leaves there are.
+            names: Of all leaves.
+            valued: Those to look for.
+        """
+        found: list[ArrayFormat | None] = [None] * len(names)
+        for metadata_key in zarr.METADATA_KEYS:
+            keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in valued]
+            rows = list(map(self.index.rows.get, map(str.encode, keys)))
+            there = [number for number, row in enumerate(rows) if row is not None]
+            values = self.index.inline_values([row for row in rows if row is not None])
+            for number, value in zip(there, values, strict=True):
+                at = valued[number]
+                data = self._far_value(keys[number]) if value is None else value
+                found[at] = self._known.get(data) or self._decode(tree, at, keys[number], data)
+
+            valued = [at for at, row in zip(valued, rows, strict=True) if row is None]
+            if not valued:
+                break
+
+        return found
+
+    def _far_value(self, key: str) -> bytes:
+        return read_value(self.store, self.directory, self.index[key.encode()])
+
+    def _decode(self, tree: TreeMetadata, at: int, key: str, data: bytes) -> ArrayFormat:
+        try:
+            form = zarr.decode(os.path.join(self.directory, key), data)
+        except CorruptCheckpointError as error:
+            error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
+            raise
+
+        return self._known.setdefault(data, form)
+
+
+def stored_leaves(
+    directory: str,
+    tree: TreeMetadata,
+    arrays: ArrayFormats,
+    *,
+    strings: tuple[str, dict[str, object]],
+    shardings: Mapping[str, str],
+    random_keys: Mapping[str, str],
+) -> StoredLeaves:
+    """Put together what is known of every leaf. What many leaves have in common, they share.
+
+    Raises:
+        UnsupportedFormatError: If a value is in a file that penstock does not read.
+        CorruptCheckpointError: If a value is not where it should be; names the leaf.
+    """
+    names = [".".join(keys) for keys in tree.keys]
+    kinds = zip(tree.typestrs, tree.skips, strict=True)
+    valued = [at for at, (typestr, skip) in enumerate(kinds) if has_value(typestr, skip=skip)]
+    formats = arrays.find(tree, names, valued)
+    known: dict[tuple[object, ...], LeafSpec] = {}
+    specs: list[LeafSpec] = []
+    rows = zip(names, tree.typestrs, tree.skips, tree.write_shapes, formats, strict=True)
+    for at, (name, typestr, skip, write_shape, form) in enumerate(rows):
+        shared = (typestr, skip, id(form), write_shape, shardings.get(name), random_keys.get(name))
+        spec = known.get(shared)
+        if spec is None:
+            _check_present(directory, tree, at, form)
+            if typestr == "string":
+                key_path = show_key_path(tree.keys[at], tree.kinds[at])
+                spec = LeafSpec(typestr, text=string_leaves.find(*strings, name, key_path))
+            elif form is None:
+                spec = known[shared] = LeafSpec(typestr)
+            else:
+                spec = known[shared] = _array_spec(form, typestr, write_shape, *shared[-2:])
+
+        specs.append(spec)
+
+    return StoredLeaves(directory, tree.keys, tree.kinds, specs, formats)
+
+
+def _array_spec(
+    form: ArrayFormat,
+    typestr: str,
+    write_shape: tuple[int, ...] | None,
+    sharding: str | None,
+    random_key_impl: str | None,
+) -> LeafSpec:
+    return LeafSpec(
+        typestr=typestr,
+        shape=form.shape,
+        dtype=form.dtype,
+        itemsize=numpy_dtype(form.dtype).itemsize,
+        chunk_shape=form.chunk_shape,
+        write_shape=write_shape,
+        sharding=sharding,
+        random_key_impl=random_key_impl,
+    )
+
+
+def _check_present(directory: str, tree: TreeMetadata, at: int, form: ArrayFormat | None) -> None:
+    """Raise if a leaf has a value by its type, and none that can be read."""
+    typestr = tree.typestrs[at]
+    if typestr in _EMPTY:
+        return
+
+    key_path = show_key_path(tree.keys[at], tree.kinds[at])
+    if tree.skips[at]:
+        problem = f"its value is in the msgpack file {LEGACY_MSGPACK!r}; penstock does not read these yet"
+        raise UnsupportedFormatError(directory, problem, key_path=key_path)
+    if form is None and typestr in ARRAY_TYPES:
+        problem = f"the array {'.'.join(tree.keys[at])!r} is listed in {METADATA} and is not there"
+        raise CorruptCheckpointError(directory, problem, key_path=key_path)

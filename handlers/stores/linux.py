@@ -1,0 +1,75 @@
+"""Two calls that Python lacks: `fallocate` without glibc's imitation of it, and a file system's type."""
+
+from __future__ import annotations
+
+__all__ = ("allocate", "takes_direct_io")
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+# Of <linux/magic.h>. Disks of this machine only: over a network, the page cache of this side is worth
+# having. An overlay passes on what lies below, and refuses what that refuses.
+EXT4: Final = 0xEF53
+XFS: Final = 0x58465342
+F2FS: Final = 0xF2F52010
+OVERLAY: Final = 0x794C7630
+DISKS: Final = frozenset({EXT4, XFS, F2FS, OVERLAY})
+
+_STATFS_BYTES: Final = 512  # more than the structure has anywhere; it begins with the type
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ESPIPE})
+
+
+def takes_direct_io(descriptor: int) -> bool:
+    """Whether an open file lies on a disk of this machine, of a kind that gains by direct transfers."""
+    call = _find("fstatfs", ctypes.c_int, ctypes.c_char_p)
+    if call is None:
+        return False
+
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if call(descriptor, answer) != 0:
+        return False
+
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF in DISKS
+
+
+def allocate(descriptor: int, offset: int, nbytes: int) -> bool:
+    """Have the file system reserve room, and extend the file to it; the bytes read as zero.
+
+    Returns:
+        False where it cannot. (`os.posix_fallocate` would write zeros then.)
+
+    Raises:
+        OSError: If it could, and there is no room: ENOSPC, EDQUOT, EFBIG.
+    """
+    call = _find("fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if call is None:
+        return False
+
+    while call(descriptor, 0, offset, nbytes) != 0:
+        number = ctypes.get_errno()
+        if number in _UNSUPPORTED:
+            return False
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+    return True
+
+
+@cache
+def _find(name: str, *argument_types: type) -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (AttributeError, OSError):
+        return None  # another C library
+
+    call.argtypes = argument_types
+    call.restype = ctypes.c_int
+    found: Callable[..., int] = call
+    return found

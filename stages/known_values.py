@@ -1,0 +1,67 @@
+"""Which objects in memory are known to equal which leaves of which checkpoints."""
+
+from __future__ import annotations
+
+__all__ = ("KnownValues", "references_to")
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, final
+from weakref import ref
+
+from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.protocols import LeafHandler, SnapshotHandler
+from penstock.kernel.run import References
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownValues:
+    """Remembers the values of the last few checkpoints, without keeping them alive. Thread-safe.
+
+    Args:
+        most: Checkpoints to remember.
+    """
+
+    most: int = 4
+    _known: dict[str, tuple[object, References]] = field(
+        default_factory=dict["str", "tuple[object, References]"], init=False, repr=False
+    )
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+
+    def remember(self, path: str, identity: object, references: References) -> None:
+        """Note what lies at `path` while it has this `identity` (see `Store.identity`)."""
+        with self._lock:
+            self._known.pop(path, None)
+            self._known[path] = (identity, references)
+            while len(self._known) > self.most:
+                del self._known[next(iter(self._known))]
+
+    def find(self, path: str, identity: object) -> References:
+        """Return what is known of `path`; nothing if something else lies there by now."""
+        with self._lock:
+            known, references = self._known.get(path, (None, {}))
+
+        return references if known == identity else {}
+
+
+def references_to(values: Iterable[tuple[str, object, LeafHandler | AdaptedHandler]]) -> References:
+    """Make weak references to those of the values that never change.
+
+    Args:
+        values: Stored names, values, and the handlers of those.
+    """
+    immutable: dict[int, bool] = {}  # by identity: a handler need not be hashable
+    found: dict[str, Any] = {}
+    for name, value, handler in values:
+        never_changes = immutable.get(id(handler))
+        if never_changes is None:
+            never_changes = isinstance(handler, SnapshotHandler) and handler.immutable
+            immutable[id(handler)] = never_changes
+        if never_changes:
+            with suppress(TypeError):  # of a class without weak references
+                found[name] = ref(value)
+
+    return found

@@ -1,0 +1,188 @@
+"""Sets aside the leaves that the previous checkpoint holds already, and links the files they lie in.
+
+A checkpoint that shares files with another one is whole by itself: a hard link is as good a name as
+the first one, so either may be deleted.
+"""
+
+from __future__ import annotations
+
+__all__ = ("files_worth_linking", "set_aside", "take_digests")
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import final
+
+from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.errors import StorageError
+from penstock.kernel.messages import Leaf, StoredLeaf, Written, WrittenBatch
+from penstock.kernel.protocols import StoredCheckpoint
+from penstock.kernel.run import SaveRun
+from penstock.stages.batching import grouped
+from penstock.stages.known_values import KnownValues
+
+LIVE_SHARE = 0.5
+"""A file is linked if at least this part of it is still needed; else what is needed is written anew.
+
+So a chain of checkpoints never takes more than twice the bytes of its leaves."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A leaf that is as it was, and where its bytes lie."""
+
+    leaf: Leaf
+    parts: tuple[Written, ...]
+
+
+async def set_aside(run: SaveRun, leaves: list[Leaf]) -> list[Leaf]:
+    """Return the leaves that must be written, in order; the others are in `run.kept`, their files linked.
+
+    Raises:
+        CorruptCheckpointError: If there is no checkpoint at the base, or a damaged one.
+    """
+    assert run.base is not None
+    directory, candidates, sizes = await run.threads.run(_compare, run, run.base, leaves)
+    files = files_worth_linking([candidate.parts for candidate in candidates], sizes)
+    for folder in sorted({os.path.dirname(file) for file in files}):
+        await run.workspace.open(folder)
+
+    linked = await run.threads.run(_link, run, directory, files)
+    kept = [found for found in candidates if all(part.file in linked for part in found.parts)]
+    if not kept:
+        return leaves
+
+    staged = tuple(found.leaf.without_value() for found in kept)
+    run.kept = WrittenBatch(staged, tuple(part for found in kept for part in found.parts))
+    gone = {found.leaf.index for found in kept}
+    run.events.info("save.unchanged", path=run.path, n_leaves=len(kept), nbytes=run.kept.nbytes)
+    return [leaf for leaf in leaves if leaf.index not in gone]
+
+
+def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[str, int]) -> set[str]:
+    """Choose the data files of the base that the new checkpoint shares.
+
+    Args:
+        unchanged: For each leaf that is as it was, where its parts lie.
+        sizes: Bytes of each file.
+
+    Returns:
+        Files of which enough is needed. A leaf can be kept only if all of its files are among them;
+        of those that are not, nothing counts as needed.
+    """
+    leaves = [parts for parts in unchanged if parts]
+    files = {part.file for parts in leaves for part in parts}
+    while True:
+        needed: dict[str, int] = defaultdict(int)
+        for parts in leaves:
+            if all(part.file in files for part in parts):
+                for part in parts:
+                    needed[part.file] += part.nbytes
+
+        enough = {file for file in files if needed[file] and needed[file] >= LIVE_SHARE * sizes[file]}
+        if enough == files:
+            return files
+
+        files = enough
+
+
+def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list[_Candidate], dict[str, int]]:
+    """Find the leaves that the base holds as they are. In a worker thread.
+
+    Returns:
+        The directory that the base's data files are named from, the leaves, and the sizes of the files.
+    """
+    checkpoint = run.layout.open(run.store, base)
+    stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves}
+    same = _same_digest(run, checkpoint) if run.by_digest else _same_object(run, base)
+    found: list[_Candidate] = []
+    for leaf in leaves:
+        before = stored.get(leaf.info.keys)
+        if before is not None and same(leaf) and _alike(leaf, before):
+            parts = checkpoint.parts(before)
+            if parts:
+                found.append(_Candidate(leaf, tuple([replace(part, leaf=leaf.index) for part in parts])))
+
+    files = {part.file for candidate in found for part in candidate.parts}
+    sizes = {file: run.store.size(os.path.join(checkpoint.directory, file)) for file in files}
+    return checkpoint.directory, found, sizes
+
+
+def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
+    """Whether the bytes mean the same; what is recorded of a leaf beside them is written anew."""
+    if not leaf.spec.nbytes:
+        return False
+
+    now, then = leaf.spec, before.spec
+    return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
+
+
+def _same_object(run: SaveRun, base: str) -> Callable[[Leaf], bool]:
+    known = run.shared.of(KnownValues).find(base, run.store.identity(base))
+
+    def same(leaf: Leaf) -> bool:
+        reference = known.get(leaf.info.name)
+        return reference is not None and reference() is leaf.value
+
+    return same
+
+
+def _same_digest(run: SaveRun, checkpoint: StoredCheckpoint) -> Callable[[Leaf], bool]:
+    recorded = checkpoint.digests
+
+    def same(leaf: Leaf) -> bool:
+        digest = run.digests.get(leaf.info.name)
+        return digest is not None and digest == recorded.get(leaf.info.name)
+
+    return same
+
+
+async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> None:
+    """Note the SHA-256 of every leaf that has bytes in `run.digests`. Reads every byte.
+
+    What must be copied to the host for it is leased, a piece at a time.
+    """
+    most = run.limits.piece_bytes
+    for group in grouped([leaf for leaf in leaves if leaf.spec.nbytes], most):
+        nbytes = min(most, sum([leaf.spec.nbytes for leaf in group]))
+        lease = await run.lease(nbytes, group[0].info.key_path, prioritised=False)
+        try:
+            run.digests.update(await run.threads.run(_digests, group, most))
+        finally:
+            lease.release()
+
+
+def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
+    """Hash the chunks of each leaf, in order, whatever pieces they come in."""
+    found: dict[str, bytes] = {}
+    for leaf in leaves:
+        if isinstance(leaf.handler, AdaptedHandler):
+            continue
+
+        digest = sha256()
+        for plan in leaf.handler.pieces(leaf, piece_bytes):
+            if plan.start == 0:
+                digest.update(repr(plan.chunk).encode())
+
+            digest.update(plan.take())
+
+        found[leaf.info.name] = digest.digest()
+
+    return found
+
+
+def _link(run: SaveRun, directory: str, files: set[str]) -> set[str]:
+    """Link each file; return those that could be."""
+    linked: set[str] = set()
+    for file in sorted(files):
+        try:
+            run.store.link(os.path.join(directory, file), run.workspace.path(file))
+        except StorageError as error:
+            run.events.warning("save.not_linked", path=run.path, file=file, error=repr(error))
+        else:
+            linked.add(file)
+
+    return linked
