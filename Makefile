@@ -33,12 +33,12 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all crash clean
+.PHONY: help demo test lint test-all crash bench bench-quick clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-	  printf '  %-10s %s\n' $$target "$$text"; done
+	  printf '  %-12s %s\n' $$target "$$text"; done
 
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
@@ -66,6 +66,12 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 
 crash: $(VENV)/.installed ## Kill a saving process 60 times, and look at what it left each time
 	$(BIN)/python tests/proofs/crash_loop.py
+
+bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw system calls (make bench BENCH=--help)
+	$(BIN)/python -m tests.bench $(BENCH)
+
+bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: to see that it runs
+	$(BIN)/python -m tests.bench --quick $(BENCH)
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

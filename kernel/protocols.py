@@ -437,10 +437,6 @@ class Store(Protocol):
         """Make durable every file and directory at and below `path`, whoever wrote it."""
         ...
 
-    def link(self, source: str, destination: str) -> None:
-        """Give a file another name, so that it lives as long as either; the destination does not exist."""
-        ...
-
     def rename(self, source: str, destination: str) -> None:
         """Atomic; the destination does not exist."""
         ...

@@ -19,6 +19,7 @@ from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
+from penstock.stages.transfers import tell_transfers
 
 ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
 PAGE = 4096
@@ -30,7 +31,8 @@ class Write:
     """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
 
     The chunks of a save lie one after another in a few data files; a chunk is whole in one file,
-    wherever its pieces come from. After the last piece each file is synced once. What third-party
+    wherever its pieces come from. After the last piece each file is synced once. How many bytes went
+    past the page cache and how many through it is told by the event `data.written`. What third-party
     handlers write in the background is waited for here.
 
     Attributes:
@@ -38,7 +40,7 @@ class Write:
         file_bytes: A data file that has grown to this size is followed by another one.
     """
 
-    concurrency: int = field(default=2, metadata={"positive": True})
+    concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
 
     @asynccontextmanager
@@ -47,6 +49,8 @@ class Write:
         writer = _Writer(run, self.file_bytes)
         async with closing(run.threads, writer.files):
             yield writer
+
+        tell_transfers(run.events, "data.written", list(writer.files()))
 
 
 @dataclass(slots=True)
@@ -143,8 +147,14 @@ class _Writer:
 
     def _create(self, name: str) -> None:
         # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
-        file = self._run.store.create_data_file(self._run.workspace.path(name))
+        run = self._run
+        file = run.store.create_data_file(run.workspace.path(name))
+        placed = sum([opened.end for opened in self._files])
         self._files.append(_OpenFile(name, file))
+        # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
+        left = run.progress.bytes_total - placed
+        if left >= ALIGNED_FROM:
+            file.allocate(min(left, self._file_bytes))
 
 
 def _write(

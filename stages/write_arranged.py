@@ -20,6 +20,7 @@ from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
+from penstock.stages.transfers import tell_transfers
 
 
 @final
@@ -41,7 +42,7 @@ class WriteArranged:
         SpecError: If the layout cannot hold the leaves; nothing was written.
     """
 
-    concurrency: int = field(default=2, metadata={"positive": True})
+    concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
 
     @asynccontextmanager
@@ -53,6 +54,8 @@ class WriteArranged:
         writer = _Writer(run, run.layout)
         async with closing(run.threads, writer.files):
             yield writer
+
+        tell_transfers(run.events, "data.written", list(writer.files()))
 
 
 class _Write(NamedTuple):
@@ -118,10 +121,16 @@ class _Writer:
             return self._arrangement
 
     def _create(self, arrangement: Arrangement) -> None:
+        ends = {head.path: len(head.data) for head in arrangement.heads}
+        for place, spec in zip(arrangement.places, self._run.specs, strict=True):
+            if place is not None:
+                ends[place.file] = max(ends[place.file], place.offset + spec.nbytes)
+
         for head in arrangement.heads:
             # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
             file = self._run.store.create_data_file(self._run.workspace.path(head.path))
             self._files[head.path] = file
+            file.allocate(ends[head.path])
             file.write_at(0, [memoryview(head.data)])
 
     def _write(self, arrangement: Arrangement, batch: StagedBatch) -> tuple[Written, ...]:

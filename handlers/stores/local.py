@@ -187,11 +187,6 @@ class LocalStore:
 
             self.sync_directory(folder)
 
-    def link(self, source: str, destination: str) -> None:
-        """Give a file another name, so that it lives as long as either; not across file systems."""
-        with translated("link", source):
-            os.link(source, destination)
-
     def rename(self, source: str, destination: str) -> None:
         """Rename atomically; a destination that exists is an error, not replaced."""
         with translated("rename", source):

@@ -158,14 +158,11 @@ class Checkpointer:
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
             custom_metadata: JSON values kept with the checkpoint, as they are now.
-            base: An earlier checkpoint. Leaves that are as they are there are not written again: the
-                data files that they lie in become hard links, so that each checkpoint is whole by
-                itself, whichever is deleted first. Where the file system has no links, or little of
-                a file is still needed, leaves are written.
-            compare: How a leaf is known to be as it was. `"identity"`: it is the very jax.Array that
-                this Checkpointer saved to the base, or restored from it. `"digest"`: its bytes have
-                the SHA-256 that was recorded with the base; so the base must have been saved in this
-                way, too. Costs reading every byte of the tree.
+            base: An earlier checkpoint. Leaves that are as they are there are linked and not written;
+                each checkpoint is whole by itself, whichever is deleted first.
+            compare: How that is known. `"identity"`: a leaf is the very jax.Array that this Checkpointer
+                saved there, or restored from there. `"digest"`: its bytes have the SHA-256 that was
+                recorded there, by a save that was told the same; every byte of the tree is read.
             pipeline: Stages for this save alone.
 
         Returns:

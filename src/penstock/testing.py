@@ -136,9 +136,6 @@ class FaultyStore:
     def sync_tree(self, path: str) -> None:
         self.perform("sync_tree", path, lambda: self._inner.sync_tree(path))
 
-    def link(self, source: str, destination: str) -> None:
-        self.perform("link", source, lambda: self._inner.link(source, destination))
-
     def rename(self, source: str, destination: str) -> None:
         self.perform("rename", source, lambda: self._inner.rename(source, destination))
 

@@ -46,7 +46,7 @@ async def test_it_renames_syncs_the_parent_and_reports(rig: Rig) -> None:
     assert content(rig.final) == "new"
     assert not rig.temporary.exists()
     assert rig.operations[before:] == ["kind", "rename", "sync_directory", "identity"]
-    assert rig.store.operations[-1].path == str(rig.root)
+    assert rig.store.operations[-2].path == str(rig.root)
     assert run.workspace.published
 
 

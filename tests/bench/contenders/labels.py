@@ -1,0 +1,16 @@
+"""The contenders by name, in the order of the tables; known without importing any of them."""
+
+from __future__ import annotations
+
+LABELS = (
+    "penstock",
+    "penstock, first save",
+    "penstock, unverified",
+    "Orbax",
+    "Orbax async",
+    "Orbax uncompressed",
+    "safetensors",
+    "numpy",
+    "raw buffered",
+    "raw O_DIRECT",
+)

@@ -1,0 +1,103 @@
+"""penstock through its public API."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, final
+
+import jax
+from tests.bench.contenders.protocol import Saved
+from tests.bench.results import Operation, StageTime
+from tests.bench.trees import State, ready
+
+import penstock
+from penstock.kernel.meters import StageStatistics
+from penstock.pipelines import restore_pipeline, save_pipeline
+
+ALL = frozenset(Operation)
+WARM = frozenset({Operation.RESTORE_JAX, Operation.RESTORE_NUMPY})
+HAS_BASE = "base" in inspect.signature(penstock.Checkpointer.save).parameters
+
+
+@final
+class Penstock:
+    """Saves with one Checkpointer again and again, unless it is to be a fresh one each time."""
+
+    checkpoint = "penstock"
+
+    def __init__(
+        self,
+        label: str = "penstock",
+        operations: frozenset[Operation] = ALL,
+        *,
+        fresh: bool = False,
+        verify: bool = True,
+    ) -> None:
+        self.label = label
+        self.operations = operations
+        self._fresh = fresh
+        self._options: dict[str, Any] = {}
+        if not verify:
+            self._options["pipeline"] = restore_pipeline().configure("read", verify=False)
+        if fresh:
+            self.checkpoint = label
+
+        self._checkpointer: penstock.Checkpointer | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        async with penstock.Checkpointer() as self._checkpointer:
+            yield
+
+    async def save(self, path: Path, state: State, base: Path | None = None) -> Saved:
+        if self._fresh:
+            async with penstock.Checkpointer() as checkpointer:
+                return await self._save(checkpointer, path, state, base)
+
+        assert self._checkpointer is not None
+        return await self._save(self._checkpointer, path, state, base)
+
+    async def restore(self, path: Path, target: State) -> Any:
+        assert self._checkpointer is not None
+        restored = await self._checkpointer.restore(path, like=target.tree, **self._options)
+        return ready(restored)
+
+    async def metadata(self, path: Path) -> object:
+        assert self._checkpointer is not None
+        return await self._checkpointer.metadata(path)
+
+    def leaves(self, restored: Any, state: State) -> Iterator[Any]:
+        return iter(jax.tree.leaves(restored))
+
+    async def _save(
+        self, checkpointer: penstock.Checkpointer, path: Path, state: State, base: Path | None
+    ) -> Saved:
+        options: dict[str, Any] = {"base": base} if HAS_BASE and base is not None else {}
+        since = time.perf_counter()
+        saving = await checkpointer.save(path, state.tree, **options)
+        staged_s = time.perf_counter() - since
+        report = await saving
+        return Saved(staged_s, stage_times(report.stages))
+
+
+def stage_times(stages: tuple[StageStatistics, ...]) -> tuple[StageTime, ...]:
+    return tuple(StageTime(s.name, s.busy_s, s.starved_s, s.blocked_s) for s in stages)
+
+
+def n_threads(pipeline: str = "save") -> int:
+    """Threads with which penstock writes or reads, by default; 2 if its stage does not say."""
+    stage: Any = save_pipeline()["write"] if pipeline == "save" else restore_pipeline()["read"]
+    return int(getattr(stage, "concurrency", 2))
+
+
+def variants() -> list[Penstock]:
+    """It, its first save of a structure, and its restore without verification."""
+    return [
+        Penstock(),
+        Penstock("penstock, first save", frozenset({Operation.SAVE}), fresh=True),
+        Penstock("penstock, unverified", WARM, verify=False),
+    ]

@@ -1,0 +1,65 @@
+"""Workloads in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.bench.machine import ROOT
+from tests.bench.options import Options
+from tests.bench.place import check_space
+from tests.bench.results import Results
+from tests.bench.workloads import Workload
+
+N_COPIES = 9  # one of each contender, and one that is being replaced
+
+
+class WorkerError(Exception):
+    """A process of the benchmark ended before its work was done."""
+
+
+def run_workload(workload: Workload, options: Options, place: Path) -> Results:
+    """Run one workload, and remove what it wrote.
+
+    Raises:
+        WorkerError: If its process failed; it has said why on its standard error.
+        NoSpaceError: If the checkpoints do not fit.
+    """
+    scale = workload.quick if options.quick else 1.0
+    check_space(place, int(workload.nbytes * scale), N_COPIES * (2 if workload.name == "changed" else 1))
+    folder = Path(tempfile.mkdtemp(prefix=f"{workload.name}-", dir=place))
+    output = place / f"{workload.name}.json"
+    asked = {
+        "workload": workload.name,
+        "scale": scale,
+        "rounds": options.rounds or (1 if options.quick else workload.rounds),
+        "orbax": options.with_orbax,
+        "folder": str(folder),
+        "output": str(output),
+    }
+    try:
+        command = [sys.executable, "-m", "tests.bench.worker", json.dumps(asked)]
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment(workload), stdin=subprocess.DEVNULL, check=False
+        )
+        if ended.returncode:
+            raise WorkerError(f"the process of {workload.name!r} ended with {ended.returncode}")
+
+        return Results.from_json(json.loads(output.read_text()))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(workload: Workload) -> Mapping[str, str]:
+    """What jax reads when it is imported; the rest as it is here."""
+    found: dict[str, Any] = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    found["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={workload.devices}"
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, ["src", ".", os.environ.get("PYTHONPATH", "")]))
+    return found

@@ -1,0 +1,103 @@
+"""The bars, held against made-up results."""
+
+from __future__ import annotations
+
+import pytest
+from tests.bench import bars
+from tests.bench.bars import BARS, judge
+from tests.bench.results import Memory, Operation, Results, Sample, Size
+
+SAVE, INTO_JAX = Operation.SAVE, Operation.RESTORE_JAX
+
+
+def timed(who: str, *seconds: float, work: str = "large", what: str = SAVE, **more: float) -> list[Sample]:
+    return [Sample(work, who, what, at, taken, **more) for at, taken in enumerate(seconds)]  # type: ignore[arg-type]
+
+
+def results_of(*samples: list[Sample]) -> Results:
+    return Results(samples=[sample for group in samples for sample in group])
+
+
+def test_nothing_measured_is_neither_passed_nor_short() -> None:
+    assert {verdict.verdict for verdict in judge(Results())} == {"not measured"}
+
+
+def test_half_the_time_is_twice_as_fast_and_medians_count() -> None:
+    results = results_of(timed("penstock", 1, 1, 50), timed("Orbax", 2, 2, 0.1))
+
+    assert bars.times_as_fast("large", SAVE, "Orbax")(results) == 2
+
+
+def test_the_fastest_of_the_others_counts() -> None:
+    results = results_of(timed("penstock", 4), timed("raw buffered", 6), timed("raw O_DIRECT", 2))
+
+    assert bars.times_as_fast("large", SAVE, "raw buffered", "raw O_DIRECT")(results) == 0.5
+    assert bars.times_as_fast("large", SAVE, "raw buffered", "absent")(results) == 1.5
+
+
+def test_another_workload_or_operation_does_not_count() -> None:
+    elsewhere = timed("Orbax", 2, work="small") + timed("Orbax", 2, what=INTO_JAX)
+
+    assert bars.times_as_fast("large", SAVE, "Orbax")(results_of(timed("penstock", 1), elsewhere)) is None
+
+
+def test_times_its_time_is_the_other_way_round() -> None:
+    results = results_of(timed("penstock", 3), timed("safetensors", 2))
+
+    assert bars.times_its_time("large", SAVE, "safetensors")(results) == 1.5
+
+
+def test_staged_is_compared_with_the_blocking_of_the_asynchronous_save() -> None:
+    blocked = timed("Orbax async", 9, staged_s=2.0)
+
+    assert bars.staged_share("large")(results_of(timed("penstock", 5, staged_s=0.5), blocked)) == 0.25
+    assert bars.staged_share("large")(results_of(timed("penstock", 5, staged_s=0.5))) is None
+
+
+def test_the_slowest_is_compared_with_the_median() -> None:
+    results = results_of(timed("penstock", 1, 2, 5, what=Operation.STEADY))
+
+    assert bars.slowest_to_median("large", Operation.STEADY)(results) == 2.5
+
+
+def test_growth_is_by_leaf() -> None:
+    results = results_of(timed("penstock", 24, work="many"), timed("penstock", 2, work="small"))
+    results.sizes = [Size("many", "", 100, 1), Size("small", "", 10, 1)]
+
+    assert bars.per_leaf_growth("many", "small", SAVE)(results) == pytest.approx(1.2)
+
+
+def test_memory_and_bytes_are_shares() -> None:
+    results = results_of(
+        timed("penstock", 1, nbytes_written=200),
+        timed("penstock", 1, what=Operation.SECOND_SAVE, nbytes_written=10),
+    )
+    results.sizes = [Size("large", "", 1, 1000)]
+    results.memory = [Memory("large", "penstock", SAVE, 50, 70, 9)]
+
+    assert bars.memory_share("large", SAVE)(results) == 0.05
+    assert bars.memory_share("large", INTO_JAX)(results) is None
+    assert bars.written_share("large")(results) == 0.05
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(0.4, "pass"), (0.41, "short")])
+def test_at_least(ours: float, verdict: str) -> None:
+    bar = next(bar for bar in BARS if bar.text == "1 GiB saved: times Orbax's default")
+    results = results_of(timed("penstock", ours), timed("Orbax", 1))
+
+    found = next(found for found in judge(results) if found.text == bar.text)
+    assert (found.verdict, found.wanted) == (verdict, "at least 2.5")
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(2.0, "pass"), (2.1, "short")])
+def test_at_most(ours: float, verdict: str) -> None:
+    results = results_of(timed("penstock", ours, work="small"), timed("safetensors", 1, work="small"))
+
+    found = next(
+        found for found in judge(results) if found.text.startswith("10,000 leaves saved: time / safet")
+    )
+    assert (found.verdict, found.wanted) == (verdict, "at most 2")
+
+
+def test_every_bar_has_a_text_of_its_own() -> None:
+    assert len({bar.text for bar in BARS}) == len(BARS)

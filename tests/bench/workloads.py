@@ -1,0 +1,112 @@
+"""What is saved and restored, and how often. Imports nothing heavy; the trees are in `trees.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.bench.results import Operation
+
+WARM = (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY)
+MINUTES = "it would take minutes: see its time per leaf with 10,000 leaves"
+EACH_A_FILE = "a file and an fsync for each leaf: see its time per leaf with 10,000 leaves"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One tree and what is done with it."""
+
+    name: str
+    title: str
+    operations: tuple[Operation, ...]
+    rounds: int
+    nbytes: int  #: about
+    quick: float  #: part of the size in a quick run
+    devices: int = 1
+    memory: bool = False  #: whether peak memory is measured, in a process for each operation
+    stalls: bool = False  #: whether the event loop is watched
+    fewer: Mapping[str, int] = field(default_factory=dict[str, int])  #: most rounds, by contender
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])  #: why, by contender
+
+
+WORKLOADS = (
+    Workload(
+        "large",
+        "1 GiB in 8 float32 arrays",
+        (*WARM, Operation.COLD_NUMPY, Operation.STEADY),
+        rounds=4,
+        nbytes=2**30,
+        quick=1 / 8,
+        memory=True,
+        stalls=True,
+    ),
+    Workload(
+        "transformer",
+        "a transformer's state: bfloat16 parameters, Adam moments in bfloat16 and float32",
+        (*WARM, Operation.COLD_NUMPY),
+        rounds=3,
+        nbytes=2**29,
+        quick=1 / 8,
+        memory=True,
+    ),
+    Workload(
+        "small",
+        "10,000 leaves of 1 KiB",
+        (*WARM, Operation.METADATA),
+        rounds=5,
+        nbytes=10 * 2**20,
+        quick=1 / 10,
+        memory=True,
+        stalls=True,
+        fewer={"Orbax": 2, "Orbax async": 2, "Orbax uncompressed": 1, "numpy": 1},
+    ),
+    Workload(
+        "many",
+        "100,000 leaves of 1 KiB",
+        (*WARM, Operation.METADATA),
+        rounds=3,
+        nbytes=100 * 2**20,
+        quick=1 / 10,
+        skipped={
+            "Orbax": MINUTES,
+            "Orbax async": MINUTES,
+            "Orbax uncompressed": MINUTES,
+            "numpy": EACH_A_FILE,
+        },
+    ),
+    Workload(
+        "one",
+        "one float32 leaf of 2 GiB",
+        (*WARM, Operation.COLD_NUMPY),
+        rounds=2,
+        nbytes=2**31,
+        quick=1 / 16,
+    ),
+    Workload(
+        "sharded",
+        "4 arrays sharded over 8 virtual devices",
+        (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESHARD),
+        rounds=3,
+        nbytes=2**28,
+        quick=1 / 4,
+        devices=8,
+    ),
+    Workload(
+        "changed",
+        "100 arrays, of which 5 change between two saves",
+        (Operation.SAVE, Operation.SECOND_SAVE),
+        rounds=3,
+        nbytes=500 * 2**20,
+        quick=1 / 4,
+    ),
+)
+# For the harness's own test: five leaves, and everything but what takes its time.
+TINY = Workload(
+    "tiny",
+    "five small arrays",
+    (Operation.SAVE, Operation.RESTORE_NUMPY),
+    rounds=1,
+    nbytes=2**20,
+    quick=1,
+)
+BY_NAME = {workload.name: workload for workload in (*WORKLOADS, TINY)}
