@@ -306,6 +306,7 @@ class RestoreRequest:
     path: str
     like: object = None
     has_like: bool = False  #: None is a tree, too
+    split: str | None = None  #: what separates the keys in names, where names are all that is stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from penstock.kernel.shared import Shared
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.messages import ParamInfo, Pending, WrittenBatch
+    from penstock.kernel.messages import LeafSpec, ParamInfo, Pending, WrittenBatch
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import ByteLease, MemoryRegulator
@@ -102,6 +102,7 @@ class SaveRun(Run):
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
+    specs: Sequence[LeafSpec] = ()  #: of the same leaves, for a layout that must know them all beforehand
     kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
     digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict["str", "ReferenceType[Any]"])

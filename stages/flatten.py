@@ -44,6 +44,7 @@ class Flatten:
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
             leaves = await run.threads.run(_plan, run, message)
             run.planned = [leaf.info for leaf in leaves]
+            run.specs = [leaf.spec for leaf in leaves]
             if run.by_digest:
                 await take_digests(run, leaves)
             if run.base is not None:

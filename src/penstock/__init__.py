@@ -25,17 +25,20 @@ __all__ = (
     "Pipeline",
     "SaveFuture",
     "__version__",
+    "convert",
+    "export_safetensors",
     "metadata",
     "restore",
     "save",
     "sync",
+    "verify",
 )
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock import sync
-    from penstock.api import Checkpointer, metadata, restore, save
+    from penstock.api import Checkpointer, convert, export_safetensors, metadata, restore, save, verify
     from penstock.kernel.config import Config
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.futures import SaveFuture
@@ -54,10 +57,13 @@ else:
         "PenstockError": "penstock.kernel.errors",
         "Pipeline": "penstock.kernel.pipeline",
         "SaveFuture": "penstock.kernel.futures",
+        "convert": "penstock.api",
+        "export_safetensors": "penstock.api",
         "metadata": "penstock.api",
         "restore": "penstock.api",
         "save": "penstock.api",
         "sync": "penstock.sync",
+        "verify": "penstock.api",
     }
 
     def __getattr__(name: str) -> object:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
@@ -18,7 +19,7 @@ from penstock import pipelines
 from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
 from penstock.engine import Compare, Engine
-from penstock.handlers.layout.orbax import OrbaxLayout
+from penstock.handlers.layout.every import EveryLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
@@ -38,6 +39,7 @@ from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline
 from penstock.saving import SaveTask
+from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
@@ -70,7 +72,7 @@ class Checkpointer:
         save_pipeline: The stages of a save.
         restore_pipeline: The stages of a restore.
         store: Where checkpoints lie; by default the local file system, with the options of the config.
-        layout: What they look like there.
+        layout: What they look like there; by default Orbax's is written, and all that penstock knows read.
         coordinator: What the processes of a job agree through.
 
     Raises:
@@ -91,17 +93,18 @@ class Checkpointer:
     ) -> None:
         options = _load(config, memory_limit)
         limit = options.memory.limit_bytes
+        layout = EveryLayout() if layout is None else layout
         self._engine = Engine(
             options,
             MemoryRegulator(auto_memory_limit() if limit == "auto" else limit),
             default_handlers() if registry is None else registry,
             LocalStore(io=options.store.io) if store is None else store,
-            OrbaxLayout() if layout is None else layout,
+            layout,
             SingleProcessCoordinator() if coordinator is None else coordinator,
             get_logger(),
         )
         self._save_pipeline = configured_pipeline(
-            pipelines.save_pipeline() if save_pipeline is None else save_pipeline, options.save
+            pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline, options.save
         )
         self._restore_pipeline = configured_pipeline(
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
@@ -196,6 +199,7 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         like: Any = _ABSENT,
+        split: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
     ) -> Any:
@@ -207,6 +211,9 @@ class Checkpointer:
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
                 saved from where they are here.
+            split: For safetensors, whose names carry no structure: what separates the keys in them,
+                as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
+                With `like` there is no need for it: names are those of its keys joined by dots.
             prioritise: Says which leaves are read first, by key path.
             pipeline: Stages for this restore alone.
 
@@ -222,7 +229,7 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
-        request = RestoreRequest(final, like if has_like else None, has_like)
+        request = RestoreRequest(final, like if has_like else None, has_like, split)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
 
         async def restore() -> Any:
@@ -255,6 +262,18 @@ class Checkpointer:
             return await threads.run(describe_checkpoint, self._engine.layout, self._engine.store, final)
 
         return await self._engine.read_unchanged(final, threads, describe)
+
+    async def verify(self, path: str | os.PathLike[str]) -> VerifyReport:
+        """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
+
+        Raises:
+            UnsupportedFormatError: If none were: penstock did not write it.
+            CorruptCheckpointError: If a document is damaged, so that nothing can be said of the leaves.
+        """
+        _, threads = self._running()
+        final = absolute_path(path)
+        check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory)
+        return await self._engine.read_unchanged(final, threads, check)
 
     async def wait(self) -> None:
         """Wait until no save is under way.

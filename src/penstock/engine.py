@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
+from penstock.kernel.capabilities import ArrangedLayout
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.shared import Shared
@@ -72,6 +73,7 @@ class Engine:
             self.layout.temporary_name(path),
             overwrite=overwrite,
             recognises=partial(self.layout.recognises, self.store),
+            file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
         )
         return SaveRun(
             **self._shared(path, threads, self.config.save),

@@ -6,9 +6,11 @@ __all__ = ("configured_pipeline", "restore_pipeline", "save_pipeline")
 
 from typing import Any, TypeVar
 
+from penstock.kernel.capabilities import ArrangedLayout
 from penstock.kernel.config import FlowOptions
 from penstock.kernel.futures import Milestone
 from penstock.kernel.pipeline import Pipeline, Slot
+from penstock.kernel.protocols import Layout
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.stage import Stage
 from penstock.kernel.stage_registry import StageRegistry
@@ -24,6 +26,7 @@ from penstock.stages.plan import Plan
 from penstock.stages.prioritise import Prioritise
 from penstock.stages.read import Read
 from penstock.stages.write import Write
+from penstock.stages.write_arranged import WriteArranged
 
 RunT = TypeVar("RunT")
 
@@ -32,15 +35,21 @@ STAGED_AHEAD = 4096
 written; the regulator bounds the bytes copied for them, and what was not copied costs none."""
 
 
-def save_pipeline() -> Pipeline[SaveRun]:
-    """Return the seven stages of a save, each with its default options."""
+def save_pipeline(layout: Layout | None = None) -> Pipeline[SaveRun]:
+    """Return the seven stages of a save, each with its default options.
+
+    Args:
+        layout: What is written; by default Orbax's. One whose files begin with where everything lies
+            has a stage of its own to write them.
+    """
+    arranged = isinstance(layout, ArrangedLayout)
     return Pipeline(
         (
             Slot("flatten", Flatten(), Milestone.PLANNED),
             Slot("prioritise", Prioritise()),
             Slot("device_to_host", DeviceToHost(), Milestone.STAGED, queue=STAGED_AHEAD),
             Slot("limit_bytes", LimitBytes()),
-            Slot("write", Write(), Milestone.WRITTEN, queue=1),
+            Slot("write", WriteArranged() if arranged else Write(), Milestone.WRITTEN, queue=1),
             Slot("commit", Commit(), Milestone.COMMITTED),
             Slot("finalize", Finalize()),
         )
