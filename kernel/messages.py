@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.kernel.meters import StageStatistics
     from penstock.kernel.protocols import Destination, LeafHandler, StoredCheckpoint
     from penstock.kernel.regulator import ByteLease
+    from penstock.kernel.restore_options import RestoreOptions
 
 # Saving
 
@@ -243,6 +244,9 @@ class RestoreRequest:
     path: str
     like: object = None
     has_like: bool = False  #: None is a tree, too
+    options: RestoreOptions | None = (
+        None  #: how the result may depart from what is stored; by default in no way
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +265,7 @@ class Located:
     checkpoint: StoredCheckpoint
     like: object
     has_like: bool
+    options: RestoreOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

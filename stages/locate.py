@@ -36,6 +36,6 @@ class Locate:
 
         async def locate(request: RestoreRequest, /) -> Located:
             checkpoint = await run.threads.run(run.layout.open, run.store, request.path)
-            return Located(checkpoint, request.like, request.has_like)
+            return Located(checkpoint, request.like, request.has_like, request.options)
 
         yield locate

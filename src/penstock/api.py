@@ -35,7 +35,7 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
 
     Args:
         path: A checkpoint.
-        **options: Those of `Checkpointer.restore`: `like`, `prioritise`, `pipeline`.
+        **options: Those of `Checkpointer.restore`: `like`, `rename`, `transforms`, `dtype`, ...
 
     Raises:
         PenstockError: What `Checkpointer.restore` raises.

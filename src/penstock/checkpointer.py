@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -32,11 +32,13 @@ from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline
+from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -194,8 +196,13 @@ class Checkpointer:
         like: Any = _ABSENT,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
+        on_report: Callable[[RestoreReport], object] | None = None,
+        **onto: Unpack[RestoreKeywords],
     ) -> Any:
         """Return the tree saved at `path`.
+
+        The keyword arguments from `rename` on let the result depart from what is stored. Without them
+        every difference is an error. What they do is in the report, and told by events.
 
         Args:
             path: A checkpoint.
@@ -203,11 +210,30 @@ class Checkpointer:
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
                 saved from where they are here.
-            prioritise: Says which leaves are read first, by key path.
+            prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
+            on_report: Called with the `RestoreReport` when the result is complete.
+            **onto: See `RestoreKeywords`:
+
+                rename: Stored names to names in the result. Dotted names, as they are stored
+                    (`"opt.0.mu"`), or tuples of keys; a name stands for all below it, the longest
+                    one counts, and None leaves out. Or a function from the tuple of keys.
+                transforms: Regular expressions over key paths with slashes to `penstock.Transform`s,
+                    as in Orbax. Leaves on disk that no result leaf is made of are not read.
+                transforms_default_to_original: Whether leaves without a transform come from the
+                    checkpoint, where it has them, or from `like`.
+                dtype: A dtype, for all arrays of its kind; `"like"`, for the dtypes of `like`; a
+                    mapping from shell patterns over dotted names of the result; or a function of
+                    the result's key path. Values are cast on the host, by the rules of C.
+                strict: False pads arrays with zeros and cuts them off, at the end of each axis, to
+                    the shapes of `like`.
+                on_missing: `"keep"` keeps the leaves of `like` that the checkpoint does not have.
+                on_unexpected: `"skip"` skips the leaves of the checkpoint that `like` does not have.
 
         Raises:
+            SpecError: If these contradict each other, or need a `like`.
             StructureMismatchError: If `like` does not fit; it lists every difference.
+            HandlerFailedError: If one of the functions given raises.
             NotACheckpointError: If there is none at `path`.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document or a data file is damaged.
@@ -218,10 +244,12 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
-        request = RestoreRequest(final, like if has_like else None, has_like)
+        options = restore_options(onto, has_like=has_like)
+        request = RestoreRequest(final, like if has_like else None, has_like, options)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = with_derive(chosen, options)
 
-        async def restore() -> Any:
+        async def restore() -> tuple[Any, RestoreRun]:
             run = self._engine.restore_run(final, threads)
             since = time.perf_counter()
             result = await run_pipeline(chosen, run, request)
@@ -232,9 +260,13 @@ class Checkpointer:
                 nbytes=run.progress.bytes_done,
                 seconds=time.perf_counter() - since,
             )
-            return result.value.tree
+            return result.value.tree, run
 
-        return await self._engine.read_unchanged(final, threads, restore)
+        tree, run = await self._engine.read_unchanged(final, threads, restore)
+        if on_report is not None:
+            on_report(report_of(run))
+
+        return tree
 
     async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.

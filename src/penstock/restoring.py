@@ -1,0 +1,58 @@
+"""What a caller of `restore` may ask for beyond what is stored, and what becomes of the pipeline then."""
+
+from __future__ import annotations
+
+__all__ = ("RestoreKeywords", "report_of", "restore_options", "with_derive")
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from penstock.kernel.pipeline import Pipeline
+from penstock.kernel.restore_options import Rename, RestoreOptions, RestoreReport, Transform
+from penstock.kernel.run import RestoreRun
+from penstock.stages.derive import Derive
+
+
+class RestoreKeywords(TypedDict, total=False):
+    """Keyword arguments of `restore` for restoring onto something else; see `Checkpointer.restore`."""
+
+    rename: Rename | None
+    transforms: Mapping[str, Transform] | None
+    transforms_default_to_original: bool
+    dtype: Any
+    strict: bool
+    on_missing: Literal["raise", "keep"]
+    on_unexpected: Literal["raise", "skip"]
+
+
+def restore_options(keywords: RestoreKeywords, *, has_like: bool) -> RestoreOptions | None:
+    """Return the options that were given, or None if they ask for nothing.
+
+    Raises:
+        SpecError: If they contradict each other, or need a target.
+        TypeError: If there is no option of a name.
+    """
+    options = RestoreOptions(**keywords)
+    if options == RestoreOptions():
+        return None
+
+    options.check_target(has_like=has_like)
+    return options
+
+
+def with_derive(pipeline: Pipeline[RestoreRun], options: RestoreOptions | None) -> Pipeline[RestoreRun]:
+    """Return a pipeline that makes what is not simply read, if there may be such leaves.
+
+    Raises:
+        PipelineError: If there may, and it has no stage `assemble`.
+    """
+    if options is None or "derive" in pipeline.names:
+        return pipeline
+
+    makes = options.transforms is not None or options.on_missing == "keep"
+    return pipeline.insert_before("assemble", Derive(), called="derive") if makes else pipeline
+
+
+def report_of(run: RestoreRun) -> RestoreReport:
+    """Say what a finished restore was."""
+    return RestoreReport(run.path, run.progress.leaves_total, run.progress.bytes_done, run.changes)
