@@ -56,7 +56,7 @@ class Transform:
     multi_value_fn_input_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        original: object = self.original_key
+        original = cast("object", self.original_key)  # what was passed all the same
         if original is not None and not isinstance(original, str):
             raise SpecError(f"original_key is a text such as 'params/kernel', not {original!r}")
 
@@ -93,11 +93,11 @@ class RestoreOptions:
     on_unexpected: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        rename: object = self.rename
+        rename = cast("object", self.rename)
         if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
             raise SpecError(f"rename must be a mapping or a function, not {rename!r}")
 
-        transforms: object = self.transforms
+        transforms = cast("object", self.transforms)
         if transforms is not None:
             if not isinstance(transforms, Mapping):
                 raise SpecError(f"transforms must be a mapping, not {transforms!r}")

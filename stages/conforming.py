@@ -63,9 +63,9 @@ def conformed(value: object, like: Any, key_path: str) -> object:
         if not isinstance(value, jax.Array | np.ndarray | np.generic):
             return _different(key_path, like, value)
 
-        array = cast("jax.Array | np.ndarray[Any, Any]", value)
+        array: Any = cast("Any", value)
         if not isinstance(like, type) and (array.dtype, array.shape) != (like.dtype, like.shape):
-            return _different(key_path, like, value)
+            return _different(key_path, like, array)
 
         return np.asarray(array) if issubclass(wanted, np.ndarray) else _placed(array, like)
 
@@ -76,7 +76,7 @@ def conformed(value: object, like: Any, key_path: str) -> object:
 
 
 def _placed(array: Any, like: Any) -> jax.Array:
-    put = cast("Any", jax.device_put)
+    put = cast("Any", jax).device_put
     wide = not isinstance(array, jax.Array) and array.dtype.itemsize >= 8
     with jax.enable_x64(True) if wide else nullcontext():  # else jax would narrow it
         sharding = None if isinstance(like, type) else like.sharding

@@ -67,6 +67,7 @@ def plan_onto(
     for index, origin in enumerate(matching.origins):
         planner.plan(index, origin)
 
+    matching.changes += [Change("unused", pattern) for pattern in planner.dtype_rule.unused]
     if matching.differences:
         raise StructureMismatchError(located.checkpoint.path, _in_order(matching.differences))
 
@@ -91,7 +92,7 @@ class _Planner:
         self._run = run
         self._checkpoint = located.checkpoint
         self._options = options
-        self._dtype_rule = DtypeRule(options.dtype)
+        self.dtype_rule = DtypeRule(options.dtype)
         self._matching = matching
         self._refits: dict[int, Refit] = {}
         self._made: list[tuple[int, Origin, tuple[int, ...]]] = []
@@ -163,7 +164,7 @@ class _Planner:
         spec = (
             stored.spec
             if info is None
-            else refit_spec(stored, info, like if has_like else None, self._options, self._dtype_rule)
+            else refit_spec(stored, info, like if has_like else None, self._options, self.dtype_rule)
         )
         if isinstance(spec, TreeDifference):
             return handler, spec

@@ -8,6 +8,7 @@ __all__ = (
     "Matching",
     "Origin",
     "call_foreign",
+    "described",
     "keep",
     "rule_difference",
     "why_abstract",
@@ -98,6 +99,11 @@ def rule_difference(key_path: str, problem: str) -> TreeDifference:
     return TreeDifference("rule", key_path, problem)
 
 
+def described(role: str, function: object) -> str:
+    """Name a caller's function, for messages."""
+    return f"{role} {getattr(function, '__qualname__', function)!s}"
+
+
 def call_foreign(function: Callable[..., Any], name: str, key_path: str, *arguments: object) -> Any:
     """Call a caller's function.
 
@@ -109,5 +115,4 @@ def call_foreign(function: Callable[..., Any], name: str, key_path: str, *argume
     except PenstockError:
         raise
     except Exception as error:
-        described = f"{name} {getattr(function, '__qualname__', function)!s}"
-        raise HandlerFailedError(key_path, described, f"{type(error).__name__}: {error}") from error
+        raise HandlerFailedError(key_path, name, f"{type(error).__name__}: {error}") from error

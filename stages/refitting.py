@@ -32,7 +32,7 @@ from penstock.kernel.messages import (
 )
 from penstock.kernel.protocols import Destination, LeafHandler
 from penstock.kernel.restore_options import RestoreOptions
-from penstock.stages.origins import call_foreign
+from penstock.stages.origins import call_foreign, described
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 _PAGE = 4096  # what direct reads need
@@ -54,6 +54,7 @@ class DtypeRule:
     def __init__(self, dtype: Any) -> None:
         self._like = isinstance(dtype, str) and dtype == "like"
         self._patterns: list[tuple[str, Any]] = []
+        self._used: set[str] = set()
         self._function: Callable[[KeyPath], Any] | None = None
         self._all: np.dtype[Any] | None = None
         if isinstance(dtype, Mapping):
@@ -70,15 +71,29 @@ class DtypeRule:
         if self._like:
             return _dtype(of_like) if isinstance(of_like, np.dtype) else None
         if self._function is not None:
-            return _dtype(call_foreign(self._function, "dtype", info.key_path, info.keys))
+            name = described("dtype", self._function)
+            wanted: object = call_foreign(self._function, name, info.key_path, info.keys)
+            return _dtype(wanted)
         if self._all is None:
-            name = info.name
-            return next((wanted for pattern, wanted in self._patterns if fnmatchcase(name, pattern)), None)
+            return self._by_pattern(info.name)
 
         # One dtype for all leaves is not meant for step counters, nor for Python's numbers.
         is_number = stored.spec.typestr == "scalar" and of_like is None
         same_kind = not is_number and _kind(np.dtype(stored.spec.dtype)) == _kind(self._all)
         return self._all if same_kind else None
+
+    @property
+    def unused(self) -> list[str]:
+        """The patterns that decided nothing."""
+        return [pattern for pattern, _ in self._patterns if pattern not in self._used]
+
+    def _by_pattern(self, name: str) -> np.dtype[Any] | None:
+        for pattern, wanted in self._patterns:
+            if fnmatchcase(name, pattern):
+                self._used.add(pattern)
+                return wanted
+
+        return None
 
 
 def refit_spec(

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages import KeyKind, KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.restore_options import Change, Rename, RestoreOptions
-from penstock.stages.origins import Matching, Origin, call_foreign, keep, rule_difference
+from penstock.stages.origins import Matching, Origin, call_foreign, described, keep, rule_difference
 from penstock.stages.trees import FlatLeaf
 
 MOST_CANDIDATES = 2_000  # a search for the nearest name compares with every other
@@ -140,7 +140,7 @@ class _Renamer:
 
     def __call__(self, info: ParamInfo) -> KeyPath | None:
         if self._function is not None:
-            new = call_foreign(self._function, "rename", info.key_path, info.keys)
+            new = call_foreign(self._function, described("rename", self._function), info.key_path, info.keys)
             return _new(new, info.keys)
 
         # The longest rule that names the leaf, or a node above it.

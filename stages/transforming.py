@@ -18,7 +18,7 @@ from penstock.kernel.errors import SpecError
 from penstock.kernel.messages import KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.restore_options import Change, RestoreOptions, Transform
 from penstock.stages.conforming import source_like
-from penstock.stages.origins import Function, Input, Matching, Origin, keep, rule_difference
+from penstock.stages.origins import Function, Input, Matching, Origin, described, keep, rule_difference
 from penstock.stages.trees import FlatLeaf, is_empty, nest
 
 
@@ -28,7 +28,8 @@ def match_transforms(
     """Decide for each leaf of a target what it is made of.
 
     Every rule whose key matches is tried, in the order of the sorted keys; the last one counts, and
-    the others must be possible. Leaves without a rule come from the checkpoint if it has them (or
+    the others must be possible. `use_fallback` that means the target counts only if no other rule
+    matches. Leaves without a rule come from the checkpoint if it has them (or
     are the target's, if that is the default), else they are the target's. None and empty containers
     stay as the target has them.
 
@@ -77,7 +78,9 @@ class _Matcher:
             matched = pattern.fullmatch(path)
             if matched is not None:
                 self._used_rules.add(key)
-                decide = self._by_rule(found, rule, inputs, matched)
+                # To fall back to the target is what is done when no other rule says more.
+                if decide is None or not (rule.use_fallback and self._to_original):
+                    decide = self._by_rule(found, rule, inputs, matched)
 
         if decide is None:
             stored = self._find(path, found.info) if self._to_original else None
@@ -137,7 +140,7 @@ class _Matcher:
         def call(values: Sequence[Any]) -> object:
             return function(prepare(values[0]))
 
-        made = Function("value_fn", (Input(stored, like, has_like),), call)
+        made = Function(described("value_fn", function), (Input(stored, like, has_like),), call)
         return Origin(found.info, found.value, has_like=True, function=made)
 
     def _by_several(
@@ -159,7 +162,7 @@ class _Matcher:
             tree = _with_values(self._tree.get(), dict(zip(keys, values, strict=True)))
             return function(_path(found.info), tree, found.value)
 
-        made = Function("multi_value_fn", tuple(inputs), call)
+        made = Function(described("multi_value_fn", function), tuple(inputs), call)
         return Origin(found.info, found.value, has_like=True, function=made)
 
     def _expanded(self, original_key: str, matched: re.Match[str], found: FlatLeaf) -> str | None:
