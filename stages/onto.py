@@ -21,6 +21,7 @@ from penstock.kernel.protocols import LeafHandler
 from penstock.kernel.restore_options import Change, Making, Recipe, RestoreOptions
 from penstock.kernel.run import Outline, RestoreRun
 from penstock.stages.conforming import conformed
+from penstock.stages.joining import join_reads
 from penstock.stages.origins import Function, Input, Matching, Origin, call_foreign
 from penstock.stages.refitting import DtypeRule, Refit, refit_spec
 from penstock.stages.renaming import MatchLeaves, match_renamed
@@ -154,7 +155,7 @@ class _Planner:
             for region in target.regions
             for read in self._checkpoint.reads(index, stored, region, piece_bytes)
         )
-        self.leaves.append(ReadLeaf(index, stored, chosen, target, reads))
+        self.leaves.append(ReadLeaf(index, stored, chosen, target, join_reads(reads, piece_bytes)))
 
     def _target(
         self, handler: LeafHandler, wanted: Input, info: ParamInfo | None

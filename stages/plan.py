@@ -19,6 +19,7 @@ from penstock.kernel.protocols import LeafHandler, StoredCheckpoint
 from penstock.kernel.run import Outline, RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
+from penstock.stages.joining import join_reads
 from penstock.stages.onto import plan_onto
 from penstock.stages.trees import FlatLeaf, flatten_tree, nest
 
@@ -113,6 +114,9 @@ def _plan_leaf(
     reads = tuple(
         read for region in target.regions for read in checkpoint.reads(index, stored, region, piece_bytes)
     )
+    if len(target.regions) > 1:
+        reads = join_reads(reads, piece_bytes)
+
     return ReadLeaf(index, stored, handler, target, reads)
 
 

@@ -53,7 +53,7 @@ class DtypeRule:
 
     def __init__(self, dtype: Any) -> None:
         self._like = isinstance(dtype, str) and dtype == "like"
-        self._patterns: list[tuple[str, Any]] = []
+        self._patterns: list[tuple[str, np.dtype[Any] | None]] = []
         self._used: set[str] = set()
         self._function: Callable[[KeyPath], Any] | None = None
         self._all: np.dtype[Any] | None = None

@@ -180,20 +180,19 @@ def _keys(name: object, what: str) -> KeyPath:
 
 
 def _renamed_info(info: ParamInfo, keys: KeyPath) -> ParamInfo:
-    """Say where a leaf stands under new keys: what they have in common at both ends keeps its kind."""
-    common = min(len(keys), len(info.keys))
-    ahead = next((at for at in range(common) if keys[at] != info.keys[at]), common)
-    most = common - ahead
-    behind = next((at for at in range(most) if keys[-1 - at] != info.keys[-1 - at]), most)
-    changed = len(keys) - ahead - behind
-    kinds = (
-        *info.kinds[:ahead],
-        *([KeyKind.MAPPING] * changed),
-        *info.kinds[len(info.kinds) - behind :],
+    """Say where a leaf stands under new keys.
+
+    A number that was an index, or that comes in the place of one, is an index.
+    """
+    sequence = KeyKind.SEQUENCE
+    indices = {key for key, kind in zip(info.keys, info.kinds, strict=True) if kind is sequence}
+    replaced = info.kinds if len(info.kinds) == len(keys) else [KeyKind.MAPPING] * len(keys)
+    kinds = tuple(
+        sequence if key.isdecimal() and (key in indices or before is sequence) else KeyKind.MAPPING
+        for key, before in zip(keys, replaced, strict=True)
     )
     text = "".join(
-        f"[{key}]" if kind is KeyKind.SEQUENCE else f"[{key!r}]"
-        for key, kind in zip(keys, kinds, strict=True)
+        f"[{key}]" if kind is sequence else f"[{key!r}]" for key, kind in zip(keys, kinds, strict=True)
     )
     return ParamInfo(keys, kinds, text, info.directory)
 
