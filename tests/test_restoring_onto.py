@@ -26,6 +26,7 @@ from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.regions import HostRegion
 from penstock.kernel.errors import HandlerFailedError, SpecError, StructureMismatchError
 from penstock.kernel.messages import DirectRead
+from penstock.pipelines import restore_pipeline
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -442,7 +443,7 @@ class TestTransforms:
         assert [leaf.dtype for leaf in found.tree.values()] == [np.int32, np.uint8]
 
     def test_a_pipeline_that_cannot_make_anything_is_refused(self, path: Path) -> None:
-        pipeline = penstock.pipelines.restore_pipeline()
+        pipeline = restore_pipeline()
         assert "derive" not in pipeline.names  # a restore without options has nothing to pay for it
         with pytest.raises(penstock.PenstockError, match="assemble"):
             Restored(path, like={}, transforms={}, pipeline=pipeline.without("assemble"))

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
 
@@ -201,9 +202,6 @@ class Checkpointer:
     ) -> Any:
         """Return the tree saved at `path`.
 
-        The keyword arguments from `rename` on let the result depart from what is stored. Without them
-        every difference is an error. What they do is in the report, and told by events.
-
         Args:
             path: A checkpoint.
             like: A tree of the structure wanted, whose leaves are concrete values,
@@ -213,25 +211,11 @@ class Checkpointer:
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
-            **onto: See `RestoreKeywords`:
-
-                rename: Stored names to names in the result. Dotted names, as they are stored
-                    (`"opt.0.mu"`), or tuples of keys; a name stands for all below it, the longest
-                    one counts, and None leaves out. Or a function from the tuple of keys.
-                transforms: Regular expressions over key paths with slashes to `penstock.Transform`s,
-                    as in Orbax. Leaves on disk that no result leaf is made of are not read.
-                transforms_default_to_original: Whether leaves without a transform come from the
-                    checkpoint, where it has them, or from `like`.
-                dtype: A dtype, for all arrays of its kind; `"like"`, for the dtypes of `like`; a
-                    mapping from shell patterns over dotted names of the result; or a function of
-                    the result's key path. Values are cast on the host, by the rules of C.
-                strict: False pads arrays with zeros and cuts them off, at the end of each axis, to
-                    the shapes of `like`.
-                on_missing: `"keep"` keeps the leaves of `like` that the checkpoint does not have.
-                on_unexpected: `"skip"` skips the leaves of the checkpoint that `like` does not have.
+            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+                `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
-            SpecError: If these contradict each other, or need a `like`.
+            SpecError: If the options contradict each other, or need a `like`.
             StructureMismatchError: If `like` does not fit; it lists every difference.
             HandlerFailedError: If one of the functions given raises.
             NotACheckpointError: If there is none at `path`.
@@ -249,20 +233,8 @@ class Checkpointer:
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         chosen = with_derive(chosen, options)
 
-        async def restore() -> tuple[Any, RestoreRun]:
-            run = self._engine.restore_run(final, threads)
-            since = time.perf_counter()
-            result = await run_pipeline(chosen, run, request)
-            self._engine.events.info(
-                "restore.finished",
-                path=final,
-                n_leaves=run.progress.leaves_total,
-                nbytes=run.progress.bytes_done,
-                seconds=time.perf_counter() - since,
-            )
-            return result.value.tree, run
-
-        tree, run = await self._engine.read_unchanged(final, threads, restore)
+        read = partial(self._restore_once, chosen, request, threads)
+        tree, run = await self._engine.read_unchanged(final, threads, read)
         if on_report is not None:
             on_report(report_of(run))
 
@@ -296,6 +268,21 @@ class Checkpointer:
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
+
+    async def _restore_once(
+        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
+    ) -> tuple[Any, RestoreRun]:
+        run = self._engine.restore_run(request.path, threads)
+        since = time.perf_counter()
+        result = await run_pipeline(pipeline, run, request)
+        self._engine.events.info(
+            "restore.finished",
+            path=request.path,
+            n_leaves=run.progress.leaves_total,
+            nbytes=run.progress.bytes_done,
+            seconds=time.perf_counter() - since,
+        )
+        return result.value.tree, run
 
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:

@@ -14,7 +14,28 @@ from penstock.stages.derive import Derive
 
 
 class RestoreKeywords(TypedDict, total=False):
-    """Keyword arguments of `restore` for restoring onto something else; see `Checkpointer.restore`."""
+    """Keyword arguments of `restore` that let the result depart from what is stored.
+
+    Without them every difference is an error. What they do is in the report, and told by events.
+
+    Attributes:
+        rename: Stored names to names in the result: dotted names, as they are stored (`"opt.0.mu"`),
+            or tuples of keys. A name stands for all below it, too; the longest one counts, and
+            None leaves out. Or a function from the tuple of stored keys to one of those.
+        transforms: Regular expressions over key paths with slashes (`params/.*`) to
+            `penstock.Transform`s, as in Orbax. What no leaf of the result is made of is not read.
+        transforms_default_to_original: Whether leaves without a transform come from the checkpoint,
+            where it has them, or are those of `like`.
+        dtype: A dtype, for all arrays of its kind; `"like"`, for the dtypes of `like`; a mapping
+            from shell patterns over dotted names of the result to dtypes, of which the first
+            counts; or a function from the key path in the result to a dtype or None. Values are
+            cast on the host, as in C. Typed keys, and what no array is, stay as they are.
+        strict: If False, arrays are padded with zeros and cut off, at the end of each axis, to the
+            shapes of `like`.
+        on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have; the very same
+            objects, which must be values and not types or structs.
+        on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
+    """
 
     rename: Rename | None
     transforms: Mapping[str, Transform] | None
