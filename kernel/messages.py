@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.kernel.meters import StageStatistics
     from penstock.kernel.protocols import Destination, LeafHandler, StoredCheckpoint
     from penstock.kernel.regulator import ByteLease
+    from penstock.kernel.restore_options import RestoreOptions
 
 # Saving
 
@@ -306,6 +307,9 @@ class RestoreRequest:
     path: str
     like: object = None
     has_like: bool = False  #: None is a tree, too
+    options: RestoreOptions | None = (
+        None  #: how the result may depart from what is stored; by default in no way
+    )
     split: str | None = None  #: what separates the keys in names, where names are all that is stored
 
 
@@ -325,6 +329,7 @@ class Located:
     checkpoint: StoredCheckpoint
     like: object
     has_like: bool
+    options: RestoreOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from penstock.kernel.protocols import LeafHandler, StoredCheckpoint
 from penstock.kernel.run import Outline, RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
+from penstock.stages.joining import join_reads
+from penstock.stages.onto import plan_onto
 from penstock.stages.trees import FlatLeaf, flatten_tree, nest
 
 MOST_SUGGESTIONS = 40  # a search for the nearest name compares with every other,
@@ -65,6 +67,9 @@ class Match:
 
 def _plan(run: RestoreRun, located: Located) -> list[ReadLeaf]:
     checkpoint = located.checkpoint
+    if located.options is not None:
+        return plan_onto(run, located, located.options, match)
+
     differences: list[TreeDifference] = []
     if located.has_like:
         flat, treedef = flatten_tree(located.like)
@@ -109,6 +114,9 @@ def _plan_leaf(
     reads = tuple(
         read for region in target.regions for read in checkpoint.reads(index, stored, region, piece_bytes)
     )
+    if len(target.regions) > 1:
+        reads = join_reads(reads, piece_bytes)
+
     return ReadLeaf(index, stored, handler, target, reads)
 
 

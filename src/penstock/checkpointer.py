@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -33,11 +33,13 @@ from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline
+from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
 from penstock.verifying import VerifyReport, verify_checkpoint
 
@@ -202,6 +204,8 @@ class Checkpointer:
         split: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
+        on_report: Callable[[RestoreReport], object] | None = None,
+        **onto: Unpack[RestoreKeywords],
     ) -> Any:
         """Return the tree saved at `path`.
 
@@ -214,11 +218,16 @@ class Checkpointer:
             split: For safetensors, whose names carry no structure: what separates the keys in them,
                 as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
                 With `like` there is no need for it: names are those of its keys joined by dots.
-            prioritise: Says which leaves are read first, by key path.
+            prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
+            on_report: Called with the `RestoreReport` when the result is complete.
+            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+                `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
+            SpecError: If the options contradict each other, or need a `like`.
             StructureMismatchError: If `like` does not fit; it lists every difference.
+            HandlerFailedError: If one of the functions given raises.
             NotACheckpointError: If there is none at `path`.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document or a data file is damaged.
@@ -229,23 +238,17 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
-        request = RestoreRequest(final, like if has_like else None, has_like, split)
+        options = restore_options(onto, has_like=has_like)
+        request = RestoreRequest(final, like if has_like else None, has_like, options, split)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = with_derive(chosen, options)
 
-        async def restore() -> Any:
-            run = self._engine.restore_run(final, threads)
-            since = time.perf_counter()
-            result = await run_pipeline(chosen, run, request)
-            self._engine.events.info(
-                "restore.finished",
-                path=final,
-                n_leaves=run.progress.leaves_total,
-                nbytes=run.progress.bytes_done,
-                seconds=time.perf_counter() - since,
-            )
-            return result.value.tree
+        read = partial(self._restore_once, chosen, request, threads)
+        tree, run = await self._engine.read_unchanged(final, threads, read)
+        if on_report is not None:
+            on_report(report_of(run))
 
-        return await self._engine.read_unchanged(final, threads, restore)
+        return tree
 
     async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -287,6 +290,21 @@ class Checkpointer:
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
+
+    async def _restore_once(
+        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
+    ) -> tuple[Any, RestoreRun]:
+        run = self._engine.restore_run(request.path, threads)
+        since = time.perf_counter()
+        result = await run_pipeline(pipeline, run, request)
+        self._engine.events.info(
+            "restore.finished",
+            path=request.path,
+            n_leaves=run.progress.leaves_total,
+            nbytes=run.progress.bytes_done,
+            seconds=time.perf_counter() - since,
+        )
+        return result.value.tree, run
 
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:
