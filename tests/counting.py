@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols import ReadableFile
+from penstock.kernel.transfers import Transfers
 
 
 class CountingStore:
@@ -32,9 +33,18 @@ class _CountingFile:
         self._inner = inner
         self._ranges = ranges
 
-    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+    @property
+    def transfers(self) -> Transfers:
+        return self._inner.transfers
+
+    def read_at(
+        self,
+        offset: int,
+        buffers: Sequence[memoryview],
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
         self._ranges.append((offset, sum(len(buffer) for buffer in buffers)))
-        self._inner.read_at(offset, buffers)
+        self._inner.read_at(offset, buffers, seen)
 
     def close(self) -> None:
         self._inner.close()

@@ -163,8 +163,7 @@ class Checkpointer:
             base: An earlier checkpoint. Leaves that are as they are there are linked and not written;
                 each checkpoint is whole by itself, whichever is deleted first.
             compare: How that is known. `"identity"`: a leaf is the very jax.Array that this Checkpointer
-                saved there, or restored from there. `"digest"`: its bytes have the SHA-256 that was
-                recorded there, by a save that was told the same; every byte of the tree is read.
+                saved there. `"digest"`: its bytes have the SHA-256 that a save with it recorded there.
             pipeline: Stages for this save alone.
 
         Returns:
