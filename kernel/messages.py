@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from penstock.kernel.adapter import AdaptedHandler
     from penstock.kernel.meters import StageStatistics
     from penstock.kernel.protocols import Destination, LeafHandler, StoredCheckpoint
+    from penstock.kernel.read_pack import HostPack, ReadPack
     from penstock.kernel.regulator import ByteLease
     from penstock.kernel.restore_options import RestoreOptions
 
@@ -120,7 +121,7 @@ L = TypeVar("L", bound=Batchable)
 class LeafBatch(Generic[L]):
     """Leaves that travel together: `Leaf`s of a save or `ReadLeaf`s of a restore."""
 
-    leaves: tuple[L, ...]
+    leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
     prioritised: bool = False
 
 
@@ -414,11 +415,12 @@ class ReadBatch:
     reads: tuple[Read, ...]
     staged: tuple[tuple[int, ByteLease], ...] = ()  #: (leaf index, lease on its staging bytes)
     in_flight: ByteLease | None = None
+    pack: ReadPack | None = None  #: instead of leaves and reads
 
     @property
     def nbytes(self) -> int:
         """Bytes to be read."""
-        return sum(read.nbytes for read in self.reads)
+        return sum([read.nbytes for read in self.reads]) + (0 if self.pack is None else self.pack.nbytes)
 
     def release(self) -> None:
         """Give back every lease. Never blocks, and may be called again."""
@@ -436,6 +438,7 @@ class HostBatch:
     leaves: tuple[ReadLeaf, ...]
     ready: tuple[tuple[int, object], ...] = ()  #: (leaf index, value) that a third party's handler read
     staged: tuple[ByteLease, ...] = ()
+    packs: tuple[HostPack, ...] = ()
 
     def release(self) -> None:
         """Give back every lease. Never blocks, and may be called again."""

@@ -16,6 +16,8 @@ __all__ = (
     "Layout",
     "LeafColumns",
     "LeafHandler",
+    "PackedCheckpoint",
+    "PackingHandler",
     "ReadableFile",
     "SigningHandler",
     "SnapshotHandler",
@@ -44,6 +46,7 @@ from penstock.kernel.messages import (
     Written,
     WrittenBatch,
 )
+from penstock.kernel.read_pack import HostPack, WholeChunks
 from penstock.kernel.transfers import Transfers
 
 T_co = TypeVar("T_co", covariant=True)
@@ -155,6 +158,41 @@ class LeafHandler(Protocol):
 
         Returns:
             One value per leaf, in order.
+        """
+        ...
+
+
+@runtime_checkable
+class PackingHandler(LeafHandler, Protocol):
+    """What a `LeafHandler` may add, so that its small leaves are read and built many at a time."""
+
+    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
+        """Decide for many leaves at once what `target` would.
+
+        Args:
+            specs: Of the leaves on disk, of any typestr.
+            likes: What each is to be; None for a restore without a target.
+
+        Returns:
+            For each leaf the handler's own detail, if all of its bytes in C order are what
+            `build_pack` needs; else None, and `target` will be asked.
+        """
+        ...
+
+    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+        """Make the values, in order; none may keep the memory of `pack.data`. Blocking."""
+        ...
+
+
+@runtime_checkable
+class PackedCheckpoint(Protocol):
+    """What a `StoredCheckpoint` may add, so that many small leaves can be found at once."""
+
+    def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
+        """Say where leaves lie that are one raw chunk each.
+
+        Args:
+            numbers: Places in `leaves`.
         """
         ...
 
