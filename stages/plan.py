@@ -31,6 +31,7 @@ from penstock.kernel.run import Outline, RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
 from penstock.stages.joining import join_reads
+from penstock.stages.mapping import map_leaves
 from penstock.stages.onto import plan_onto
 from penstock.stages.packing import Wanted, make_packs
 from penstock.stages.structure import StructureCache
@@ -61,6 +62,9 @@ class Plan:
 
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
             packs, leaves = await run.threads.run(_plan, run, located)
+            if located.mmap:
+                leaves = await run.threads.run(map_leaves, run, leaves)
+
             n_leaves = len(leaves) + sum([len(pack) for pack in packs])
             run.progress.plan(n_leaves, sum([item.nbytes for item in (*leaves, *packs)]))
             for pack in packs:
@@ -105,7 +109,11 @@ def _plan(run: RestoreRun, located: Located) -> tuple[list[ReadPack], list[ReadL
         like = Match(stored, None if likes is None else likes[place], has_like=likes is not None)
         return _plan_leaf(run, checkpoint, place, like, wanted.handlers[place], differences)
 
-    packs, others = make_packs(checkpoint, wanted, run.limits, make)
+    packs: list[ReadPack] = []
+    others: Sequence[int] = range(len(rows))
+    if not located.mmap:
+        packs, others = make_packs(checkpoint, wanted, run.limits, make)
+
     leaves = [make(place) for place in others]
     if differences:
         raise StructureMismatchError(checkpoint.path, differences)

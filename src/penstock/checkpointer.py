@@ -148,14 +148,13 @@ class Checkpointer:
     ) -> SaveFuture:
         """Begin to save `tree` at `path`; return once it is staged.
 
-        Either the whole checkpoint becomes visible under `path`, durably and in one step, or
-        nothing does. Saves to one path follow each other, saves to different paths run together.
+        Either the whole checkpoint becomes visible, durably and in one step, or nothing does. Saves
+        to one path follow each other, saves to different paths run together.
 
         Args:
             path: A directory that does not exist yet; its parents may be missing.
             tree: Any PyTree of handled leaf types.
-            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete. A
-                directory of anything else is never replaced.
+            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete.
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
@@ -167,7 +166,7 @@ class Checkpointer:
             pipeline: Stages for this save alone.
 
         Returns:
-            The save that goes on in the background. Await it for the durable checkpoint.
+            The save in the background. Await it for the durable checkpoint.
 
         Raises:
             SpecError: If the tree or the path cannot be saved; nothing was written.
@@ -200,6 +199,7 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         like: Any = _ABSENT,
+        mmap: bool = False,
         split: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
@@ -214,6 +214,9 @@ class Checkpointer:
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
                 saved from where they are here.
+            mmap: Whether leaves live in the page cache where they can, instead of memory of their own:
+                NumPy arrays, read-only, and jax.Arrays on CPU devices, in time that does not depend
+                on their size. Their checksums are not compared. The files must not be changed.
             split: For safetensors, whose names carry no structure: what separates the keys in them,
                 as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
                 With `like` there is no need for it: names are those of its keys joined by dots.
@@ -238,7 +241,7 @@ class Checkpointer:
         final = absolute_path(path)
         has_like = like is not _ABSENT
         options = restore_options(onto, has_like=has_like)
-        request = RestoreRequest(final, like if has_like else None, has_like, options, split)
+        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         chosen = with_derive(chosen, options)
 
