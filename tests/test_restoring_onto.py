@@ -486,7 +486,9 @@ class TestOptions:
 
     def test_without_options_the_report_has_no_changes(self, path: Path) -> None:
         found = Restored(path)
-        assert found.report == RestoreReport(str(path), 9, found.store.nbytes)
+        # Small leaves are read together, with what lies between them.
+        assert found.report == RestoreReport(str(path), 9, penstock.sync.metadata(path).nbytes)
+        assert found.report.nbytes <= found.store.nbytes
 
     def test_changes_are_told_by_events(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "penstock"):
