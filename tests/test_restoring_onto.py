@@ -19,12 +19,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.counting import CountingStore
+from tests.stages.rig import Parcel, ParcelHandler, with_parcels
 
 import penstock
 from penstock import RestoreReport, Transform
 from penstock.checkpointer import Checkpointer
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.regions import HostRegion
+from penstock.handlers.leaves.registry import default_handlers
 from penstock.kernel.errors import HandlerFailedError, SpecError, StructureMismatchError
 from penstock.kernel.messages import DirectRead
 from penstock.pipelines import restore_pipeline
@@ -508,6 +510,21 @@ class TestOptions:
         assert told["restore.renamed"]["key_paths"] == ("['n']",)
         assert told["restore.kept"]["key_paths"] == ("['m']",)
         assert told["restore.skipped"]["n_leaves"] == 8
+
+
+def test_leaves_of_third_parties_are_renamed_and_made_into_others(tmp_path: Path) -> None:
+    registry = with_parcels(default_handlers(), ParcelHandler())
+    with penstock.sync.Checkpointer(registry=registry) as checkpointer:
+        checkpointer.save(tmp_path / "a", {"p": Parcel("text"), "n": 1}).result()
+        found = checkpointer.restore(tmp_path / "a", rename={"p": "q", "n": None})
+        assert found["q"].text == "text"
+
+        made = Transform(original_key="p", value_fn=lambda parcel: parcel.text)
+        assert checkpointer.restore(tmp_path / "a", like={"x": ""}, transforms={"x": made}) == {"x": "text"}
+        with pytest.raises(StructureMismatchError, match="scalar") as raised:
+            checkpointer.restore(tmp_path / "a", like={"p": Parcel}, rename={"n": "p", "p": None})
+        (difference,) = raised.value.differences
+        assert (difference.kind, difference.key_path) == ("type", "['p']")
 
 
 @pytest.mark.anyio
