@@ -36,6 +36,7 @@ from penstock.stages.origins import call_foreign, described
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 _PAGE = 4096  # what direct reads need
+_ALIGNED_FROM = 1 << 16
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 
@@ -241,8 +242,9 @@ class _Source:
     def _bytes(self) -> npt.NDArray[np.uint8]:
         with self._lock:  # several threads read into it
             if self._memory is None:
-                memory = np.empty(self.nbytes + _PAGE, np.uint8)
-                start = -memory.ctypes.data % _PAGE
+                alignment = _PAGE if self.nbytes >= _ALIGNED_FROM else 1
+                memory = np.empty(self.nbytes + alignment, np.uint8)
+                start = -memory.ctypes.data % alignment
                 self._memory = memory[start : start + self.nbytes]
 
             return self._memory

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +19,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.counting import CountingStore
+from tests.stages.rig import Parcel, ParcelHandler, with_parcels
 
 import penstock
 from penstock import RestoreReport, Transform
 from penstock.checkpointer import Checkpointer
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.regions import HostRegion
+from penstock.handlers.leaves.registry import default_handlers
 from penstock.kernel.errors import HandlerFailedError, SpecError, StructureMismatchError
 from penstock.kernel.messages import DirectRead
 from penstock.pipelines import restore_pipeline
@@ -39,6 +42,7 @@ TREE: dict[str, Any] = {
         {"bias": np.arange(4.0) + 4, "kernel": jnp.arange(12.0).reshape(3, 4) + 12},
     ],
     "name": "text",
+    "rate": 0.1,
     "steps": np.arange(3, dtype=np.uint8) + 250,
 }
 
@@ -96,7 +100,7 @@ class TestRename:
             path, rename={"steps": "state.steps", "layers.0": "first", "layers": "rest", "": "top"}
         )
         expected = {
-            "top": {name: TREE[name] for name in ("count", "empty", "key", "name")},
+            "top": {name: TREE[name] for name in ("count", "empty", "key", "name", "rate")},
             "first": TREE["layers"][0],
             "rest": {"1": TREE["layers"][1]},
             "state": {"steps": TREE["steps"]},
@@ -113,7 +117,7 @@ class TestRename:
         assert_same(found.tree, {"blocks": [{"b": np.arange(4.0)}, {"b": np.arange(4.0) + 4}]})
         assert found.report.key_paths("renamed") == ("['blocks'][0]['b']", "['blocks'][1]['b']")
         assert set(found.report.key_paths("skipped")) == {
-            *("['count']", "['empty']", "['key']", "['name']", "['steps']"),
+            *("['count']", "['empty']", "['key']", "['name']", "['rate']", "['steps']"),
             *("['layers'][0]['kernel']", "['layers'][1]['kernel']"),
         }
         assert found.store.nbytes == found.report.nbytes == 64
@@ -132,7 +136,12 @@ class TestRename:
     def test_a_key_without_letters_is_not_the_root(self, tmp_path: Path, assert_same: AssertSame) -> None:
         penstock.sync.save(tmp_path / "a", {"": 1, "b": 2})
         assert_same(penstock.sync.restore(tmp_path / "a", rename={("",): "c"}), {"c": 1, "b": 2})
-        assert_same(penstock.sync.restore(tmp_path / "a", rename={(): "c"}), {"c": {"": 1, "b": 2}})
+        for root in ((), ""):
+            assert_same(penstock.sync.restore(tmp_path / "a", rename={root: "c"}), {"c": {"": 1, "b": 2}})
+
+    def test_items_of_a_list_change_places(self, path: Path, assert_same: AssertSame) -> None:
+        found = Restored(path, rename={"layers.0": "layers.1", "layers.1": "layers.0"})
+        assert_same(found.tree, {**TREE, "layers": TREE["layers"][::-1]})
 
     def test_a_root_goes_away(self, tmp_path: Path, assert_same: AssertSame) -> None:
         penstock.sync.save(tmp_path / "a", {"params": {"w": 1}})
@@ -302,7 +311,7 @@ class TestPartial:
         assert found.store.nbytes == found.report.nbytes == 3
         assert found.report.n_leaves == 1
         assert set(found.report.key_paths("skipped")) == {
-            *("['count']", "['key']", "['name']"),
+            *("['count']", "['key']", "['name']", "['rate']"),
             *(f"['layers'][{n}]['{name}']" for n in range(2) for name in ("bias", "kernel")),
         }
 
@@ -312,7 +321,7 @@ class TestPartial:
         assert_same(found.tree, {**TREE, "new": new})
         assert found.tree["new"]["where"] is new["where"]
         assert set(found.report.key_paths("kept")) == {f"['new']['{name}']" for name in new}
-        assert found.report.n_leaves == 9
+        assert found.report.n_leaves == 10
 
     def test_nothing_in_common(self, path: Path, assert_same: AssertSame) -> None:
         found = Restored(path, like={"new": 1}, on_missing="keep", on_unexpected="skip")
@@ -357,8 +366,7 @@ class TestTransforms:
         qkv = np.arange(30.0).reshape(3, 10)
         penstock.sync.save(tmp_path / "a", {"qkv": qkv, "large": np.zeros(100_000)})
         parts = {
-            name: Transform(original_key="qkv", value_fn=lambda value, at=at: value[at])
-            for at, name in enumerate("qkv")
+            name: Transform(original_key="qkv", value_fn=itemgetter(at)) for at, name in enumerate("qkv")
         }
         found = Restored(tmp_path / "a", like={name: np.zeros(10) for name in "qkv"}, transforms=parts)
         assert_same(found.tree, {"q": qkv[0], "k": qkv[1], "v": qkv[2]})
@@ -487,7 +495,7 @@ class TestOptions:
     def test_without_options_the_report_has_no_changes(self, path: Path) -> None:
         found = Restored(path)
         # Small leaves are read together, with what lies between them.
-        assert found.report == RestoreReport(str(path), 9, penstock.sync.metadata(path).nbytes)
+        assert found.report == RestoreReport(str(path), 10, penstock.sync.metadata(path).nbytes)
         assert found.report.nbytes <= found.store.nbytes
 
     def test_changes_are_told_by_events(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -503,7 +511,22 @@ class TestOptions:
         told = {event["event"]: event for event in (vars(record)["penstock"] for record in caplog.records)}
         assert told["restore.renamed"]["key_paths"] == ("['n']",)
         assert told["restore.kept"]["key_paths"] == ("['m']",)
-        assert told["restore.skipped"]["n_leaves"] == 7
+        assert told["restore.skipped"]["n_leaves"] == 8
+
+
+def test_leaves_of_third_parties_are_renamed_and_made_into_others(tmp_path: Path) -> None:
+    registry = with_parcels(default_handlers(), ParcelHandler())
+    with penstock.sync.Checkpointer(registry=registry) as checkpointer:
+        checkpointer.save(tmp_path / "a", {"p": Parcel("text"), "n": 1}).result()
+        found = checkpointer.restore(tmp_path / "a", rename={"p": "q", "n": None})
+        assert found["q"].text == "text"
+
+        made = Transform(original_key="p", value_fn=lambda parcel: parcel.text)
+        assert checkpointer.restore(tmp_path / "a", like={"x": ""}, transforms={"x": made}) == {"x": "text"}
+        with pytest.raises(StructureMismatchError, match="scalar") as raised:
+            checkpointer.restore(tmp_path / "a", like={"p": Parcel}, rename={"n": "p", "p": None})
+        (difference,) = raised.value.differences
+        assert (difference.kind, difference.key_path) == ("type", "['p']")
 
 
 @pytest.mark.anyio

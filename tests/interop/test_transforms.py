@@ -292,3 +292,23 @@ def test_both_need_a_target(saved: Path, orbax: Any, ours: Any) -> None:
         orbax.restore(saved, transforms={})
     with pytest.raises(PenstockError, match="like"):
         ours.restore(saved, transforms={})
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (2, 6), (1, 1), (2, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, jnp.bfloat16])
+def test_padded_cut_off_and_cast_alike(
+    saved: Path, orbax: Any, ours: Any, compare: Compare, shape: tuple[int, int], dtype: Any
+) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    place: Any = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # type: ignore[no-untyped-call]  # jax's
+    make: Any = jax.ShapeDtypeStruct
+    args = ocp.ArrayRestoreArgs(sharding=place, global_shape=shape, dtype=dtype, strict=False)
+    rest = {"a": ..., "b": {"c": ..., "d": [..., ...]}, "e": {}, "n": None, "s": ..., "t": (...,)}
+    theirs = orbax.restore(
+        saved,
+        item={"j": 0, **rest},
+        restore_args={"j": args, **jax.tree.map(lambda _: ocp.RestoreArgs(), rest)},
+    )
+    like = {"j": make(shape, dtype, sharding=place)}
+    found = ours.restore(saved, like=like, strict=False, dtype="like", on_unexpected="skip")
+    compare(found["j"], theirs["j"])
