@@ -15,10 +15,11 @@ from penstock.kernel.shared import Shared
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.messages import ParamInfo, Pending, WrittenBatch
+    from penstock.kernel.messages import LeafSpec, ParamInfo, Pending, WrittenBatch
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import ByteLease, MemoryRegulator
+    from penstock.kernel.restore_options import Change, Recipe
     from penstock.kernel.threads import Threads
     from penstock.kernel.workspace import Workspace
 
@@ -104,6 +105,7 @@ class SaveRun(Run):
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
     preallocate: bool = True  #: whether the bytes to be written are known; set by the first stage
     planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
+    specs: Sequence[LeafSpec] = ()  #: of the same leaves, for a layout that must know them all beforehand
     kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
     digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
@@ -118,6 +120,8 @@ class RestoreRun(Run):
     """What the stages of a restore may use."""
 
     outline: Outline | None = None  #: set by the planning stage, used to put the tree together
+    recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
+    changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,14 @@ class Workspace:
         final: The checkpoint's own absolute path.
         temporary: The absolute path it is built under, on the same file system.
         overwrite: Whether an existing checkpoint may be replaced.
-        recognises: Says whether the directory at a path is a checkpoint, and so may be replaced;
-            by default any is. Blocking.
+        recognises: Says whether what lies at a path is a checkpoint, and so may be replaced; by
+            default any directory is. Blocking.
+        file: The one file in the workspace that becomes the checkpoint; None if all of it does.
     """
 
     __slots__ = (
         "_begun",
+        "_file",
         "_hold",
         "_lock",
         "_made",
@@ -58,6 +60,7 @@ class Workspace:
         *,
         overwrite: bool,
         recognises: Callable[[str], bool] = lambda _: True,
+        file: str | None = None,
     ) -> None:
         self.final = final
         self.temporary = temporary
@@ -67,6 +70,7 @@ class Workspace:
         self._threads = threads
         self._overwrite = overwrite
         self._recognises = recognises
+        self._file = file
         self._lock = Lock()
         self._made: set[str] = set()
         self._begun = False  # whether there may be something to remove
@@ -117,10 +121,10 @@ class Workspace:
         kind = self._store.kind(self.final)
         if kind is not None and not self._overwrite:
             raise DestinationExistsError(self.final)
-        if kind == "file":
-            raise PathError(self.final, "is a file, and no checkpoint to be overwritten")
-        if kind == "directory" and not self._recognises(self.final):
-            raise PathError(self.final, "is a directory of something else; only a checkpoint is overwritten")
+        if kind is not None and kind != ("directory" if self._file is None else "file"):
+            raise PathError(self.final, f"is a {kind}, and no checkpoint to be overwritten")
+        if kind is not None and not self._recognises(self.final):
+            raise PathError(self.final, f"is a {kind} of something else; only a checkpoint is overwritten")
 
         self._store.check_writable(self.final)
 
@@ -148,18 +152,20 @@ class Workspace:
             raise
 
     def _publish(self) -> None:
-        parent = os.path.dirname(self.final)
-        if self._store.kind(self.final) is None:
-            self._store.rename(self.temporary, self.final)
-            self.published = True
-            self._store.sync_directory(parent)
-        elif self._overwrite:
-            self._store.exchange(self.temporary, self.final)
-            self.published = True
-            self._store.sync_directory(parent)
+        built = self.temporary if self._file is None else self.path(self._file)
+        replacing = self._store.kind(self.final) is not None
+        if replacing and not self._overwrite:
+            raise DestinationExistsError(self.final)
+
+        if replacing:
+            self._store.exchange(built, self.final)
+        else:
+            self._store.rename(built, self.final)
+
+        self.published = True
+        self._store.sync_directory(os.path.dirname(self.final))
+        if replacing or self._file is not None:
             try:
                 self._store.remove_tree(self.temporary)
             except StorageError as error:
                 self.left_behind = error
-        else:
-            raise DestinationExistsError(self.final)

@@ -12,6 +12,7 @@ from typing import Final, final
 
 from anyio import Lock
 
+from penstock.kernel.capabilities import FormattedLayout
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.messages import Leaf, Piece, StagedBatch
 from penstock.kernel.run import SaveRun
@@ -48,15 +49,21 @@ class Encode:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        yield _Encoder(run, self)
+        yield _Encoder(run, self) if isinstance(run.layout, FormattedLayout) else _pass_on
+
+
+async def _pass_on(batch: StagedBatch, /) -> StagedBatch:
+    return batch
 
 
 @final
 class _Encoder:
-    __slots__ = ("_decided", "_deciding", "_options", "_run")
+    __slots__ = ("_decided", "_deciding", "_encode", "_options", "_run")
 
     def __init__(self, run: SaveRun, options: Encode) -> None:
+        assert isinstance(run.layout, FormattedLayout)
         self._run = run
+        self._encode = run.layout.encode
         self._options = options
         self._decided: dict[int, Leaf] = {}  # of those that were `auto`, by index
         self._deciding = Lock()
@@ -70,7 +77,7 @@ class _Encoder:
                 await self._decide(piece)
 
             leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in batch.pieces]
-            pieces = await self._run.threads.run(_encoded, self._run.layout.encode, batch.pieces, leaves)
+            pieces = await self._run.threads.run(_encoded, self._encode, batch.pieces, leaves)
         except BaseException:
             batch.release()
             raise
@@ -97,7 +104,7 @@ class _Encoder:
 
     def _is_worth_it(self, data: memoryview) -> bool:
         sample = _sample(data)
-        (encoded,) = self._run.layout.encode(self._options.auto_codec, [sample])
+        (encoded,) = self._encode(self._options.auto_codec, [sample])
         return len(encoded) <= (1 - self._options.auto_saves) * len(sample)
 
     def _with_leaves(self, batch: StagedBatch) -> StagedBatch:

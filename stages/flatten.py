@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.capabilities import ChunkingHandler, FormattedLayout
 from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.messages import Leaf, LeafBatch, LeafSpec, ParamInfo, TreeToSave
-from penstock.kernel.protocols import ChunkingHandler, LeafHandler, SigningHandler
+from penstock.kernel.protocols import LeafHandler, SigningHandler
 from penstock.kernel.run import SaveRun
 from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.stage import Actor
@@ -47,6 +48,7 @@ class Flatten:
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
             leaves = await run.threads.run(_plan, run, message)
             run.planned = [leaf.info for leaf in leaves]
+            run.specs = [leaf.spec for leaf in leaves]
             if run.by_digest:
                 await take_digests(run, leaves)
             if run.base is not None:
@@ -95,7 +97,7 @@ class _Describer:
     __slots__ = ("_asked", "_directory", "_handlers", "_layout", "_registry", "changed", "signatures")
 
     def __init__(self, run: SaveRun, asked: Sequence[SaveArgs | None]) -> None:
-        self._layout = run.layout
+        self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
         self._asked = asked
         self._registry = run.registry
         self._directory = run.workspace.temporary
@@ -136,10 +138,11 @@ class _Describer:
             return spec
 
         asked = self._asked[index] if self._asked else None
-        if isinstance(handler, ChunkingHandler) and handler.follows_spec:
+        if self._layout is not None and isinstance(handler, ChunkingHandler) and handler.follows_spec:
             return self._layout.fit(spec, info, asked)
         if asked is not None and asked.dtype is not None:
-            raise InvalidLeafError(info.key_path, "its handler cannot store it in another dtype than its own")
+            problem = "neither its handler nor the layout can store it in another dtype than its own"
+            raise InvalidLeafError(info.key_path, problem)
 
         return spec
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ("Locate",)
+__all__ = ("Locate", "split_names")
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
+from penstock.kernel.capabilities import NamedTensors
+from penstock.kernel.errors import SpecError
 from penstock.kernel.messages import Located, RestoreRequest
+from penstock.kernel.protocols import StoredCheckpoint
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
+from penstock.stages.trees import flatten_tree
 
 
 @final
@@ -35,7 +39,32 @@ class Locate:
         """Yield the actor of one restore."""
 
         async def locate(request: RestoreRequest, /) -> Located:
-            checkpoint = await run.threads.run(run.layout.open, run.store, request.path)
-            return Located(checkpoint, request.like, request.has_like)
+            checkpoint = await run.threads.run(_open, run, request)
+            return Located(checkpoint, request.like, request.has_like, request.options, request.mmap)
 
         yield locate
+
+
+def _open(run: RestoreRun, request: RestoreRequest) -> StoredCheckpoint:
+    checkpoint = run.layout.open(run.store, request.path)
+    if request.split is not None:
+        checkpoint = split_names(checkpoint, request.split)
+    if request.has_like and isinstance(checkpoint, NamedTensors):
+        flat, _ = flatten_tree(request.like)
+        checkpoint = checkpoint.following([(leaf.info, leaf.value) for leaf in flat])
+
+    return checkpoint
+
+
+def split_names(checkpoint: StoredCheckpoint, separator: str) -> StoredCheckpoint:
+    """Return a checkpoint of names as the tree that they are when they are split.
+
+    Raises:
+        SpecError: If it has a structure of its own, or its names cannot be split.
+    """
+    if not separator:
+        raise SpecError("split is empty; it must be what separates the keys in a name, as in '.'")
+    if not isinstance(checkpoint, NamedTensors):
+        raise SpecError(f"{checkpoint.path} has a structure of its own; split is for safetensors")
+
+    return checkpoint.split(separator)

@@ -27,10 +27,12 @@ from penstock.kernel.messages import (
     ScatterRead,
 )
 from penstock.kernel.protocols import ReadableFile
+from penstock.kernel.read_pack import HostPack, ReadPack
 from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
+from penstock.stages.read_packs import read_pack
 from penstock.stages.transfers import tell_transfers
 
 FileRead: TypeAlias = DirectRead | ScatterRead
@@ -84,8 +86,12 @@ class _Reader:
         self._staged: dict[int, ByteLease] = {}
 
     async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
+        if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
+            batch = ReadBatch((), (), pack=batch.leaves)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
             batch = ReadBatch(batch.leaves, tuple(read for leaf in batch.leaves for read in leaf.reads))
+        if batch.pack is not None:
+            return await self._read_pack(batch, batch.pack)
 
         self._staged.update(batch.staged)
         for leaf in batch.leaves:
@@ -103,6 +109,19 @@ class _Reader:
             if isinstance(leaf.handler, AdaptedHandler)
         ]
         return self._complete(batch, tuple(ready))
+
+    async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
+        def read() -> HostPack:
+            return read_pack(self._open(pack.file), pack, verify=self._verify)
+
+        try:
+            host = await self._run.threads.run(read)
+        finally:
+            if batch.in_flight is not None:
+                batch.in_flight.release()
+
+        self._run.progress.advance(len(pack), pack.nbytes)
+        return HostBatch((), staged=tuple([lease for _, lease in batch.staged]), packs=(host,))
 
     def release(self) -> None:
         """Give back the leases of leaves that were never completed."""

@@ -81,7 +81,7 @@ def _check_finished(store: Store, path: str) -> None:
         return
     if kind == "file":
         if name.endswith(".safetensors"):
-            raise UnsupportedFormatError(path, "is a safetensors file, which penstock does not read yet")
+            raise UnsupportedFormatError(path, "is a safetensors file, which SafetensorsLayout reads")
         raise NotACheckpointError(path, "is a file, not a checkpoint directory")
 
     siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
@@ -128,7 +128,7 @@ def _nothing_to_open(
         )
         return UnsupportedFormatError(path, f"{problem}; penstock does not read these yet")
     if any(name.endswith(".safetensors") for name in names):
-        return UnsupportedFormatError(path, "holds safetensors, which penstock does not read yet")
+        return UnsupportedFormatError(path, "holds safetensors, which SafetensorsLayout reads")
     if CHECKPOINT_METADATA in names or V1_MARK in names:
         problem = f"is an Orbax checkpoint without a tree: nothing in it holds {METADATA}"
         return UnsupportedFormatError(path, f"{problem} (it has {', '.join(sorted(names))})")

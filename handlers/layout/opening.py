@@ -35,7 +35,7 @@ from penstock.kernel.protocols import Store
 
 
 def open_checkpoint(
-    store: Store, path: str, remembered: RememberedDocuments | None = None
+    store: Store, path: str, remembered: RememberedDocuments | None = None, *, whole: bool = True
 ) -> OrbaxCheckpoint:
     """Find the checkpoint at `path` and read its documents.
 
@@ -43,6 +43,7 @@ def open_checkpoint(
         store: Where.
         path: Of the checkpoint.
         remembered: Documents decoded before, and what takes up those decoded now.
+        whole: Whether every data file must be there in its whole length.
 
     Raises:
         NotACheckpointError: If nothing of this layout lies there.
@@ -55,7 +56,7 @@ def open_checkpoint(
     place = locate(store, path)
     file = os.path.join(place.directory, METADATA)
     tree = remembered.decode(METADATA, metadata.decode, file, store.read_file(file))
-    documents = _Documents(store, place, tree, remembered)
+    documents = _Documents(store, place, tree, remembered, whole)
     index = documents.index()
     arrays = ArrayFormats(store, place.directory, index)
     return OrbaxCheckpoint(
@@ -88,6 +89,7 @@ class _Documents:
     place: Place
     tree: TreeMetadata
     remembered: RememberedDocuments
+    whole: bool  #: data files must be there
 
     @property
     def uses_ocdbt(self) -> bool:
@@ -108,7 +110,7 @@ class _Documents:
             )
 
         index = read_index(directory)
-        check_files(self.store, directory, index.needed())
+        check_files(self.store, directory, index.needed(), whole=self.whole)
         return index
 
     def strings(self) -> tuple[str, dict[str, object]]:

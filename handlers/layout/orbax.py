@@ -61,6 +61,11 @@ class OrbaxLayout:
     def data_file(self) -> str:
         return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
 
+    @property
+    def save_format(self) -> SaveFormat:
+        """How arrays are written."""
+        return self._form
+
     def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("NumpyHandler",)
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +13,15 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
 from penstock.handlers.leaves.boxes import Box
 from penstock.handlers.leaves.chunks import cast_to, chunk_boxes, stored_as
 from penstock.handlers.leaves.differences import different, different_array, stored_dtype, type_name
+from penstock.handlers.leaves.packs import pack_views
 from penstock.handlers.leaves.regions import HostRegion
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.read_pack import HostPack
 
 
 @final
@@ -92,9 +95,43 @@ class NumpyHandler:
 
         return Target((HostRegion.whole(stored.spec.shape, stored_dtype(stored)),))
 
+    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
+        """Accept what `target` does; the detail is the dtype."""
+        known: dict[tuple[int, int, tuple[int, ...]], Any] = {}
+        details: list[Any] = []
+        for spec, like in zip(specs, itertools.repeat(None) if likes is None else likes, strict=False):
+            if likes is None or like is np.ndarray:
+                signature = (id(spec), 0, ())
+            elif type(like) is np.ndarray:
+                signature = (id(spec), id(like.dtype), like.shape)
+            else:
+                details.append(None)
+                continue
+
+            if signature not in known:
+                known[signature] = _pack_detail(spec, like)
+
+            details.append(known[signature])
+
+        return details
+
+    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+        """Return a writable array of its own for each leaf, of native byte order."""
+        return [view.copy() for view in pack_views(pack)]
+
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Return the regions' own memory as writable, aligned arrays of native byte order."""
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
+
+
+def _pack_detail(spec: LeafSpec, like: npt.NDArray[Any] | type | None) -> np.dtype[Any] | None:
+    if spec.shape is None or not storable(spec.dtype):
+        return None
+
+    fits = not isinstance(like, np.ndarray) or (
+        like.shape == spec.shape and dtype_name(like.dtype) == spec.dtype
+    )
+    return numpy_dtype(spec.dtype) if fits else None
 
 
 def _copied(array: npt.NDArray[Any], box: Box, dtype: np.dtype[Any]) -> memoryview:

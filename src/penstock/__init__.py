@@ -23,27 +23,33 @@ __all__ = (
     "MemoryRegulator",
     "PenstockError",
     "Pipeline",
+    "RestoreReport",
     "SaveArgs",
     "SaveFormat",
     "SaveFuture",
+    "Transform",
     "__version__",
+    "convert",
+    "export_safetensors",
     "metadata",
     "restore",
     "save",
     "sync",
+    "verify",
 )
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock import sync
-    from penstock.api import Checkpointer, metadata, restore, save
+    from penstock.api import Checkpointer, convert, export_safetensors, metadata, restore, save, verify
     from penstock.kernel.config import Config
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.futures import SaveFuture
     from penstock.kernel.pipeline import Pipeline
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import MemoryRegulator
+    from penstock.kernel.restore_options import RestoreReport, Transform
     from penstock.kernel.save_format import SaveArgs, SaveFormat
 else:
     # In the `else`, because a checker that saw `__getattr__` would accept `penstock.typo`.
@@ -56,13 +62,18 @@ else:
         "MemoryRegulator": "penstock.kernel.regulator",
         "PenstockError": "penstock.kernel.errors",
         "Pipeline": "penstock.kernel.pipeline",
+        "RestoreReport": "penstock.kernel.restore_options",
         "SaveArgs": "penstock.kernel.save_format",
         "SaveFormat": "penstock.kernel.save_format",
         "SaveFuture": "penstock.kernel.futures",
+        "Transform": "penstock.kernel.restore_options",
+        "convert": "penstock.api",
+        "export_safetensors": "penstock.api",
         "metadata": "penstock.api",
         "restore": "penstock.api",
         "save": "penstock.api",
         "sync": "penstock.sync",
+        "verify": "penstock.api",
     }
 
     def __getattr__(name: str) -> object:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("Checkpointer", "metadata", "restore", "save")
+__all__ = ("Checkpointer", "convert", "export_safetensors", "metadata", "restore", "save", "verify")
 
 import os
 from typing import Any
 
 from penstock.checkpointer import Checkpointer
+from penstock.converting import convert, export_safetensors
 from penstock.description import CheckpointMetadata
 from penstock.kernel.messages import SaveReport
+from penstock.verifying import VerifyReport
 
 
 async def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:
@@ -35,7 +37,7 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
 
     Args:
         path: A checkpoint.
-        **options: Those of `Checkpointer.restore`: `like`, `prioritise`, `pipeline`.
+        **options: Those of `Checkpointer.restore`: `like`, `split`, `rename`, `transforms`, `dtype`, ...
 
     Raises:
         PenstockError: What `Checkpointer.restore` raises.
@@ -52,3 +54,16 @@ async def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
     """
     async with Checkpointer() as checkpointer:
         return await checkpointer.metadata(path)
+
+
+async def verify(path: str | os.PathLike[str]) -> VerifyReport:
+    """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
+
+    Returns:
+        What is damaged, if anything is, with the leaves concerned.
+
+    Raises:
+        PenstockError: What `Checkpointer.verify` raises.
+    """
+    async with Checkpointer() as checkpointer:
+        return await checkpointer.verify(path)

@@ -8,8 +8,9 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -17,7 +18,8 @@ from anyio.abc import TaskGroup
 from penstock import pipelines
 from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
-from penstock.engine import Compare, Engine
+from penstock.engine import Engine, SaveKeywords
+from penstock.handlers.layout.every import EveryLayout
 from penstock.handlers.layout.fitting import CODED_CHUNK
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
@@ -33,13 +35,16 @@ from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.runner import run_pipeline
-from penstock.kernel.save_format import SaveArgs, SaveFormat
+from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline, fitting_pipeline
+from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
+from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
@@ -73,7 +78,8 @@ class Checkpointer:
         restore_pipeline: The stages of a restore.
         store: Where checkpoints lie; by default the local file system, with the options of the config.
         save_format: How arrays are stored; overrides that of the config.
-        layout: What checkpoints look like there, instead of Orbax's layout in that format.
+        layout: What they look like there; by default Orbax's is written in that format, and all that
+            penstock knows read.
         coordinator: What the processes of a job agree through.
 
     Raises:
@@ -96,18 +102,21 @@ class Checkpointer:
         options = _load(config, memory_limit)
         limit = options.memory.limit_bytes
         memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
-        self._format = form = options.format if save_format is None else save_format
+        if layout is None:
+            form = options.format if save_format is None else save_format
+            layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, memory.limit // 4)))
+
         self._engine = Engine(
             options,
             memory,
             default_handlers() if registry is None else registry,
             LocalStore(io=options.store.io) if store is None else store,
-            OrbaxLayout(form, min(CODED_CHUNK, memory.limit // 4)) if layout is None else layout,
+            layout,
             SingleProcessCoordinator() if coordinator is None else coordinator,
             get_logger(),
         )
-        chosen = pipelines.save_pipeline() if save_pipeline is None else save_pipeline
-        self._save_pipeline = configured_pipeline(fitting_pipeline(chosen, form), options.save)
+        chosen = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
+        self._save_pipeline = configured_pipeline(fitting_pipeline(chosen, layout), options.save)
         self._restore_pipeline = configured_pipeline(
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
@@ -142,37 +151,28 @@ class Checkpointer:
         prioritise: First | None = None,
         staging: Staging = "copy",
         custom_metadata: Mapping[str, Any] | None = None,
-        save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
-        base: str | os.PathLike[str] | None = None,
-        compare: Compare = "identity",
         pipeline: Pipeline[SaveRun] | None = None,
+        **keywords: Unpack[SaveKeywords],
     ) -> SaveFuture:
         """Begin to save `tree` at `path`; return once it is staged.
 
-        Either the whole checkpoint becomes visible under `path`, durably and in one step, or
-        nothing does. Saves to one path follow each other, saves to different paths run together.
+        Either the whole checkpoint becomes visible, durably and in one step, or nothing does. Saves
+        to one path follow each other, saves to different paths run together.
 
         Args:
             path: A directory that does not exist yet; its parents may be missing.
             tree: Any PyTree of handled leaf types.
-            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete. A
-                directory of anything else is never replaced.
+            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete.
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
             custom_metadata: JSON values kept with the checkpoint, as they are now.
-            save_args: How leaves are stored, where not as the format says: a `SaveArgs` for all; a tree of
-                them, each for every leaf at or below its place; or a function from a leaf's key path to
-                one or None.
-            base: An earlier checkpoint. Leaves that are as they are there are linked and not written;
-                each checkpoint is whole by itself, whichever is deleted first.
-            compare: How that is known. `"identity"`: a leaf is the very jax.Array that this Checkpointer
-                saved there, or restored from there. `"digest"`: its bytes have the SHA-256 that was
-                recorded there, by a save that was told the same; every byte of the tree is read.
             pipeline: Stages for this save alone.
+            **keywords: How leaves are stored, and which need not be: `save_args`, `base`, `compare`;
+                see `penstock.engine.SaveKeywords`.
 
         Returns:
-            The save that goes on in the background. Await it for the durable checkpoint.
+            The save in the background. Await it for the durable checkpoint.
 
         Raises:
             SpecError: If the tree or the path cannot be saved; nothing was written.
@@ -191,12 +191,10 @@ class Checkpointer:
             threads,
             overwrite=overwrite,
             custom_metadata=custom_metadata,
-            save_args=save_args,
-            base=None if base is None else absolute_path(base),
-            compare=compare,
+            keywords=keywords,
         )
         chosen = self._save_pipeline if pipeline is None else pipeline
-        chosen = _prioritised(fitting_pipeline(chosen, self._format), prioritise)
+        chosen = _prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
@@ -207,8 +205,12 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         like: Any = _ABSENT,
+        mmap: bool = False,
+        split: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
+        on_report: Callable[[RestoreReport], object] | None = None,
+        **onto: Unpack[RestoreKeywords],
     ) -> Any:
         """Return the tree saved at `path`.
 
@@ -218,11 +220,22 @@ class Checkpointer:
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
                 saved from where they are here.
-            prioritise: Says which leaves are read first, by key path.
+            mmap: Whether leaves live in the page cache where they can, instead of memory of their own:
+                NumPy arrays, read-only, and jax.Arrays on CPU devices, in time that does not depend
+                on their size. Their checksums are not compared. The files must not be changed.
+            split: For safetensors, whose names carry no structure: what separates the keys in them,
+                as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
+                With `like` there is no need for it: names are those of its keys joined by dots.
+            prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
+            on_report: Called with the `RestoreReport` when the result is complete.
+            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+                `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
+            SpecError: If the options contradict each other, or need a `like`.
             StructureMismatchError: If `like` does not fit; it lists every difference.
+            HandlerFailedError: If one of the functions given raises.
             NotACheckpointError: If there is none at `path`.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document or a data file is damaged.
@@ -233,23 +246,17 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
-        request = RestoreRequest(final, like if has_like else None, has_like)
+        options = restore_options(onto, has_like=has_like)
+        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = with_derive(chosen, options)
 
-        async def restore() -> Any:
-            run = self._engine.restore_run(final, threads)
-            since = time.perf_counter()
-            result = await run_pipeline(chosen, run, request)
-            self._engine.events.info(
-                "restore.finished",
-                path=final,
-                n_leaves=run.progress.leaves_total,
-                nbytes=run.progress.bytes_done,
-                seconds=time.perf_counter() - since,
-            )
-            return result.value.tree
+        read = partial(self._restore_once, chosen, request, threads)
+        tree, run = await self._engine.read_unchanged(final, threads, read)
+        if on_report is not None:
+            on_report(report_of(run))
 
-        return await self._engine.read_unchanged(final, threads, restore)
+        return tree
 
     async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -267,6 +274,18 @@ class Checkpointer:
 
         return await self._engine.read_unchanged(final, threads, describe)
 
+    async def verify(self, path: str | os.PathLike[str]) -> VerifyReport:
+        """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
+
+        Raises:
+            UnsupportedFormatError: If none were: penstock did not write it.
+            CorruptCheckpointError: If a document is damaged, so that nothing can be said of the leaves.
+        """
+        _, threads = self._running()
+        final = absolute_path(path)
+        check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory)
+        return await self._engine.read_unchanged(final, threads, check)
+
     async def wait(self) -> None:
         """Wait until no save is under way.
 
@@ -279,6 +298,21 @@ class Checkpointer:
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
+
+    async def _restore_once(
+        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
+    ) -> tuple[Any, RestoreRun]:
+        run = self._engine.restore_run(request.path, threads)
+        since = time.perf_counter()
+        result = await run_pipeline(pipeline, run, request)
+        self._engine.events.info(
+            "restore.finished",
+            path=request.path,
+            n_leaves=run.progress.leaves_total,
+            nbytes=run.progress.bytes_done,
+            seconds=time.perf_counter() - since,
+        )
+        return result.value.tree, run
 
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:

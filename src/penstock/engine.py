@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ("Compare", "Engine")
+__all__ = ("Compare", "Engine", "SaveKeywords")
 
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
 
+from penstock.kernel.capabilities import ArrangedLayout
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
+from penstock.kernel.messages import KeyPath
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
+from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.shared import Shared
 from penstock.kernel.workspace import Workspace
+from penstock.paths import absolute_path
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -28,6 +33,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Compare: TypeAlias = Literal["identity", "digest"]
 """How an unchanged leaf is known."""
+
+
+class SaveKeywords(TypedDict, total=False):
+    """Keyword arguments of `save` about how leaves are stored, and which need not be.
+
+    Attributes:
+        save_args: How leaves are stored, where not as the format says: a `SaveArgs` for all; a tree of
+            them, each for every leaf at or below its place; or a function from the tuple of a leaf's
+            stored keys to one or None.
+        base: An earlier checkpoint. Leaves that are as they are there are linked and not written; each
+            checkpoint is whole by itself, whichever is deleted first. What has a codec is written anew.
+        compare: How that is known. `"identity"`: a leaf is the very jax.Array that this Checkpointer
+            saved there. `"digest"`: its bytes have the SHA-256 that a save with it recorded there.
+    """
+
+    save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object
+    base: str | os.PathLike[str] | None
+    compare: Compare
+
 
 MOST_READS: Final = 10
 """Times that a checkpoint is read which is being overwritten all the while."""
@@ -54,15 +78,18 @@ class Engine:
         *,
         overwrite: bool,
         custom_metadata: Mapping[str, Any] | None,
-        save_args: object,
-        base: str | None,
-        compare: Compare,
+        keywords: SaveKeywords,
     ) -> SaveRun:
         """Make what the stages of one save use.
 
         Raises:
             SpecError: If `custom_metadata` cannot be written as JSON, or `compare` is no such way.
         """
+        unknown = next((name for name in keywords if name not in SaveKeywords.__annotations__), None)
+        if unknown is not None:
+            raise TypeError(f"save has no argument {unknown!r}")
+
+        base, compare = keywords.get("base"), keywords.get("compare", "identity")
         if compare not in ("identity", "digest"):
             raise SpecError(f"compare must be 'identity' or 'digest', not {compare!r}")
 
@@ -73,12 +100,13 @@ class Engine:
             self.layout.temporary_name(path),
             overwrite=overwrite,
             recognises=partial(self.layout.recognises, self.store),
+            file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
         )
         return SaveRun(
             **self._shared(path, threads, self.config.save),
             workspace=workspace,
-            base=base,
-            save_args=save_args,
+            base=None if base is None else absolute_path(base),
+            save_args=keywords.get("save_args"),
             by_digest=compare == "digest",
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),

@@ -6,11 +6,12 @@ __all__ = ("configured_pipeline", "fitting_pipeline", "restore_pipeline", "save_
 
 from typing import Any, TypeVar
 
+from penstock.kernel.capabilities import ArrangedLayout, FormattedLayout
 from penstock.kernel.config import FlowOptions
 from penstock.kernel.futures import Milestone
 from penstock.kernel.pipeline import Pipeline, Slot
+from penstock.kernel.protocols import Layout
 from penstock.kernel.run import RestoreRun, SaveRun
-from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.stage import Stage
 from penstock.kernel.stage_registry import StageRegistry
 from penstock.stages.assemble import Assemble
@@ -26,6 +27,7 @@ from penstock.stages.plan import Plan
 from penstock.stages.prioritise import Prioritise
 from penstock.stages.read import Read
 from penstock.stages.write import Write
+from penstock.stages.write_arranged import WriteArranged
 
 RunT = TypeVar("RunT")
 
@@ -37,23 +39,29 @@ written; the regulator bounds the bytes copied for them, and what was not copied
 UNLIMITED = 1 << 62  # bytes of a data file
 
 
-def save_pipeline() -> Pipeline[SaveRun]:
-    """Return the seven stages of a save, each with its default options."""
+def save_pipeline(layout: Layout | None = None) -> Pipeline[SaveRun]:
+    """Return the seven stages of a save, each with its default options.
+
+    Args:
+        layout: What is written; by default Orbax's. One whose files begin with where everything lies
+            has a stage of its own to write them.
+    """
+    arranged = isinstance(layout, ArrangedLayout)
     return Pipeline(
         (
             Slot("flatten", Flatten(), Milestone.PLANNED),
             Slot("prioritise", Prioritise()),
             Slot("device_to_host", DeviceToHost(), Milestone.STAGED, queue=STAGED_AHEAD),
             Slot("limit_bytes", LimitBytes()),
-            Slot("write", Write(), Milestone.WRITTEN, queue=1),
+            Slot("write", WriteArranged() if arranged else Write(), Milestone.WRITTEN, queue=1),
             Slot("commit", Commit(), Milestone.COMMITTED),
             Slot("finalize", Finalize()),
         )
     )
 
 
-def fitting_pipeline(pipeline: Pipeline[SaveRun], form: SaveFormat) -> Pipeline[SaveRun]:
-    """Return `pipeline` as saving in a format needs it.
+def fitting_pipeline(pipeline: Pipeline[SaveRun], layout: Layout) -> Pipeline[SaveRun]:
+    """Return `pipeline` as saving in the format of a layout needs it.
 
     With a codec there is a stage `encode` behind `device_to_host`, unless one is called so already. The
     size of data files becomes an option of `write`.
@@ -61,7 +69,10 @@ def fitting_pipeline(pipeline: Pipeline[SaveRun], form: SaveFormat) -> Pipeline[
     Raises:
         PipelineError, ConfigError: If the stage `write` has no such option.
     """
-    names = pipeline.names
+    if not isinstance(layout, FormattedLayout):
+        return pipeline
+
+    form, names = layout.save_format, pipeline.names
     if form.leaf_codec is not None and "encode" not in names and "device_to_host" in names:
         slots: list[Slot[SaveRun]] = []
         for slot in pipeline:

@@ -9,7 +9,7 @@ with penstock.sync.Checkpointer() as checkpointer:
 
 from __future__ import annotations
 
-__all__ = ("Checkpointer", "metadata", "restore", "save")
+__all__ = ("Checkpointer", "convert", "export_safetensors", "metadata", "restore", "save", "verify")
 
 import os
 from collections.abc import Awaitable, Callable
@@ -27,6 +27,7 @@ from penstock.description import CheckpointMetadata
 from penstock.kernel.errors import ClosedError, RunningLoopError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import SaveReport
+from penstock.verifying import VerifyReport
 
 T = TypeVar("T")
 
@@ -78,6 +79,10 @@ class Checkpointer:
         """Say what the checkpoint at `path` holds."""
         return self._open().call(self._inner.metadata, path)
 
+    def verify(self, path: str | os.PathLike[str]) -> VerifyReport:
+        """Compare the checkpoint at `path` with its checksums."""
+        return self._open().call(self._inner.verify, path)
+
     def wait(self) -> None:
         """Wait until no save is under way; raise a failure that nobody was told of."""
         self._open().call(self._inner.wait)
@@ -103,6 +108,23 @@ def restore(path: str | os.PathLike[str], **options: Any) -> Any:
 def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds; as `penstock.metadata`."""
     return _once(partial(api.metadata, path))
+
+
+def verify(path: str | os.PathLike[str]) -> VerifyReport:
+    """Compare the checkpoint at `path` with its checksums; as `penstock.verify`."""
+    return _once(partial(api.verify, path))
+
+
+def convert(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], **options: Any
+) -> SaveReport:
+    """Write what is saved at `source` to `destination`, in another format; as `penstock.convert`."""
+    return _once(partial(api.convert, source, destination, **options))
+
+
+def export_safetensors(tree: object, destination: str | os.PathLike[str], **options: Any) -> SaveReport:
+    """Write a tree as safetensors; as `penstock.export_safetensors`."""
+    return _once(partial(api.export_safetensors, tree, destination, **options))
 
 
 def _once(function: Callable[[], Awaitable[T]]) -> T:

@@ -7,8 +7,9 @@ __all__ = ("main",)
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import penstock
 from penstock.cli.output import CommandError, open_output
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        return _demo(options) if options.command == "demo" else _inspect(options)
+        return _COMMANDS[options.command](options)
     except BrokenPipeError:
         # The reader of our output has left (`| head`), which is no failure of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,7 +43,43 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds")
     inspect.add_argument("path", metavar="PATH", help="the directory of a checkpoint")
     inspect.add_argument("--json", action="store_true", help="as one JSON document")
+    _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
+    verify = commands.add_parser("verify", help="compare a checkpoint with its checksums")
+    verify.add_argument("path", metavar="PATH", help="the directory of a checkpoint that penstock wrote")
+    verify.add_argument("--json", action="store_true", help="as one JSON document")
     return parser
+
+
+def _add_convert(convert: argparse.ArgumentParser) -> None:
+    convert.description = (
+        "Write what is saved at SOURCE, in any format that penstock reads, to DESTINATION. Nothing is loaded "
+        "as a whole; the destination appears in one step, when it is complete."
+    )
+    convert.add_argument(
+        "source", metavar="SOURCE", help="a checkpoint, a safetensors file, or a folder of them"
+    )
+    convert.add_argument("destination", metavar="DESTINATION", help="a file *.safetensors, or a directory")
+    convert.add_argument(
+        "--format", choices=("orbax", "safetensors"),
+        help="what to write (safetensors if DESTINATION ends in .safetensors, else orbax)",
+    )  # fmt: skip
+    names = convert.add_mutually_exclusive_group()
+    names.add_argument(
+        "--split", default=".", metavar="TEXT",
+        help="what separates the keys in the names of a safetensors SOURCE (%(default)s)",
+    )  # fmt: skip
+    names.add_argument("--flat", action="store_true", help="do not split them: one flat dict")
+    convert.add_argument(
+        "--max-shard-bytes", metavar="SIZE",
+        help="in a safetensors folder, begin another file beyond this size, as in 5GB",
+    )  # fmt: skip
+    convert.add_argument(
+        "--metadata", action="append", default=[], metavar="KEY=TEXT", help="to add; repeatable"
+    )
+    convert.add_argument(
+        "--overwrite", action="store_true", help="replace what is at DESTINATION, in one step"
+    )
+    convert.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
@@ -85,3 +122,23 @@ def _inspect(options: argparse.Namespace) -> int:
     from penstock.cli.inspecting import inspect
 
     return inspect(options.path, open_output(), as_json=options.json)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from penstock.cli.converting import convert
+
+    return convert(options, open_output())
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from penstock.cli.verifying import verify
+
+    return verify(options.path, open_output(), as_json=options.json)
+
+
+_COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
+    "convert": _convert,
+    "demo": _demo,
+    "inspect": _inspect,
+    "verify": _verify,
+}

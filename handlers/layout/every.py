@@ -1,0 +1,80 @@
+"""The layout of a Checkpointer that was given none: writes Orbax's, opens whatever is there."""
+
+from __future__ import annotations
+
+__all__ = ("EveryLayout",)
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from penstock.handlers.layout.orbax import OrbaxLayout
+from penstock.handlers.layout.safetensors import opened as safetensors
+from penstock.kernel.capabilities import FormattedLayout
+from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
+from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
+from penstock.kernel.save_format import SaveArgs, SaveFormat
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EveryLayout:
+    """Writes as one layout does, and opens a checkpoint of any that penstock reads.
+
+    Args:
+        written: What is written, and what opens all that nobody else recognises.
+    """
+
+    written: Layout = field(default_factory=OrbaxLayout)
+
+    def temporary_name(self, path: str) -> str:
+        return self.written.temporary_name(path)
+
+    def data_file(self) -> str:
+        return self.written.data_file()
+
+    @property
+    def save_format(self) -> SaveFormat:
+        """What was chosen, where there is a choice."""
+        return self.written.save_format if isinstance(self.written, FormattedLayout) else SaveFormat()
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        return self.written.fit(spec, info, args) if isinstance(self.written, FormattedLayout) else spec
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        assert isinstance(self.written, FormattedLayout), "who has no codecs chooses none"
+        return self.written.encode(codec, chunks)
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        return self.written.chunk_file(leaf, chunk) if isinstance(self.written, FormattedLayout) else None
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        self.written.check(leaves)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        return self.written.documents(
+            leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests
+        )
+
+    def recognises(self, store: Store, path: str) -> bool:
+        """Whether what lies at `path` may be overwritten: only what would be written may."""
+        return self.written.recognises(store, path)
+
+    def open(self, store: Store, path: str) -> StoredCheckpoint:
+        """Find the checkpoint at `path` and read its documents.
+
+        Raises:
+            CorruptCheckpointError: What the layout raises that recognises it.
+        """
+        if safetensors.recognises(store, path):
+            return safetensors.open_checkpoint(store, path)
+
+        return self.written.open(store, path)

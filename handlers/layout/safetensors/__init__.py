@@ -1,0 +1,1 @@
+"""safetensors files and folders of them, read as a tree and written."""

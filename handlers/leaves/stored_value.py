@@ -1,0 +1,197 @@
+"""Leaves that lie in another checkpoint: they are saved without ever becoming values.
+
+A conversion is a save of a tree of these. Nothing of it touches a device, and no more than a piece of
+an array is on the host at a time.
+"""
+
+from __future__ import annotations
+
+__all__ = ("StoredValue", "StoredValueHandler")
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import anyio.from_thread
+import numpy as np
+from crc32c import crc32c
+
+from penstock.handlers.leaves.differences import different, stored_dtype
+from penstock.handlers.leaves.regions import HostRegion
+from penstock.kernel.errors import ChecksumError, InvalidLeafError, TreeDifference, TruncatedDataError
+from penstock.kernel.messages import (
+    DirectRead,
+    DriverRead,
+    Leaf,
+    LeafSpec,
+    ParamInfo,
+    PiecePlan,
+    Read,
+    ReadLeaf,
+    ScatterRead,
+    StoredLeaf,
+    Target,
+)
+from penstock.kernel.protocols import Store, StoredCheckpoint
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredValue:
+    """A leaf with array bytes, where it lies."""
+
+    store: Store
+    checkpoint: StoredCheckpoint
+    stored: StoredLeaf
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredValueHandler:
+    """Saves a leaf of one checkpoint into another one; restores nothing.
+
+    What was recorded of it (its kind, sharding, PRNG implementation) is recorded again, and its chunks
+    stay as they are where they divide the array evenly. Bytes whose checksum is known are checked.
+    """
+
+    typestr: str = "stored value"
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say what is stored of a `StoredValue`, and so will be again.
+
+        Raises:
+            InvalidLeafError: If it is a third party's, whose files only its own handler knows.
+        """
+        assert isinstance(value, StoredValue)
+        spec = value.stored.spec
+        if spec.shape is None:
+            raise InvalidLeafError(
+                info.key_path,
+                f"a {spec.typestr} is stored in files of its own handler, which cannot be converted",
+            )
+
+        whole = tuple([size or 1 for size in spec.shape])
+        chunks = spec.chunk_shape
+        even = len(chunks) == len(whole) and not any(
+            size % chunk for size, chunk in zip(whole, chunks, strict=True)
+        )
+        write_shape = spec.write_shape if even else None
+        if write_shape is None and spec.typestr == "jax.Array":
+            write_shape = spec.shape
+
+        return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        """Plan the reads of each chunk. What lies in a file as it is, is a piece for every read of it."""
+        value, spec = leaf.value, leaf.spec
+        assert isinstance(value, StoredValue)
+        if not spec.nbytes:
+            return
+
+        counts = [size // chunk for size, chunk in zip(spec.shape or (), spec.chunk_shape, strict=True)]
+        for chunk in itertools.product(*map(range, counts)):
+            bounds = tuple([(at * n, at * n + n) for at, n in zip(chunk, spec.chunk_shape, strict=True)])
+            reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes)
+            if reads is not None:
+                for read in reads:
+                    take = partial(_take_direct, value, read)
+                    yield PiecePlan(chunk, read.start, read.nbytes, read.nbytes, take)
+            else:
+                yield from _slabs(value, chunk, bounds, piece_bytes)
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        return different("type", stored, self.typestr)
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        raise NotImplementedError  # there is no target to build from
+
+
+def _reads(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_bytes: int) -> Iterator[Read]:
+    region = HostRegion(bounds, stored_dtype(value.stored))
+    return value.checkpoint.reads(0, value.stored, region, piece_bytes)
+
+
+def _tiling(reads: Iterable[Read], nbytes: int) -> list[DirectRead] | None:
+    """Return reads that are ranges of files, follow each other and fill a chunk; None if they do not."""
+    tiling: list[DirectRead] = []
+    end = 0
+    for read in reads:
+        if not isinstance(read, DirectRead) or read.start != end:
+            return None
+
+        tiling.append(read)
+        end += read.nbytes
+
+    return tiling if end == nbytes else None
+
+
+def _slabs(
+    value: StoredValue, chunk: tuple[int, ...], bounds: tuple[tuple[int, int], ...], piece_bytes: int
+) -> Iterator[PiecePlan]:
+    """Cut a chunk along its first axis, where the stored chunks are cut, so that each is read once.
+
+    What a codec made indivisible is one piece, however large; the budget admits it alone.
+    """
+    dtype = stored_dtype(value.stored)
+    stored = value.stored.spec.chunk_shape
+    if not bounds:
+        take = partial(_take_region, value, bounds, piece_bytes)
+        yield PiecePlan(chunk, 0, dtype.itemsize, dtype.itemsize, take)
+        return
+
+    (first, last), *rest = bounds
+    row_bytes = math.prod([hi - lo for lo, hi in rest]) * dtype.itemsize
+    step = max(1, piece_bytes // (stored[0] * row_bytes)) * stored[0]
+    for at in range(first, last, step):
+        rows = (at, min(at + step, last))
+        nbytes = (rows[1] - at) * row_bytes
+        take = partial(_take_region, value, (rows, *rest), piece_bytes)
+        yield PiecePlan(chunk, (at - first) * row_bytes, nbytes, nbytes, take)
+
+
+def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
+    buffer = np.empty(read.nbytes, np.uint8).data
+    _fill(value, read, buffer)
+    return buffer
+
+
+def _take_region(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_bytes: int) -> memoryview:
+    region = HostRegion(bounds, stored_dtype(value.stored))
+    for read in value.checkpoint.reads(0, value.stored, region, piece_bytes):
+        match read:
+            case DirectRead():
+                _fill(value, read, read.into())
+            case ScatterRead():
+                buffer = np.empty(read.nbytes, np.uint8).data
+                _fill(value, read, buffer)
+                read.scatter(buffer)
+            case DriverRead():
+                anyio.from_thread.run(_perform, read)
+
+    return region.view()
+
+
+async def _perform(read: DriverRead) -> None:
+    await read.perform()
+
+
+def _fill(value: StoredValue, read: DirectRead | ScatterRead, buffer: memoryview) -> None:
+    """Perform one read. The file is opened for it alone: a checkpoint may have more than can be open."""
+    if not read.nbytes:
+        return
+
+    key_path = value.stored.info.key_path
+    file = value.store.open_data_file(read.file)
+    try:
+        file.read_at(read.offset, [buffer])
+    except TruncatedDataError as error:
+        raise TruncatedDataError(error.path, error.needed, error.found, key_path=key_path) from error
+    finally:
+        file.close()
+
+    if read.crc32c is not None and crc32c(buffer) != read.crc32c:
+        problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+        raise ChecksumError(read.file, problem, key_path=key_path)

@@ -1,0 +1,117 @@
+"""What only some layouts, handlers and checkpoints can do: small protocols, looked for where it matters."""
+
+from __future__ import annotations
+
+__all__ = ("ArrangedLayout", "Arrangement", "ChunkingHandler", "FormattedLayout", "NamedTensors", "Place")
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo
+from penstock.kernel.protocols import StoredCheckpoint
+from penstock.kernel.save_format import SaveArgs, SaveFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bytes of a whole leaf begin."""
+
+    file: str  #: relative to the checkpoint directory
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """All places of a checkpoint whose format wants them decided before anything is written."""
+
+    heads: tuple[Document, ...]  #: what each data file begins with
+    places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
+    documents: tuple[Document, ...] = ()  #: what lies beside the data files
+
+
+@runtime_checkable
+class ArrangedLayout(Protocol):
+    """What a `Layout` adds whose files begin with where everything lies in them."""
+
+    def arrange(
+        self,
+        path: str,
+        infos: Sequence[ParamInfo],
+        specs: Sequence[LeafSpec],
+        custom_metadata: Mapping[str, Any] | None,
+    ) -> Arrangement:
+        """Decide where each leaf of the checkpoint `path` goes. Pure.
+
+        Raises:
+            SpecError: If the format cannot hold them.
+        """
+        ...
+
+    def file_of(self, path: str) -> str | None:
+        """The file of the arrangement that alone becomes `path`; None if `path` becomes a directory."""
+        ...
+
+
+@runtime_checkable
+class FormattedLayout(Protocol):
+    """What a `Layout` adds that has a choice of how arrays are stored."""
+
+    @property
+    def save_format(self) -> SaveFormat:
+        """What was chosen."""
+        ...
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        """Say how a leaf is stored: `spec` as its handler described it, with chunks, dtype and codec chosen.
+
+        Raises:
+            InvalidLeafError: If the leaf cannot be stored as `args` ask for.
+        """
+        ...
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        """Encode whole chunks, each by itself. Blocking. `codec` is one that `fit` chose, and not `auto`."""
+        ...
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        """The file in which a chunk must lie, alone, relative to the checkpoint directory.
+
+        None for all chunks if they may lie in any data files, together.
+        """
+        ...
+
+
+@runtime_checkable
+class ChunkingHandler(Protocol):
+    """What a `LeafHandler` may add, so that its leaves may be cut, cast and encoded as was asked for."""
+
+    @property
+    def follows_spec(self) -> bool:
+        """Whether `pieces` yields chunks of `leaf.spec.chunk_shape` in `leaf.spec.dtype`, whatever they are.
+
+        The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
+        allows it.
+        """
+        ...
+
+
+@runtime_checkable
+class NamedTensors(Protocol):
+    """What a `StoredCheckpoint` adds that has names and no structure: its reader says which tree they are."""
+
+    def split(self, separator: str) -> StoredCheckpoint:
+        """Return the same leaves as a tree, their names split at `separator`.
+
+        Raises:
+            SpecError: If one name is another's beginning.
+        """
+        ...
+
+    def following(self, wanted: Sequence[tuple[ParamInfo, Any]]) -> StoredCheckpoint:
+        """Return the same leaves at the places that a target has for their names.
+
+        Args:
+            wanted: The leaves of the target and its empty containers.
+        """
+        ...

@@ -1,0 +1,211 @@
+"""Writes pieces to the places that the layout decided beforehand, each leaf whole and in C order."""
+
+from __future__ import annotations
+
+__all__ = ("WriteArranged", "runs_of")
+
+import itertools
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+from anyio import Lock, create_task_group
+
+from penstock.kernel.capabilities import ArrangedLayout, Arrangement
+from penstock.kernel.errors import PipelineError
+from penstock.kernel.messages import LeafSpec, Pack, Piece, StagedBatch, Written, WrittenBatch
+from penstock.kernel.protocols import DataFile
+from penstock.kernel.run import SaveRun
+from penstock.kernel.stage import Actor
+from penstock.stages.closing import closing
+from penstock.stages.transfers import tell_transfers
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WriteArranged:
+    """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
+
+    For a layout that is an `ArrangedLayout`; what lies apart in a leaf (the chunks of a sharded array)
+    is brought together. After the last piece each file is synced once. Nothing is summed up: the
+    formats concerned have no place for checksums.
+
+    Attributes:
+        concurrency: Batches written at once, each by a thread.
+        file_bytes: Not used: how large files grow is the layout's affair. It is here so that one
+            configuration serves every layout.
+
+    Raises:
+        PipelineError: If the layout is no `ArrangedLayout`.
+        SpecError: If the layout cannot hold the leaves; nothing was written.
+    """
+
+    concurrency: int = field(default=4, metadata={"positive": True})
+    file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
+
+    @asynccontextmanager
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
+        """Yield the actor of one save. Its files are closed on the way out, whatever happened."""
+        if not isinstance(run.layout, ArrangedLayout):
+            raise PipelineError(f"{type(run.layout).__name__} does not say beforehand where each leaf lies")
+
+        writer = _Writer(run, run.layout)
+        async with closing(run.threads, writer.files):
+            yield writer
+
+        tell_transfers(run.events, "data.written", list(writer.files()))
+
+
+class _Write(NamedTuple):
+    """Bytes with where they go; sorts by file and offset."""
+
+    file: str
+    offset: int
+    data: memoryview
+
+
+@final
+class _Writer:
+    __slots__ = ("_arrangement", "_beginning", "_files", "_layout", "_run")
+
+    def __init__(self, run: SaveRun, layout: ArrangedLayout) -> None:
+        self._run = run
+        self._layout = layout
+        self._beginning = Lock()
+        self._arrangement: Arrangement | None = None
+        self._files: dict[str, DataFile] = {}
+
+    async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
+        try:
+            arrangement = await self._begin()
+            written = await self._run.threads.run(self._write, arrangement, batch)
+            for pending in batch.pending:
+                await pending.wait()
+        finally:
+            batch.release()
+
+        self._run.progress.advance(len(batch.leaves), sum(part.nbytes for part in written))
+        return WrittenBatch(batch.leaves, written)
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        arrangement = await self._begin()
+        async with create_task_group() as syncing:
+            for file in self._files.values():
+                syncing.start_soon(self._run.threads.run, file.sync)
+
+        for document in arrangement.documents:
+            path = self._run.workspace.path(document.path)
+            await self._run.threads.run(self._run.store.write_file, path, document.data)
+
+        return
+        yield
+
+    def files(self) -> Iterable[DataFile]:
+        """Every file that was opened."""
+        return self._files.values()
+
+    async def _begin(self) -> Arrangement:
+        """Make the arrangement and every file's head, once."""
+        async with self._beginning:
+            if self._arrangement is None:
+                run = self._run
+                arrangement = await run.threads.run(
+                    self._layout.arrange, run.path, run.planned, run.specs, run.custom_metadata
+                )
+                await run.workspace.open()
+                await run.threads.run(self._create, arrangement)
+                self._arrangement = arrangement
+
+            return self._arrangement
+
+    def _create(self, arrangement: Arrangement) -> None:
+        ends = {head.path: len(head.data) for head in arrangement.heads}
+        for place, spec in zip(arrangement.places, self._run.specs, strict=True):
+            if place is not None:
+                ends[place.file] = max(ends[place.file], place.offset + spec.nbytes)
+
+        for head in arrangement.heads:
+            # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
+            file = self._run.store.create_data_file(self._run.workspace.path(head.path))
+            self._files[head.path] = file
+            file.allocate(ends[head.path])
+            file.write_at(0, [memoryview(head.data)])
+
+    def _write(self, arrangement: Arrangement, batch: StagedBatch) -> tuple[Written, ...]:
+        parts = [*batch.pieces, *itertools.chain.from_iterable(map(_unpacked, batch.packs))]
+        writes: list[_Write] = []
+        written: list[Written] = []
+        for piece in parts:
+            place = arrangement.places[piece.leaf.index]
+            assert place is not None, "only what has array bytes has pieces"
+            runs = runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes)
+            writes += [_Write(place.file, place.offset + at, piece.data[lo:hi]) for at, lo, hi in runs]
+            written.append(
+                Written(piece.leaf.index, piece.chunk, piece.start, place.file, place.offset, piece.nbytes, 0)
+            )
+
+        writes.sort(key=lambda write: write[:2])
+        for run in _adjacent(writes):
+            self._files[run[0].file].write_at(run[0].offset, [write.data for write in run])
+
+        return tuple(written)
+
+
+def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    """Cut a range of a chunk into what is contiguous in the whole array, too. Pure.
+
+    Args:
+        spec: Of the leaf.
+        chunk: Grid index of the chunk.
+        start: Where the range begins, bytes from the start of the chunk.
+        nbytes: Its length.
+
+    Yields:
+        Offset in the whole array, and where in the range the bytes begin and end.
+    """
+    shape, chunk_shape = spec.shape or (), spec.chunk_shape
+    outer = len(shape)
+    while outer and chunk_shape[outer - 1] == shape[outer - 1]:
+        outer -= 1
+    outer = max(outer - 1, 0)  # the axes before it are stepped through
+
+    run_bytes = math.prod(chunk_shape[outer:]) * spec.itemsize
+    strides = [math.prod(shape[axis + 1 :]) * spec.itemsize for axis in range(len(shape))]
+    base = sum(at * n * stride for at, n, stride in zip(chunk, chunk_shape, strides, strict=True))
+    done = 0
+    while done < nbytes:
+        row, within = divmod(start + done, run_bytes)
+        offset = base + within
+        for axis in reversed(range(outer)):
+            row, index = divmod(row, chunk_shape[axis])
+            offset += index * strides[axis]
+
+        end = min(done + run_bytes - within, nbytes)
+        yield offset, done, end
+        done = end
+
+
+def _unpacked(pack: Pack) -> Iterator[Piece]:
+    """Yield each leaf of a pack as a piece."""
+    at = 0
+    for leaf in pack.leaves:
+        yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, pack.data[at : at + leaf.nbytes])
+        at += leaf.nbytes
+
+
+def _adjacent(writes: Iterable[_Write]) -> Iterator[list[_Write]]:
+    """Yield runs of writes that follow each other in one file, so that each is one call."""
+    run: list[_Write] = []
+    end = 0
+    for write in writes:
+        if run and (write.file != run[-1].file or write.offset != end):
+            yield run
+            run = []
+
+        run.append(write)
+        end = write.offset + len(write.data)
+
+    if run:
+        yield run
