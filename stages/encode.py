@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Encode", "encoding_room")
+__all__ = ("Encode", "encoding_room", "saved_by_encoding")
 
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -26,6 +26,17 @@ SAMPLE_BYTES: Final = 32 * 1024
 def encoding_room(nbytes: int) -> int:
     """Bytes that encoding a chunk of `nbytes` may take: more than any codec here makes of noise."""
     return nbytes + nbytes // 128 + 1024
+
+
+def saved_by_encoding(batch: StagedBatch) -> int:
+    """Bytes that encoding saved of the chunks whose last piece a batch holds; fewer than none of noise."""
+    return sum(
+        [
+            piece.leaf.spec.chunk_nbytes - piece.coded
+            for piece in batch.pieces
+            if piece.coded is not None and piece.start + piece.nbytes == piece.coded
+        ]
+    )
 
 
 @final

@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import final
 
 from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.capabilities import FormattedLayout
 from penstock.kernel.errors import StorageError
 from penstock.kernel.messages import Leaf, StoredLeaf, Written, WrittenBatch
 from penstock.kernel.protocols import StoredCheckpoint
@@ -103,7 +104,7 @@ def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list
         before = stored.get(leaf.info.keys)
         if before is not None and same(leaf) and _alike(leaf, before):
             parts = checkpoint.parts(before)
-            if parts:
+            if parts and _lie_right(run, leaf, parts):
                 found.append(_Candidate(leaf, tuple([replace(part, leaf=leaf.index) for part in parts])))
 
     files = {part.file for candidate in found for part in candidate.parts}
@@ -118,6 +119,21 @@ def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
 
     now, then = leaf.spec, before.spec
     return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
+
+
+def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
+    """Whether the files of the base may be those of the new checkpoint, under the same names."""
+    layout = run.layout
+    if not isinstance(layout, FormattedLayout):
+        return True
+
+    folder = os.path.dirname(layout.data_file())
+    for part in parts:
+        name = layout.chunk_file(leaf, part.chunk)
+        if part.file != name if name is not None else os.path.dirname(part.file) != folder:
+            return False
+
+    return True
 
 
 def _same_object(run: SaveRun, base: str) -> Callable[[Leaf], bool]:

@@ -14,13 +14,16 @@ from typing import TypeAlias, final
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
+from penstock.kernel.capabilities import FormattedLayout
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages import Leaf, Pack, Piece, StagedBatch, Written, WrittenBatch, WrittenPack
 from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
+from penstock.stages.encode import saved_by_encoding
 from penstock.stages.transfers import tell_transfers
+from penstock.stages.write_chunk_files import ChunkFileWriter
 
 ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
 PAGE = 4096
@@ -35,7 +38,8 @@ class Write:
     The chunks of a save lie one after another in a few data files; a chunk is whole in one file,
     wherever its pieces come from. After the last piece each file is synced once. How many bytes went
     past the page cache and how many through it is told by the event `data.written`. What third-party
-    handlers write in the background is waited for here.
+    handlers write in the background is waited for here. A layout may want each chunk in a file of its
+    own; then `write_chunk_files` does the work.
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
@@ -48,7 +52,11 @@ class Write:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save. Its files are closed on the way out, whatever happened."""
-        writer = _Writer(run, self.file_bytes)
+        layout = run.layout
+        writer: _Writer | ChunkFileWriter = _Writer(run, self.file_bytes)
+        if isinstance(layout, FormattedLayout) and not layout.save_format.ocdbt:
+            writer = ChunkFileWriter(run, layout)
+
         async with closing(run.threads, writer.files):
             yield writer
 
@@ -104,7 +112,7 @@ class _Writer:
         finally:
             batch.release()
 
-        self._run.progress.advance(len(batch.leaves), done.nbytes + _saved(batch))
+        self._run.progress.advance(len(batch.leaves), done.nbytes + saved_by_encoding(batch))
         return done
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
@@ -161,17 +169,6 @@ class _Writer:
         left = run.progress.bytes_total - placed
         if left >= ALIGNED_FROM and run.preallocate:
             file.allocate(min(left, self._file_bytes))
-
-
-def _saved(batch: StagedBatch) -> int:
-    """Bytes that encoding saved of the chunks whose last piece this batch holds."""
-    return sum(
-        [
-            piece.leaf.spec.chunk_nbytes - piece.coded
-            for piece in batch.pieces
-            if piece.coded is not None and piece.start + piece.nbytes == piece.coded
-        ]
-    )
 
 
 def _not_encoded(piece: Piece) -> PipelineError:

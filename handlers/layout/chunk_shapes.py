@@ -26,8 +26,9 @@ def orbax_chunk_shape(
 ) -> tuple[int, ...]:
     """Choose the chunk shape that Orbax would choose, axis by axis a divisor of `write_shape`.
 
-    Axes in `shard_axes` are cut into single indices. Then, until a chunk fits, the longest axis is cut
-    to its next smaller divisor: of those that were cut before or by the sharding, then of all.
+    Axes in `shard_axes` are cut into single indices. Then, until a chunk fits, the longest axis shrinks
+    to the next smaller divisor of what it was: of those that were cut before or by the sharding, then of
+    all.
 
     Args:
         shape: Of the array.
@@ -36,12 +37,13 @@ def orbax_chunk_shape(
         chunk_byte_size: Bytes of a chunk, at most; at least `itemsize`. None: any.
         shard_axes: Within the rank.
     """
-    sizes = [size or 1 for size in write_shape]
-    cut = [whole != part for whole, part in zip(shape, sizes, strict=True)]
+    divisors = [_divisors(size or 1) for size in write_shape]
+    cut = [whole != (part or 1) for whole, part in zip(shape, write_shape, strict=True)]
     for axis in shard_axes:
-        cut[axis] = cut[axis] or sizes[axis] > 1
-        sizes[axis] = 1
+        cut[axis] = cut[axis] or len(divisors[axis]) > 1
+        divisors[axis] = [1]
 
+    sizes = [of_axis[-1] for of_axis in divisors]
     most = math.prod(sizes) if chunk_byte_size is None else chunk_byte_size // itemsize
     while math.prod(sizes) > most:
         candidates = [axis for axis, size in enumerate(sizes) if cut[axis] and size > 1]
@@ -50,7 +52,8 @@ def orbax_chunk_shape(
             continue
 
         axis = max(candidates, key=sizes.__getitem__)  # of equals, the first
-        sizes[axis] //= _smallest_factor(sizes[axis])
+        divisors[axis].pop()
+        sizes[axis] = divisors[axis][-1]
 
     return tuple(sizes)
 
@@ -61,27 +64,21 @@ def roughly_equal_chunks(write_shape: Sequence[int], itemsize: int, chunk_bytes:
     Each step cuts the axis that can be cut into the fewest parts, the first of equals: so most chunks
     are contiguous in the shard.
     """
-    sizes = [size or 1 for size in write_shape]
-    nbytes = math.prod(sizes) * itemsize
-    while nbytes > chunk_bytes:
-        factors = [(_smallest_factor(size), axis) for axis, size in enumerate(sizes) if size > 1]
-        factor, axis = min(factors, default=(nbytes, 0))
-        if nbytes // factor < chunk_bytes // _SMALLEST_PART:
+    divisors = [_divisors(size or 1) for size in write_shape]
+    sizes = [of_axis[-1] for of_axis in divisors]
+    while math.prod(sizes) * itemsize > chunk_bytes:
+        steps = [(size / divisors[axis][-2], axis) for axis, size in enumerate(sizes) if size > 1]
+        factor, axis = min(steps, default=(math.inf, 0))
+        if math.prod(sizes) * itemsize / factor < chunk_bytes / _SMALLEST_PART:
             break
 
-        sizes[axis] //= factor
-        nbytes //= factor
+        divisors[axis].pop()
+        sizes[axis] = divisors[axis][-1]
 
     return tuple(sizes)
 
 
-def _smallest_factor(number: int) -> int:
-    """The smallest divisor above 1 of a number above 1."""
-    factor = 2
-    while factor * factor <= number:
-        if number % factor == 0:
-            return factor
-
-        factor += 1
-
-    return number
+def _divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

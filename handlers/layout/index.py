@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ChunkIndex", "array_metadata", "chunk_key", "prefix_of")
+__all__ = ("ChunkIndex", "array_metadata", "chunk_grid", "chunk_key", "prefix_of")
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -62,7 +62,7 @@ class ChunkIndex:
                 lengths.append(spec.chunk_nbytes)
                 continue
 
-            for index in _grid(leaf):
+            for index in chunk_grid(leaf):
                 self._chunks[leaf.index, index] = len(keys)
                 keys.append(f"{prefix}{chunk_key(index, version)}".encode())
                 lengths.append(spec.chunk_nbytes)
@@ -175,7 +175,7 @@ class ChunkIndex:
         if leaf.index in self._single:
             return leaf, (0,) * len(leaf.spec.chunk_shape)
 
-        return leaf, next(itertools.islice(_grid(leaf), slot - self._starts[at], None))
+        return leaf, next(itertools.islice(chunk_grid(leaf), slot - self._starts[at], None))
 
 
 @final
@@ -224,7 +224,8 @@ def array_metadata(spec: LeafSpec, version: int) -> bytes:
     return encode(spec.shape or (), spec.dtype, spec.chunk_shape, spec.codec)
 
 
-def _grid(leaf: Leaf) -> Iterable[tuple[int, ...]]:
+def chunk_grid(leaf: Leaf) -> Iterable[tuple[int, ...]]:
+    """Yield the index of every chunk, in order."""
     shape, chunk_shape = leaf.spec.shape or (), leaf.spec.chunk_shape
     counts = [-(-n // chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]
     return itertools.product(*map(range, counts))

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, final
 
 from penstock.handlers.layout.fitting import CODED_CHUNK, fitted
+from penstock.handlers.layout.index import chunk_key, prefix_of
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.remembered import RememberedDocuments
@@ -67,7 +68,11 @@ class OrbaxLayout:
         return self._form
 
     def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
-        return None
+        """Say where a chunk lies if arrays have a directory each."""
+        if self._form.ocdbt:
+            return None
+
+        return prefix_of(leaf.info.name) + chunk_key(chunk, self._form.zarr)
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
         """Choose chunks, dtype and codec; see `fitted` for what it raises."""
@@ -84,7 +89,7 @@ class OrbaxLayout:
 
     def check(self, leaves: Sequence[Leaf]) -> None:
         """Look at names alone; see `check_names` for what it raises."""
-        check_names(leaves)
+        check_names(leaves, self._form)
 
     def documents(
         self,

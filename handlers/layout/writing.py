@@ -23,7 +23,8 @@ from penstock.handlers.layout import (
     sharding,
     strings,
 )
-from penstock.handlers.layout.index import ChunkIndex
+from penstock.handlers.layout.directory_names import check_directories
+from penstock.handlers.layout.index import ChunkIndex, array_metadata, prefix_of
 from penstock.handlers.layout.names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
@@ -35,6 +36,7 @@ from penstock.handlers.layout.names import (
     SHARDING,
     STRINGS,
 )
+from penstock.handlers.zarr import METADATA_KEYS
 from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.messages import Document, Leaf, WrittenBatch
 from penstock.kernel.save_format import SaveFormat
@@ -87,11 +89,13 @@ class EncodedTree:
     __slots__ = ("_documents", "_index", "leaves")
 
     def __init__(self, leaves: Sequence[Leaf], form: SaveFormat) -> None:
-        check_names(leaves)
+        check_names(leaves, form)
         self.leaves = tuple(leaves)
         self._documents = _tree(leaves, form)
         arrays = [leaf for leaf in leaves if leaf.spec.shape is not None]
-        self._index = ChunkIndex(arrays, form.zarr) if arrays else None
+        self._index = ChunkIndex(arrays, form.zarr) if arrays and form.ocdbt else None
+        if not form.ocdbt:
+            self._documents[:0] = _directories(arrays, form.zarr)
 
     def documents(
         self,
@@ -137,6 +141,12 @@ class EncodedTree:
         return [Document(node_file, index.nodes), Document(MANIFEST, index.manifest)]
 
 
+def _directories(arrays: Sequence[Leaf], version: int) -> list[Document]:
+    """Encode the metadata of arrays that have a directory each."""
+    name = METADATA_KEYS[version - 2]
+    return [Document(prefix_of(leaf.info.name) + name, array_metadata(leaf.spec, version)) for leaf in arrays]
+
+
 def _tree(leaves: Sequence[Leaf], form: SaveFormat) -> list[Document]:
     """Encode what is recorded of the leaves, beside where they lie."""
     documents = [Document(METADATA, metadata.encode(leaves, form))]
@@ -154,14 +164,15 @@ def _tree(leaves: Sequence[Leaf], form: SaveFormat) -> list[Document]:
     return documents
 
 
-def check_names(leaves: Sequence[Leaf]) -> None:
+def check_names(leaves: Sequence[Leaf], form: SaveFormat | None = None) -> None:
     """Refuse two values under one name, and strings that could not be found under theirs.
 
     Empty markers are stored under no name.
 
     Raises:
         DuplicateNameError: If two leaves have one stored name.
-        InvalidLeafError: If a string has a name under which Orbax could not find it.
+        InvalidLeafError: If a string has a name under which Orbax could not find it, or an array one that
+            its directory cannot have.
     """
     by_name: dict[str, Leaf] = {}
     for leaf in leaves:
@@ -171,3 +182,5 @@ def check_names(leaves: Sequence[Leaf]) -> None:
                 raise DuplicateNameError(leaf.info.name, first.info.key_path, leaf.info.key_path)
 
     strings.encode(leaf for leaf in leaves if leaf.spec.text is not None)
+    if form is not None and not form.ocdbt:
+        check_directories([leaf for leaf in leaves if leaf.spec.shape is not None], form.zarr)
