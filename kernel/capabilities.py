@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("ArrangedLayout", "Arrangement", "ChunkingHandler", "FormattedLayout", "NamedTensors", "Place")
+__all__ = (
+    "ArrangedLayout",
+    "Arrangement",
+    "ChunkingHandler",
+    "FormattedLayout",
+    "ItemsLayout",
+    "NamedTensors",
+    "Place",
+)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +87,15 @@ class FormattedLayout(Protocol):
 
         None for all chunks if they may lie in any data files, together.
         """
+        ...
+
+
+@runtime_checkable
+class ItemsLayout(Protocol):
+    """What a `Layout` adds whose leaves lie in several directories, each with data files of its own."""
+
+    def folder(self, leaf: Leaf) -> str:
+        """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
         ...
 
 

@@ -24,7 +24,7 @@ class SaveFormat:
         ocdbt: Whether all arrays lie in one OCDBT database, or each in a directory of its own.
         zarr: The version of the zarr format.
         codec: `"none"`, `"zstd"`, `"zstd:<level>"` with a level from 1 to 22, or `"auto"`: zstd for each
-            leaf whose bytes are found to compress well. Leaves below 1 KiB are stored as they are.
+            leaf whose bytes are found to compress well. Leaves below 16 KiB are stored as they are.
         chunk_byte_size: Cut shards into equal chunks of at most so many bytes, as Orbax would. By default
             a shard is one chunk, or some of about 16 MiB with a codec.
         ocdbt_target_data_file_size: A data file that has grown to so many bytes is followed by another

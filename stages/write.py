@@ -8,13 +8,13 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TypeAlias, final
 
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
-from penstock.kernel.capabilities import FormattedLayout
+from penstock.kernel.capabilities import FormattedLayout, ItemsLayout
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages import Leaf, Pack, Piece, StagedBatch, Written, WrittenBatch, WrittenPack
 from penstock.kernel.protocols import DataFile
@@ -87,12 +87,14 @@ class _Placed:
 
 @final
 class _Writer:
-    __slots__ = ("_chunks", "_file_bytes", "_files", "_placing", "_run")
+    __slots__ = ("_chunks", "_file_bytes", "_files", "_filling", "_folder", "_placing", "_run")
 
     def __init__(self, run: SaveRun, file_bytes: int) -> None:
         self._run = run
         self._file_bytes = file_bytes
         self._files: list[_OpenFile] = []
+        self._filling: dict[str, _OpenFile] = {}  # by the folder that its name is relative to
+        self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
         self._placing = Lock()
 
@@ -100,9 +102,12 @@ class _Writer:
         try:
             async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
                 placed = [await self._place(piece) for piece in batch.pieces]
-                places = [await self._reserve(pack.nbytes) for pack in batch.packs]
+                packs = [
+                    (pack, await self._reserve(pack.nbytes, folder))
+                    for whole in batch.packs
+                    for folder, pack in self._by_folder(whole)
+                ]
 
-            packs = list(zip(batch.packs, places, strict=True))
             done = WrittenBatch(batch.leaves)
             if placed or packs:
                 done = await self._run.threads.run(_write, batch.leaves, placed, packs)
@@ -132,43 +137,62 @@ class _Writer:
         if piece.coded is None and piece.leaf.spec.codec is not None:
             raise _not_encoded(piece)
 
-        whole = piece.chunk_nbytes
+        whole, folder = piece.chunk_nbytes, self._folder(piece.leaf)
         if piece.nbytes == whole:
-            target, base = await self._reserve(whole)
+            target, base = await self._reserve(whole, folder)
             return _Placed(piece, target, base)
 
         key = (piece.leaf.index, piece.chunk)
         if key not in self._chunks:
-            self._chunks[key] = await self._reserve(whole)
+            self._chunks[key] = await self._reserve(whole, folder)
 
         target, base = self._chunks[key]
         return _Placed(piece, target, base + piece.start)
 
-    async def _reserve(self, nbytes: int) -> _Place:
-        if not self._files or self._files[-1].end >= self._file_bytes:
-            await self._open_file()
+    def _by_folder(self, pack: Pack) -> Iterator[tuple[str, Pack]]:
+        if self._folder is _no_folder:
+            yield "", pack
+            return
 
-        target = self._files[-1]
+        at = 0
+        for folder, group in groupby(pack.leaves, self._folder):
+            leaves = tuple(group)
+            end = at + sum([leaf.spec.nbytes for leaf in leaves])
+            yield folder, Pack(leaves, pack.data[at:end])
+            at = end
+
+    async def _reserve(self, nbytes: int, folder: str) -> _Place:
+        target = self._filling.get(folder)
+        if target is None or target.end >= self._file_bytes:
+            target = self._filling[folder] = await self._open_file(folder)
+
         step = PAGE if nbytes >= ALIGNED_FROM else CACHE_LINE if nbytes >= PAGE else 1
         base = -(-target.end // step) * step
         target.end = base + nbytes
         return target, base
 
-    async def _open_file(self) -> None:
-        name = self._run.layout.data_file()
+    async def _open_file(self, folder: str) -> _OpenFile:
+        name = os.path.join(folder, self._run.layout.data_file())
         await self._run.workspace.open(os.path.dirname(name))
-        await self._run.threads.run(self._create, name)
+        return await self._run.threads.run(self._create, name)
 
-    def _create(self, name: str) -> None:
+    def _create(self, name: str) -> _OpenFile:
         # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
         run = self._run
         file = run.store.create_data_file(run.workspace.path(name))
         placed = sum([opened.end for opened in self._files])
-        self._files.append(_OpenFile(name, file))
+        opened = _OpenFile(name, file)
+        self._files.append(opened)
         # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
         left = run.progress.bytes_total - placed
         if left >= ALIGNED_FROM and run.preallocate:
             file.allocate(min(left, self._file_bytes))
+
+        return opened
+
+
+def _no_folder(_: Leaf) -> str:
+    return ""
 
 
 def _not_encoded(piece: Piece) -> PipelineError:

@@ -30,14 +30,20 @@ class CheckpointMetadata:
     custom_metadata: Mapping[str, Any] | None = None
 
 
-def encode(*, started_ns: int, committed_ns: int, custom_metadata: Mapping[str, Any] | None) -> bytes:
-    """Encode the document of a flat checkpoint.
+def encode(
+    *,
+    started_ns: int,
+    committed_ns: int,
+    custom_metadata: Mapping[str, Any] | None,
+    item_handlers: Mapping[str, str] | str = PYTREE_HANDLER,
+) -> bytes:
+    """Encode the document, by default that of a flat checkpoint.
 
     Raises:
         SpecError: If `custom_metadata` cannot be written as JSON.
     """
     document = {
-        "item_handlers": PYTREE_HANDLER,
+        "item_handlers": item_handlers if isinstance(item_handlers, str) else dict(item_handlers),
         "metrics": {},
         "performance_metrics": {},
         "init_timestamp_nsecs": started_ns,

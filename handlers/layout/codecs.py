@@ -69,5 +69,6 @@ def _encode(codec: str, chunks: Sequence[memoryview], length: int) -> list[bytes
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     array = _ts.open(spec, context=context).result()
     array.write(rows, can_reference_source_data_indefinitely=True).result()
-    reads = [array.kvstore.read(f"{row}.0") for row in range(len(chunks))]
+    kvstore = array.kvstore  # which is made anew each time it is asked for
+    reads = [kvstore.read(f"{row}.0") for row in range(len(chunks))]
     return [read.result().value for read in reads]

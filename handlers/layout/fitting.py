@@ -16,8 +16,8 @@ from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.messages import LeafSpec
 from penstock.kernel.save_format import SaveArgs, SaveFormat
 
-CODED_FROM: Final = 1024
-"""Bytes of a leaf below which a codec costs more than it saves."""
+CODED_FROM: Final = 16 * 1024
+"""Bytes of a leaf below which a codec costs more than it saves: without one, small leaves go together."""
 
 CODED_CHUNK: Final = 16 * 2**20
 """Bytes of a chunk with a codec, unless asked otherwise: encoded as a whole, and several at once."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = ("TreeMetadata", "decode", "encode")
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Final, final
+from typing import Any, Final, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.handlers.layout import quick_metadata
@@ -44,7 +44,9 @@ class TreeMetadata:
     all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
 
 
-def encode(leaves: Sequence[Leaf], form: SaveFormat = _DEFAULT) -> bytes:
+def encode(
+    leaves: Sequence[Leaf], form: SaveFormat = _DEFAULT, custom_metadata: Mapping[str, Any] | None = None
+) -> bytes:
     """Encode the document for leaves in flatten order, empty markers among them, stored as `form` says.
 
     The bytes are those of `json.dumps`. They are put together from texts, for thousands of leaves
@@ -68,7 +70,9 @@ def encode(leaves: Sequence[Leaf], form: SaveFormat = _DEFAULT) -> bytes:
         entries.append(f'{name}: {{"key_metadata": [{path}], "value_metadata": {value}}}')
 
     about = {"use_ocdbt": form.ocdbt, "use_zarr3": form.zarr == 3}
-    rest = json.dumps({**about, "store_array_data_equal_to_fill_value": True, "custom_metadata": None})
+    rest = json.dumps(
+        {**about, "store_array_data_equal_to_fill_value": True, "custom_metadata": custom_metadata}
+    )
     return f'{{"tree_metadata": {{{", ".join(entries)}}}, {rest[1:]}'.encode()
 
 

@@ -84,14 +84,17 @@ class EncodedTree:
     Args:
         leaves: All of them, empty markers among them, in flatten order.
         form: How they are stored.
+        custom_metadata: JSON values that are kept with the tree itself.
     """
 
     __slots__ = ("_documents", "_index", "leaves")
 
-    def __init__(self, leaves: Sequence[Leaf], form: SaveFormat) -> None:
+    def __init__(
+        self, leaves: Sequence[Leaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
+    ) -> None:
         check_names(leaves, form)
         self.leaves = tuple(leaves)
-        self._documents = _tree(leaves, form)
+        self._documents = _tree(leaves, form, custom_metadata)
         arrays = [leaf for leaf in leaves if leaf.spec.shape is not None]
         self._index = ChunkIndex(arrays, form.zarr) if arrays and form.ocdbt else None
         if not form.ocdbt:
@@ -129,6 +132,22 @@ class EncodedTree:
             Document(COMMIT_MARK, b"Checkpoint commit was successful"),
         ]
 
+    def item_documents(self, batches: Sequence[WrittenBatch], committed_ns: int) -> list[Document]:
+        """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
+
+        Args:
+            batches: Where every piece and pack of its arrays lies.
+            committed_ns: Now, in nanoseconds since the epoch.
+
+        Raises:
+            PenstockError: If the pieces of a chunk do not tile it.
+        """
+        return [
+            *self._index_documents(batches, committed_ns),
+            *self._documents,
+            Document(INTEGRITY, integrity.encode(batches, {})),
+        ]
+
     def _index_documents(self, batches: Sequence[WrittenBatch], committed_ns: int) -> list[Document]:
         """Encode the OCDBT index; there is none without arrays."""
         if self._index is None:
@@ -147,9 +166,11 @@ def _directories(arrays: Sequence[Leaf], version: int) -> list[Document]:
     return [Document(prefix_of(leaf.info.name) + name, array_metadata(leaf.spec, version)) for leaf in arrays]
 
 
-def _tree(leaves: Sequence[Leaf], form: SaveFormat) -> list[Document]:
+def _tree(
+    leaves: Sequence[Leaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None
+) -> list[Document]:
     """Encode what is recorded of the leaves, beside where they lie."""
-    documents = [Document(METADATA, metadata.encode(leaves, form))]
+    documents = [Document(METADATA, metadata.encode(leaves, form, custom_metadata))]
     arrays = [leaf for leaf in leaves if leaf.spec.typestr == "jax.Array" and leaf.spec.shape is not None]
     shardings = [(leaf.info.name, leaf.spec.sharding) for leaf in arrays if leaf.spec.sharding is not None]
     if arrays and len(shardings) == len(arrays):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "Checkpointer",
+    "Composite",
     "Config",
     "HandlerRegistry",
     "MemoryRegulator",
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock import sync
     from penstock.api import Checkpointer, convert, export_safetensors, metadata, restore, save, verify
+    from penstock.items import Composite
     from penstock.kernel.config import Config
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.futures import SaveFuture
@@ -57,6 +59,7 @@ else:
 
     _MODULE_OF = {
         "Checkpointer": "penstock.api",
+        "Composite": "penstock.items",
         "Config": "penstock.kernel.config",
         "HandlerRegistry": "penstock.kernel.registry",
         "MemoryRegulator": "penstock.kernel.regulator",

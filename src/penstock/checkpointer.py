@@ -24,6 +24,7 @@ from penstock.handlers.layout.fitting import CODED_CHUNK
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
+from penstock.items import Composite, for_items
 from penstock.kernel.config import Config
 from penstock.kernel.coordinator import SingleProcessCoordinator
 from penstock.kernel.errors import ClosedError
@@ -161,7 +162,7 @@ class Checkpointer:
 
         Args:
             path: A directory that does not exist yet; its parents may be missing.
-            tree: Any PyTree of handled leaf types.
+            tree: Any PyTree of handled leaf types, or a `Composite` of named items.
             overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete.
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
@@ -185,8 +186,11 @@ class Checkpointer:
         """
         tasks, threads = self._running()
         self._background.raise_unseen()
-        final = absolute_path(path)
-        run = self._engine.save_run(
+        final, engine = absolute_path(path), self._engine
+        if isinstance(tree, Composite):
+            engine, tree = for_items(engine, tree, keywords)
+
+        run = engine.save_run(
             final,
             threads,
             overwrite=overwrite,

@@ -71,11 +71,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
 @pytest.fixture(scope="module")
 def mixed_tree(tree: Any) -> Any:
     """The common tree, with arrays that are worth a codec, and no name that is another one's file."""
-    noise = np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32)
+    noise = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     names = {name: value for name, value in tree["names"].items() if name != "a/b/0"}
     square = jax.tree.map(lambda leaf: leaf, tree["sharded"][0])
-    spread = jax.device_put(noise.reshape(16, 192), square.sharding)
-    return {**tree, "names": names, "zeros": jnp.zeros((64, 48)), "noise": noise, "spread": spread}
+    spread = jax.device_put(noise.reshape(16, 384), square.sharding)
+    return {**tree, "names": names, "zeros": jnp.zeros((64, 96)), "noise": noise, "spread": spread}
 
 
 @pytest.fixture(scope="module", params=FORMATS)

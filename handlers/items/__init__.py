@@ -1,0 +1,1 @@
+"""What a checkpoint may hold beside, or instead of, one tree."""

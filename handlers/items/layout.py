@@ -1,0 +1,151 @@
+"""The layout of one checkpoint with several items: each tree as if it were alone, in its directory."""
+
+from __future__ import annotations
+
+__all__ = ("ItemsLayout",)
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, final
+
+from penstock.handlers.items.parts import Parts, TreePart
+from penstock.handlers.layout import checkpoint_metadata
+from penstock.handlers.layout.index import chunk_key, prefix_of
+from penstock.handlers.layout.names import CHECKPOINT_METADATA, COMMIT_MARK
+from penstock.handlers.layout.writing import EncodedTree, check_names
+from penstock.kernel.capabilities import FormattedLayout
+from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
+from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
+from penstock.kernel.save_format import SaveArgs, SaveFormat
+
+
+@final
+class ItemsLayout:
+    """Writes one checkpoint of several items, as Orbax's `Composite` is laid out.
+
+    What is saved is one tree; the leaves below some of its keys are what one item holds.
+
+    Args:
+        base: Says how arrays are stored.
+        parts: The items.
+    """
+
+    __slots__ = ("_base", "_form", "_layout", "_parts")
+
+    def __init__(self, base: Layout, parts: Parts) -> None:
+        assert isinstance(base, FormattedLayout)
+        self._base: FormattedLayout = base
+        self._layout: Layout = base
+        self._form = base.save_format
+        self._parts = parts
+
+    @property
+    def save_format(self) -> SaveFormat:
+        """How arrays are written."""
+        return self._form
+
+    def folder(self, leaf: Leaf) -> str:
+        """The directory of the item that holds the leaf."""
+        return self._part(leaf).directory
+
+    def temporary_name(self, path: str) -> str:
+        return self._layout.temporary_name(path)
+
+    def data_file(self) -> str:
+        return self._layout.data_file()
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        return self._base.fit(spec, info, args)
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        return self._base.encode(codec, chunks)
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        """Say where a chunk lies if arrays have a directory each."""
+        if self._form.ocdbt:
+            return None
+
+        part = self._part(leaf)
+        name = prefix_of(_within(part, leaf).info.name)
+        return f"{part.directory}/{name}{chunk_key(chunk, self._form.zarr)}"
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        """Look at the names in each item; see `check_names` for what it raises."""
+        for _, found in self._by_part(leaves):
+            check_names(found, self._form)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        """Make the documents of every item, then those of the checkpoint."""
+        committed_ns = time.time_ns()
+        made: list[Document] = []
+        for part, found in self._by_part(sorted(leaves, key=attrgetter("index"))):
+            tree = EncodedTree(found, self._form, part.custom_metadata)
+            documents = tree.item_documents(_written_in(part, batches), committed_ns)
+            made.extend([replace(one, path=f"{part.directory}/{one.path}") for one in documents])
+
+        about = checkpoint_metadata.encode(
+            started_ns=started_ns,
+            committed_ns=committed_ns,
+            custom_metadata=custom_metadata,
+            item_handlers=self._parts.handlers,
+        )
+        mark = b"Checkpoint commit was successful"
+        marks = [Document(f"{directory}/{COMMIT_MARK}", mark) for directory in self._parts.directories]
+        return [
+            *made,
+            *self._parts.documents,
+            *marks,
+            Document(CHECKPOINT_METADATA, about),
+            Document(COMMIT_MARK, mark),
+        ]
+
+    def recognises(self, store: Store, path: str) -> bool:
+        return self._layout.recognises(store, path)
+
+    def open(self, store: Store, path: str) -> StoredCheckpoint:
+        return self._layout.open(store, path)
+
+    def _part(self, leaf: Leaf) -> TreePart:
+        keys = leaf.info.keys
+        return next(part for part in self._parts.tree_parts if keys[: len(part.keys)] == part.keys)
+
+    def _by_part(self, leaves: Sequence[Leaf]) -> Iterator[tuple[TreePart, list[Leaf]]]:
+        found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
+        for leaf in leaves:
+            part = self._part(leaf)
+            found[part.directory].append(_within(part, leaf))
+
+        for part in self._parts.tree_parts:
+            yield part, found[part.directory]
+
+
+def _within(part: TreePart, leaf: Leaf) -> Leaf:
+    """The leaf with the keys that it has in its item. For people it keeps its whole path."""
+    n, info = len(part.keys), leaf.info
+    return replace(
+        leaf, info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:]), value=None, staged=None
+    )
+
+
+def _written_in(part: TreePart, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:
+    """What was written into an item's directory, in files named from there."""
+    prefix = f"{part.directory}/"
+    n = len(prefix)
+    found: list[WrittenBatch] = []
+    for batch in batches:
+        written = [replace(w, file=w.file[n:]) for w in batch.written if w.file.startswith(prefix)]
+        packs = [replace(pack, file=pack.file[n:]) for pack in batch.packs if pack.file.startswith(prefix)]
+        if written or packs:
+            found.append(WrittenBatch((), tuple(written), tuple(packs)))
+
+    return found
