@@ -47,13 +47,13 @@ def encode(leaves: Sequence[Leaf]) -> bytes:
     The bytes are those of `json.dumps`. They are put together from texts, for thousands of leaves
     have few kinds: dicts for all of them would take four times as long, and wake the collector.
     """
-    values: dict[LeafSpec, str] = {}
+    values: dict[int, str] = {}  # by identity: most leaves share a few specs
     entries: list[str] = []
     for leaf in leaves:
         info, spec = leaf.info, leaf.spec
-        value = values.get(spec)
+        value = values.get(id(spec))
         if value is None:
-            value = values[spec] = json.dumps(_value_metadata(spec))
+            value = values[id(spec)] = json.dumps(_value_metadata(spec))
 
         path = ", ".join(
             [
