@@ -122,9 +122,7 @@ def test_onto_a_mesh(tmp_path: Path) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
     for spec in (_Spec("x", "y"), _Spec("y"), _Spec(None, "x"), _Spec()):
         sharding = NamedSharding(mesh, spec)  # type: ignore[no-untyped-call]  # jax's
-        found = penstock.sync.restore(
-            path, like={"w": _Struct((16, 24), np.float32, sharding=sharding)}
-        )["w"]
+        found = penstock.sync.restore(path, like={"w": _Struct((16, 24), np.float32, sharding=sharding)})["w"]
 
         assert found.sharding == sharding
         assert np.asarray(found).tobytes() == array.tobytes()

@@ -291,7 +291,13 @@ class TestFollowing:
 
     def test_what_a_foreign_file_cannot_say_is_taken_from_the_target(self, tmp_path: Path) -> None:
         shard(tmp_path, "a.safetensors", "a")
-        empties: list[tuple[ParamInfo, Any]] = [(place("n"), None), (place("d"), {}), (place("l"), []), (place("t"), ()), (place("x"), 3)]
+        empties: list[tuple[ParamInfo, Any]] = [
+            (place("n"), None),
+            (place("d"), {}),
+            (place("l"), []),
+            (place("t"), ()),
+            (place("x"), 3),
+        ]
 
         found = opened(tmp_path).following([(place("a"), 1), *empties])
 
