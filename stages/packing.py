@@ -70,7 +70,7 @@ def _by_handler(wanted: Wanted) -> Iterator[tuple[PackingHandler, list[int]]]:
     is_small = list(map(small.__getitem__, map(id, wanted.specs)))
     for number, handler in handlers.items():
         if isinstance(handler, PackingHandler):
-            places = range(len(is_small))
+            places: Sequence[int] = range(len(is_small))
             if len(handlers) > 1:
                 places = [place for place, other in enumerate(wanted.handlers) if id(other) == number]
 

@@ -194,12 +194,13 @@ def _handlers(
     likes: Sequence[Any] | None,
 ) -> list[LeafHandler | AdaptedHandler]:
     """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
-    wanted: Sequence[str | type]
+    wanted: list[Any]  # type names, or types
     if likes is None:
         wanted = [spec.typestr for spec in specs]
     else:
-        wanted = list(map(type, likes))
-        if any(issubclass(kind, type) for kind in set(wanted)):  # a leaf may be a type itself
+        types: list[type] = list(map(type, likes))
+        wanted = list(types)
+        if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
             wanted = [like if isinstance(like, type) else type(like) for like in likes]
 
     known: dict[str | type, LeafHandler | AdaptedHandler] = {}

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import final
+from typing import Any, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.handlers.layout import quick_metadata
@@ -173,4 +173,5 @@ def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
         return columns
 
     kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
-    return Columns(*[[column[at] for at in kept] for column in columns])
+    taken: list[Any] = [[column[at] for at in kept] for column in columns]
+    return Columns(*taken)

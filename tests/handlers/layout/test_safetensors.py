@@ -324,7 +324,8 @@ class TestNote:
             metadata={"lr": 0.5, "steps": [1]},
             added=("format",),
         )
-        assert decode("p", encode(note)) == Note(**{**vars_of(note), "added": ["format"]})
+        fields: Any = {**vars_of(note), "added": ["format"]}
+        assert decode("p", encode(note)) == Note(**fields)
 
         path = with_note(tmp_path / "a.safetensors", encode(note), "a.0", "k", dtype="U32")
         found = opened(path)
