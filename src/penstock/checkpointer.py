@@ -41,6 +41,7 @@ from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
+from penstock.stages.known_values import KnownValues
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -247,6 +248,10 @@ class Checkpointer:
 
         read = partial(self._restore_once, chosen, request, threads)
         tree, run = await self._engine.read_unchanged(final, threads, read)
+        if run.references:
+            identity = await threads.run(run.store.identity, final)
+            run.shared.of(KnownValues).remember(final, identity, run.references)
+
         if on_report is not None:
             on_report(report_of(run))
 
