@@ -243,6 +243,7 @@ class RestoreRequest:
     path: str
     like: object = None
     has_like: bool = False  #: None is a tree, too
+    item: str | None = None  #: of the checkpoint; by default the one that holds the tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Locate:
         """Yield the actor of one restore."""
 
         async def locate(request: RestoreRequest, /) -> Located:
-            checkpoint = await run.threads.run(run.layout.open, run.store, request.path)
+            checkpoint = await run.threads.run(run.layout.open, run.store, request.path, request.item)
             return Located(checkpoint, request.like, request.has_like)
 
         yield locate

@@ -26,6 +26,7 @@ class CheckpointMetadata:
     """What a reader needs of the document."""
 
     item_handlers: Mapping[str, str] | str | None = None  #: by item; one string for a flat checkpoint
+    started_at_ns: int | None = None
     committed_at_ns: int | None = None
     custom_metadata: Mapping[str, Any] | None = None
 
@@ -67,13 +68,18 @@ def decode(path: str, data: bytes) -> CheckpointMetadata:
     elif handlers is not None:
         handlers = as_string(path, "item_handlers", handlers)
 
-    committed = document.get("commit_timestamp_nsecs")
-    if committed is not None and type(committed) is not int:
-        raise CorruptCheckpointError(path, f"commit_timestamp_nsecs is {committed!r}, not an integer")
-
     custom = document.get("custom_metadata", document.get("custom"))
     return CheckpointMetadata(
         item_handlers=handlers,
-        committed_at_ns=committed,
+        started_at_ns=_time(path, document, "init_timestamp_nsecs"),
+        committed_at_ns=_time(path, document, "commit_timestamp_nsecs"),
         custom_metadata=None if custom is None else as_object(path, "custom_metadata", custom),
     )
+
+
+def _time(path: str, document: dict[str, object], name: str) -> int | None:
+    value = document.get(name)
+    if value is not None and type(value) is not int:
+        raise CorruptCheckpointError(path, f"{name} is {value!r}, not an integer")
+
+    return value

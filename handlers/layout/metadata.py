@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("TreeEntry", "TreeMetadata", "decode", "encode")
+__all__ = ("EMPTY_MARKERS", "TreeEntry", "TreeMetadata", "decode", "encode")
 
 import json
 from collections.abc import Sequence
@@ -16,6 +16,9 @@ from typing import Final, final
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import KeyKind, KeyPath, Leaf
+
+EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+"""Types of what has nothing in it, and so nothing stored."""
 
 _KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
 
@@ -31,6 +34,11 @@ class TreeEntry:
     write_shape: tuple[int, ...] | None
     skip: bool  #: nothing is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack
 
+    @property
+    def in_msgpack(self) -> bool:
+        """Whether its value lies in the file beside `_METADATA` that early Orbax wrote."""
+        return self.skip and self.typestr not in EMPTY_MARKERS
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class TreeMetadata:
     use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
     use_zarr3: bool
     all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
+    custom_metadata: object = None  #: the caller's own, any JSON
+    value_metadata_tree: object = None  #: as recorded; see `rich_types`
 
 
 def encode(leaves: Sequence[Leaf]) -> bytes:
@@ -90,6 +100,8 @@ def decode(path: str, data: bytes) -> TreeMetadata:
         use_ocdbt=_flag(path, document, "use_ocdbt"),
         use_zarr3=_flag(path, document, "use_zarr3") or False,
         all_chunks_written=_flag(path, document, "store_array_data_equal_to_fill_value") or False,
+        custom_metadata=document.get("custom_metadata"),
+        value_metadata_tree=document.get("value_metadata_tree"),
     )
 
 

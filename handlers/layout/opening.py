@@ -5,7 +5,7 @@ No array byte is read and no jax is imported.
 
 from __future__ import annotations
 
-__all__ = ("open_checkpoint",)
+__all__ = ("open_tree",)
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,46 +14,46 @@ from typing import Final, final
 
 from penstock.handlers import zarr
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.layout import array_metadatas, integrity, metadata, sharding, strings
+from penstock.handlers.layout import array_metadatas, integrity, sharding, strings
 from penstock.handlers.layout.chunk_index import check_files, directory_index, read_value
 from penstock.handlers.layout.index import prefix_of
 from penstock.handlers.layout.integrity import Checksum
-from penstock.handlers.layout.locate import Place, locate
-from penstock.handlers.layout.metadata import TreeEntry, TreeMetadata
+from penstock.handlers.layout.locate import Place
+from penstock.handlers.layout.metadata import EMPTY_MARKERS, TreeEntry, TreeMetadata
+from penstock.handlers.layout.msgpack_tree import PackedLeaf
 from penstock.handlers.layout.names import (
     ARRAY_METADATAS,
     INTEGRITY,
-    LEGACY_MSGPACK,
     MANIFEST,
     METADATA,
     SHARDING,
     STRINGS,
     show_key_path,
 )
+from penstock.handlers.layout.packed_leaf import stored_leaf
 from penstock.handlers.layout.stored import OrbaxCheckpoint, StoredArray
+from penstock.handlers.layout.structure import read_structure
+from penstock.handlers.layout.unmerged import check_merged
 from penstock.handlers.ocdbt.reader import read_index
 from penstock.handlers.ocdbt.values import Value
-from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.messages import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.messages import KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols import Store
 
 _ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
-_EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 
 
-def open_checkpoint(store: Store, path: str) -> OrbaxCheckpoint:
-    """Find the checkpoint at `path` and read its documents.
+def open_tree(store: Store, place: Place) -> OrbaxCheckpoint:
+    """Read the documents of the tree at `place`.
 
     Raises:
-        NotACheckpointError: If nothing of this layout lies there.
         IncompleteCheckpointError: If a save was interrupted there.
         UnsupportedFormatError: If it is of a kind that penstock recognises and does not read.
         TruncatedDataError: If a data file is shorter than the index says.
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
-    place = locate(store, path)
-    file = os.path.join(place.directory, METADATA)
-    tree = metadata.decode(file, store.read_file(file))
+    structure = read_structure(store, place)
+    tree = structure.tree
     documents = _Documents(store, place, tree)
     index = documents.index()
     leaves = _Leaves(
@@ -63,9 +63,10 @@ def open_checkpoint(store: Store, path: str) -> OrbaxCheckpoint:
         strings=documents.strings(),
         shardings=documents.shardings(),
         random_keys=documents.random_keys(),
+        packed=structure.packed,
     )
     return OrbaxCheckpoint(
-        path=path,
+        path=place.path,
         directory=place.directory,
         leaves=tuple([leaves.leaf(entry) for entry in tree.entries]),
         custom_metadata=place.checkpoint.custom_metadata,
@@ -74,6 +75,8 @@ def open_checkpoint(store: Store, path: str) -> OrbaxCheckpoint:
         all_chunks_written=tree.all_chunks_written,
         checksums=documents.checksums(),
         index=index,
+        tree_custom_metadata=tree.custom_metadata,
+        root_custom_metadata=place.root_metadata,
     )
 
 
@@ -93,6 +96,8 @@ class _Documents:
 
     def index(self) -> Mapping[bytes, Value]:
         directory = self.place.directory
+        if any(map(_has_value, self.tree.entries)):
+            check_merged(directory, self.place.names, self.tree.use_ocdbt)
         if not self.uses_ocdbt:
             names = [".".join(entry.keys) for entry in self.tree.entries if _has_value(entry)]
             return directory_index(self.store, directory, names)
@@ -145,15 +150,15 @@ class _Leaves:
     strings: tuple[str, dict[str, object]]
     shardings: Mapping[str, str]
     random_keys: Mapping[str, str]
+    packed: Mapping[KeyPath, PackedLeaf]
     formats: dict[bytes, zarr.ArrayFormat] = field(default_factory=dict[bytes, zarr.ArrayFormat])
 
     def leaf(self, entry: TreeEntry) -> StoredLeaf:
         info = ParamInfo(entry.keys, entry.kinds, show_key_path(entry.keys, entry.kinds), self.directory)
-        if entry.typestr in _EMPTY:
+        if entry.typestr in EMPTY_MARKERS:
             return StoredLeaf(info, LeafSpec(entry.typestr))
         if entry.skip:
-            problem = f"its value is in the msgpack file {LEGACY_MSGPACK!r}; penstock does not read these yet"
-            raise UnsupportedFormatError(self.directory, problem, key_path=info.key_path)
+            return stored_leaf(info, entry, self.packed.get(entry.keys), self.shardings)
 
         name = info.name
         if entry.typestr == "string":
@@ -204,4 +209,4 @@ class _Leaves:
 
 
 def _has_value(entry: TreeEntry) -> bool:
-    return not entry.skip and entry.typestr not in _EMPTY and entry.typestr != "string"
+    return not entry.skip and entry.typestr not in EMPTY_MARKERS and entry.typestr != "string"

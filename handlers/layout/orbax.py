@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
+from penstock.handlers.layout.items import OPENERS
+from penstock.handlers.layout.locate import locate
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
-from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import check_names, flat_documents
 from penstock.kernel.errors import PathError
@@ -23,7 +24,8 @@ class OrbaxLayout:
     """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Holds no state.
 
     Written is the flat layout: OCDBT, zarr v2, no compression, one manifest. Read are also items of
-    a step (the one that holds the tree), zarr v3, codecs, and arrays in directories of their own.
+    a step and of the latest step in a directory of steps, zarr v3, codecs, arrays in directories of
+    their own, and what early Orbax kept in a msgpack file.
     """
 
     __slots__ = ()
@@ -62,6 +64,18 @@ class OrbaxLayout:
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 
-    def open(self, store: Store, path: str) -> OrbaxCheckpoint:
-        """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""
-        return open_checkpoint(store, path)
+    def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
+        """Find a checkpoint or an item of one, and read its documents.
+
+        See `locate` for what `path` and `item` may be. The result's path is that of the checkpoint
+        found: a step, if `path` is a directory of steps.
+
+        Raises:
+            NotACheckpointError: If nothing of this layout lies there, or no such item.
+            IncompleteCheckpointError: If a save was interrupted there.
+            UnsupportedFormatError: If it is of a kind that penstock recognises and does not read.
+            TruncatedDataError: If a data file is shorter than the index says.
+            CorruptCheckpointError: If a document is damaged or missing; the message names it.
+        """
+        place = locate(store, path, item)
+        return OPENERS[place.form](store, place)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.handlers.layout.checked import with_checksums
 from penstock.handlers.layout.integrity import Checksum
 from penstock.handlers.layout.names import MANIFEST
+from penstock.handlers.layout.packed import PackedArray, packed_reads
 from penstock.handlers.layout.regions import (
     Bounds,
     StoredChunk,
@@ -56,6 +57,8 @@ class OrbaxCheckpoint:
     all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
     checksums: Mapping[str, Sequence[Checksum]]  #: by data file; empty if Orbax wrote it
     index: Mapping[bytes, Value]  #: where every chunk lies
+    tree_custom_metadata: object = None  #: the caller's own, kept with the tree: any JSON
+    root_custom_metadata: Mapping[str, Any] | None = None  #: of the directory of steps it was found in
 
     @property
     def has_checksums(self) -> bool:
@@ -76,11 +79,12 @@ class OrbaxCheckpoint:
         A chunk that lies in the index itself is a `ScatterRead` of 0 bytes of the manifest.
         """
         array = stored.detail
-        if not isinstance(array, StoredArray):
-            return iter(())
-
         bounds = region.bounds
         if not all(start < stop for start, stop in bounds):
+            return iter(())
+        if isinstance(array, PackedArray):
+            return packed_reads(index, array, region, piece_bytes)
+        if not isinstance(array, StoredArray):
             return iter(())
         if not array.format.plain:
             return self._coded_reads(index, stored, array, region, piece_bytes)

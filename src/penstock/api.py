@@ -34,8 +34,8 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     """Return the tree saved at `path`.
 
     Args:
-        path: A checkpoint.
-        **options: Those of `Checkpointer.restore`: `like`, `prioritise`, `pipeline`.
+        path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
+        **options: Those of `Checkpointer.restore`: `like`, `item`, `prioritise`, `pipeline`.
 
     Raises:
         PenstockError: What `Checkpointer.restore` raises.
@@ -44,11 +44,11 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
         return await checkpointer.restore(path, **options)
 
 
-async def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
+async def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds, without reading array data or touching a device.
 
     Raises:
         PenstockError: What `Checkpointer.metadata` raises.
     """
     async with Checkpointer() as checkpointer:
-        return await checkpointer.metadata(path)
+        return await checkpointer.metadata(path, item=item)

@@ -192,23 +192,25 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         like: Any = _ABSENT,
+        item: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
     ) -> Any:
         """Return the tree saved at `path`.
 
         Args:
-            path: A checkpoint.
+            path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
             like: A tree of the structure wanted, whose leaves are concrete values,
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
                 saved from where they are here.
+            item: Which item of the checkpoint, by its name; by default the one that holds the tree.
             prioritise: Says which leaves are read first, by key path.
             pipeline: Stages for this restore alone.
 
         Raises:
             StructureMismatchError: If `like` does not fit; it lists every difference.
-            NotACheckpointError: If there is none at `path`.
+            NotACheckpointError: If there is none at `path`, or no such item.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document or a data file is damaged.
 
@@ -218,7 +220,7 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
-        request = RestoreRequest(final, like if has_like else None, has_like)
+        request = RestoreRequest(final, like if has_like else None, has_like, item)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
 
         async def restore() -> Any:
@@ -236,11 +238,15 @@ class Checkpointer:
 
         return await self._engine.read_unchanged(final, threads, restore)
 
-    async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
+    async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
 
+        Args:
+            path: As for `restore`.
+            item: As for `restore`.
+
         Raises:
-            NotACheckpointError: If there is none at `path`.
+            NotACheckpointError: If there is none at `path`, or no such item.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged.
         """
@@ -248,7 +254,9 @@ class Checkpointer:
         final = absolute_path(path)
 
         async def describe() -> CheckpointMetadata:
-            return await threads.run(describe_checkpoint, self._engine.layout, self._engine.store, final)
+            return await threads.run(
+                describe_checkpoint, self._engine.layout, self._engine.store, final, item
+            )
 
         return await self._engine.read_unchanged(final, threads, describe)
 

@@ -74,9 +74,9 @@ class Checkpointer:
         """Return the tree saved at `path`."""
         return self._open().call(partial(self._inner.restore, path, **options))
 
-    def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
+    def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds."""
-        return self._open().call(self._inner.metadata, path)
+        return self._open().call(partial(self._inner.metadata, path, item=item))
 
     def wait(self) -> None:
         """Wait until no save is under way; raise a failure that nobody was told of."""
@@ -100,9 +100,9 @@ def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     return _once(partial(api.restore, path, **options))
 
 
-def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
+def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds; as `penstock.metadata`."""
-    return _once(partial(api.metadata, path))
+    return _once(partial(api.metadata, path, item=item))
 
 
 def _once(function: Callable[[], Awaitable[T]]) -> T:

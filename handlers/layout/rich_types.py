@@ -1,0 +1,73 @@
+"""`value_metadata_tree` in `_METADATA`: which sequences were tuples, where Orbax was told to record it.
+
+Source:
+    ORBAX_FORMAT.md §1.2.
+"""
+
+from __future__ import annotations
+
+__all__ = ("tuple_paths",)
+
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.handlers.json_values import as_list, as_object, as_string, parse_value
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.messages import KeyPath
+
+_NAME: Final = "value_metadata_tree"
+_LEAF: Final = "ValueMetadataEntry"
+
+
+def tuple_paths(path: str, text: object) -> frozenset[KeyPath]:
+    """Find the tuples in the document that `_METADATA` holds as a text.
+
+    Named tuples are no concern of it: their fields are recorded as those of a dict are.
+
+    Args:
+        path: Of `_METADATA`, for the error.
+        text: What is recorded; None if nothing is.
+
+    Raises:
+        CorruptCheckpointError: If it is not what such a document would be.
+    """
+    if text is None:
+        return frozenset()
+
+    tree = parse_value(f"{path}, {_NAME}", as_string(path, _NAME, text))
+    try:
+        return frozenset(_tuples(path, tree, ()))
+    except RecursionError as error:
+        raise CorruptCheckpointError(path, f"{_NAME} is nested without end") from error
+
+
+def _tuples(path: str, node: object, keys: KeyPath) -> Iterator[KeyPath]:
+    if isinstance(node, list):
+        children: Iterator[tuple[object, object]] = enumerate(as_list(path, _NAME, node))
+    else:
+        members = as_object(path, _NAME, node)
+        children = _children(path, members, keys)
+        if _is(members, "custom", "tuple"):
+            yield keys
+
+    for key, child in children:
+        yield from _tuples(path, child, (*keys, str(key)))
+
+
+def _children(path: str, node: dict[str, object], keys: KeyPath) -> Iterator[tuple[object, object]]:
+    """Yield the children of an object, by the keys that `tree_metadata` has for them."""
+    if _is(node, "custom", _LEAF):
+        return
+    if _is(node, "custom", "tuple"):
+        yield from enumerate(as_list(path, _NAME, node["entries"]))
+    elif node.get("category") == "namedtuple" and "entries" in node:
+        for entry in as_list(path, _NAME, node["entries"]):
+            field = as_object(path, _NAME, entry)
+            yield as_string(path, f"a field at {keys}", field.get("key")), field.get("value")
+    else:
+        yield from node.items()
+
+
+def _is(node: dict[str, object], category: str, class_: str) -> bool:
+    content = "data" if class_ == _LEAF else "entries"
+    return node.get("category") == category and node.get("clazz") == class_ and content in node

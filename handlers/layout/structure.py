@@ -1,0 +1,141 @@
+"""Which leaves a tree has, from whatever tells it: `_METADATA`, the msgpack file, or the names of arrays.
+
+Source:
+    ORBAX_FORMAT.md §1.1, §1.2, §1.9.
+"""
+
+from __future__ import annotations
+
+__all__ = ("Structure", "read_structure")
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, final
+
+from penstock.handlers.layout import metadata
+from penstock.handlers.layout.forms import Form
+from penstock.handlers.layout.locate import Place
+from penstock.handlers.layout.metadata import TreeEntry, TreeMetadata
+from penstock.handlers.layout.msgpack_tree import PackedLeaf, read_tree
+from penstock.handlers.layout.names import LEGACY_MSGPACK, MANIFEST, METADATA, show_key_path
+from penstock.handlers.layout.rich_types import tuple_paths
+from penstock.handlers.ocdbt.reader import read_index
+from penstock.handlers.zarr import METADATA_KEYS
+from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.messages import KeyKind, KeyPath
+from penstock.kernel.protocols import Store
+
+_MOST_LEVELS: Final = 64  # of directories, so that a link to a parent ends somewhere
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The leaves, and the values of those that no array holds."""
+
+    tree: TreeMetadata
+    packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
+
+
+def read_structure(store: Store, place: Place) -> Structure:
+    """Read which leaves the tree at `place` has.
+
+    Raises:
+        CorruptCheckpointError: If a document is damaged, or lacks a value that another says is in it.
+        UnsupportedFormatError: If it is sound, and no tree of penstock can hold it.
+    """
+    if METADATA in place.names:
+        return _recorded(store, place)
+
+    packed = os.path.join(place.directory, LEGACY_MSGPACK)
+    if place.form is Form.PACKED:
+        return _packed(read_tree(store, packed))
+
+    return Structure(_named(place.directory, _array_names(store, place)))
+
+
+def _recorded(store: Store, place: Place) -> Structure:
+    path = os.path.join(place.directory, METADATA)
+    tree = metadata.decode(path, store.read_file(path))
+    tuples = tuple_paths(path, tree.value_metadata_tree)
+    if tuples:
+        tree = replace(tree, entries=tuple([_with_tuples(entry, tuples) for entry in tree.entries]))
+    # The file was always written once, but read is only one that is said to hold values.
+    if not any(entry.in_msgpack for entry in tree.entries):
+        return Structure(tree)
+
+    packed = os.path.join(place.directory, LEGACY_MSGPACK)
+    if LEGACY_MSGPACK not in place.names:
+        first = next(entry for entry in tree.entries if entry.in_msgpack)
+        key_path = show_key_path(first.keys, first.kinds)
+        raise CorruptCheckpointError(packed, "is missing, and values are in it", key_path=key_path)
+
+    found = {leaf.keys: leaf for leaf in read_tree(store, packed)}
+    elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
+    entries = [replace(entry, skip=entry.skip and entry.keys not in elsewhere) for entry in tree.entries]
+    return Structure(replace(tree, entries=tuple(entries)), found)
+
+
+def _with_tuples(entry: TreeEntry, tuples: frozenset[KeyPath]) -> TreeEntry:
+    kinds = [
+        KeyKind.TUPLE if kind is KeyKind.SEQUENCE and entry.keys[:depth] in tuples else kind
+        for depth, kind in enumerate(entry.kinds)
+    ]
+    return replace(entry, kinds=tuple(kinds))
+
+
+def _packed(leaves: Iterable[PackedLeaf]) -> Structure:
+    """Nothing but the msgpack file tells the structure: of arrays beside it, no type is known but that."""
+    entries: list[TreeEntry] = []
+    packed: dict[KeyPath, PackedLeaf] = {}
+    for leaf in leaves:
+        entries.append(TreeEntry(leaf.keys, leaf.kinds, leaf.typestr, None, skip=not leaf.elsewhere))
+        packed[leaf.keys] = leaf
+
+    return Structure(_tree(entries), packed)
+
+
+def _named(directory: str, names: Iterable[str]) -> TreeMetadata:
+    """Make a tree of dicts of the names alone, in which a dot may be a step or part of a key."""
+    entries: dict[KeyPath, TreeEntry] = {}
+    for name in sorted(names):
+        keys = tuple(name.split(".")) if name else ()
+        entries[keys] = TreeEntry(keys, (KeyKind.MAPPING,) * len(keys), "np.ndarray", None, skip=False)
+
+    for keys in entries:
+        above = next((keys[:n] for n in range(len(keys)) if keys[:n] in entries), None)
+        if above is not None:
+            problem = f"has no {METADATA}, and of {'.'.join(above)!r} and {'.'.join(keys)!r}"
+            raise UnsupportedFormatError(directory, f"{problem} one would be inside of the other")
+
+    return _tree(list(entries.values()))
+
+
+def _tree(entries: list[TreeEntry]) -> TreeMetadata:
+    return TreeMetadata(tuple(entries), use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
+
+
+def _array_names(store: Store, place: Place) -> Iterator[str]:
+    """Yield the stored name of every array there is."""
+    if MANIFEST not in place.names:
+        yield from _directories(store, place.directory, "", _MOST_LEVELS)
+        return
+
+    for key in read_index(place.directory):
+        name, _, last = os.fsdecode(key).rpartition("/")
+        if last in METADATA_KEYS:
+            yield name
+
+
+def _directories(store: Store, directory: str, name: str, levels: int) -> Iterator[str]:
+    """Yield the path, from where the search began, of every directory that holds an array."""
+    names = store.list_directory(directory)
+    if any(key in names for key in METADATA_KEYS):
+        yield name
+        return
+
+    for inner in names if levels else ():
+        below = os.path.join(directory, inner)
+        if store.kind(below) == "directory":
+            yield from _directories(store, below, f"{name}/{inner}" if name else inner, levels - 1)
