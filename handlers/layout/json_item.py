@@ -8,7 +8,7 @@ from __future__ import annotations
 
 __all__ = ("json_leaves",)
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, cast
 
 from penstock.handlers.dtypes import numpy_dtype
@@ -20,7 +20,7 @@ from penstock.kernel.messages import KeyKind, KeyPath, LeafSpec, ParamInfo, Stor
 
 _Kinds = tuple[KeyKind, ...]
 
-_MARKERS: Final = {type(None): "None", dict: "Dict", list: "List"}
+_MARKERS: Final[Mapping[type, str]] = {type(None): "None", dict: "Dict", list: "List"}
 
 
 def json_leaves(path: str, data: bytes, directory: str) -> tuple[StoredLeaf, ...]:

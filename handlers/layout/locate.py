@@ -11,25 +11,34 @@ __all__ = ("Place", "locate")
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, final
 
 from penstock.handlers.layout import checkpoint_metadata
 from penstock.handlers.layout.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.layout.forms import Form, form_of, holds_arrays
+from penstock.handlers.layout.forms import (
+    TREES,
+    USUAL_ITEMS,
+    WHOLE,
+    Form,
+    form_at,
+    form_of,
+    holds_arrays,
+    items_of,
+)
 from penstock.handlers.layout.names import (
     CHECKPOINT_METADATA,
     METADATA,
     TEMPORARY_SUFFIX,
     V1_MARK,
 )
-from penstock.handlers.layout.steps import ROOT_FOLDER, find_steps, is_unfinished, read_root_metadata
-from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, UnsupportedFormatError
+from penstock.handlers.layout.steps import is_unfinished, latest_step, read_root_metadata
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    NotACheckpointError,
+    UnsupportedFormatError,
+)
 from penstock.kernel.protocols import Store
-
-# What Orbax calls the tree: its manager, its v1 API since 0.12, and before.
-_USUAL_ITEMS: Final = ("default", "state", "pytree")
-_TREES: Final = frozenset({Form.TREE, Form.PACKED})
-_WHOLE: Final = _TREES | {Form.JAX_KEY, Form.NUMPY_KEY}  # what their directories hold is no item by itself
 
 
 @final
@@ -61,7 +70,7 @@ def locate(store: Store, path: str, item: str | None = None) -> Place:
     """
     _check_there(store, path)
     names = frozenset(store.list_directory(path))
-    step = _latest_step(store, path, names)
+    step = latest_step(store, path, names)
     if step is None:
         return _enter(store, path, names, item)
 
@@ -94,58 +103,6 @@ def _check_there(store: Store, path: str) -> None:
     raise NotACheckpointError(path, "does not exist")
 
 
-def _latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
-    """Name the latest finished step in `path`; None if it is no directory of steps.
-
-    Raises:
-        IncompleteCheckpointError: If there are steps, none of which is finished.
-        UnsupportedFormatError: If there are steps of several names, as in `a_1` and `b_2`.
-    """
-    steps = find_steps(names)
-    if not steps or names & {METADATA, CHECKPOINT_METADATA, V1_MARK} or form_of(store, path, names):
-        return None
-    if any(name in names and _form_at(store, os.path.join(path, name)) for name in _USUAL_ITEMS):
-        return None  # a step of early Orbax, which has items and no document
-
-    latest: dict[str, str] = {}
-    unfinished: list[str] = []
-    for step in steps:
-        if step.prefix in latest:
-            continue
-        match _state_of_step(store, os.path.join(path, step.name)):
-            case True:
-                latest[step.prefix] = step.name
-            case False:
-                unfinished.append(step.name)
-            case None:
-                pass  # something else with such a name
-
-    if len(latest) > 1:
-        found = ", ".join(sorted(latest.values()))
-        raise UnsupportedFormatError(path, f"holds steps of several names; open one of them: {found}")
-    if unfinished and not latest:
-        raise IncompleteCheckpointError(path, f"no step is finished; there is {unfinished[0]!r}")
-
-    return next(iter(latest.values()), None)
-
-
-def _state_of_step(store: Store, directory: str) -> bool | None:
-    """Whether the step at `directory` is finished; None if it is none."""
-    if store.kind(directory) != "directory":
-        return None
-
-    names = frozenset(store.list_directory(directory))
-    if names & {CHECKPOINT_METADATA, V1_MARK}:
-        return not is_unfinished(names, _read_metadata(store, directory, names))
-    if form_of(store, directory, names) or _items(store, directory, names):
-        return True
-    if not names or any(TEMPORARY_SUFFIX in name for name in names):
-        return False
-
-    is_array = holds_arrays(store, directory, ())
-    return True if not is_array and holds_arrays(store, directory, names) else None
-
-
 def _enter(
     store: Store,
     path: str,
@@ -154,36 +111,49 @@ def _enter(
     root_metadata: Mapping[str, Any] | None = None,
 ) -> Place:
     """Find the item in a checkpoint, or in an item of one."""
-    found = _read_metadata(store, path, names)
+    found = checkpoint_metadata.read(store, path, names)
     if is_unfinished(names, found):
         raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
 
-    name, form = _named_item(store, path, names, item) if item is not None else _choose(store, path, names)
+    if item is None:
+        name, form = _choose(store, path, names, found)
+    else:
+        name, form = item, _form_of_named(store, path, names, item)
     directory = os.path.join(path, name) if name else path
     inside = frozenset(store.list_directory(directory)) if name else names
     return Place(directory, inside, found, path, form, root_metadata)
 
 
-def _named_item(store: Store, path: str, names: frozenset[str], item: str) -> tuple[str, Form]:
-    form = (
-        _form_at(store, os.path.join(path, item)) if item in names and TEMPORARY_SUFFIX not in item else None
-    )
-    if form is None:
-        items = ", ".join(_items(store, path, names)) or "none"
+def _form_of_named(store: Store, path: str, names: frozenset[str], item: str) -> Form:
+    directory = os.path.join(path, item)
+    there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
+    if not there:
+        items = ", ".join(items_of(store, path, names)) or "none"
         raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
 
-    return item, form
+    form = form_at(store, directory)
+    if form is not None:
+        return form
+    if holds_arrays(store, directory, store.list_directory(directory)):
+        return Form.NAMED
+
+    raise UnsupportedFormatError(directory, f"is no item that penstock knows: it has no {METADATA}")
 
 
-def _choose(store: Store, path: str, names: frozenset[str]) -> tuple[str, Form]:
+def _choose(store: Store, path: str, names: frozenset[str], found: CheckpointMetadata) -> tuple[str, Form]:
     """Say which item is meant, by its name (empty if it is no item of `path` but all of it) and form."""
     form = form_of(store, path, names)
-    if form in _WHOLE:
+    if form in WHOLE:
         return "", form
 
-    items = _items(store, path, names)
-    trees = [name for name, form in items.items() if form in _TREES]
-    for candidates in ([name for name in _USUAL_ITEMS if name in items][:1], trees, list(items)):
+    items = items_of(store, path, names)
+    trees = [name for name, form in items.items() if form in TREES]
+    lost = [] if trees else sorted(set(found.items) - names)
+    if lost:
+        raise CorruptCheckpointError(
+            os.path.join(path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
+        )
+    for candidates in ([name for name in USUAL_ITEMS if name in items][:1], trees, list(items)):
         if len(candidates) == 1:
             return candidates[0], items[candidates[0]]
     if trees:
@@ -197,29 +167,6 @@ def _choose(store: Store, path: str, names: frozenset[str]) -> tuple[str, Form]:
         return "", Form.NAMED
 
     raise _nothing_to_open(path, names, items)
-
-
-def _items(store: Store, path: str, names: frozenset[str]) -> dict[str, Form]:
-    """Name the sub-directories that hold something."""
-    # Early directories of steps had their own metadata in what looks like an item.
-    inner = names if CHECKPOINT_METADATA in names else names - {ROOT_FOLDER}
-    found = {name: _form_at(store, os.path.join(path, name)) for name in sorted(inner)}
-    return {name: form for name, form in found.items() if form is not None and TEMPORARY_SUFFIX not in name}
-
-
-def _form_at(store: Store, directory: str) -> Form | None:
-    if store.kind(directory) != "directory":
-        return None
-
-    return form_of(store, directory, store.list_directory(directory))
-
-
-def _read_metadata(store: Store, path: str, names: frozenset[str]) -> CheckpointMetadata:
-    if CHECKPOINT_METADATA not in names:
-        return CheckpointMetadata()
-
-    file = os.path.join(path, CHECKPOINT_METADATA)
-    return checkpoint_metadata.decode(file, store.read_file(file))
 
 
 def _nothing_to_open(

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ("Cursor", "Kind", "Token")
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, final
@@ -134,7 +134,7 @@ class Cursor:
         self.at += nbytes
 
     @contextmanager
-    def inside(self, nbytes: int) -> Iterator[None]:
+    def inside(self, nbytes: int) -> Generator[None]:
         """Let what is announced to be `nbytes` long be neither longer nor shorter.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ("tuple_paths",)
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 from penstock.handlers.json_values import as_list, as_object, as_string, parse_value
 from penstock.kernel.errors import CorruptCheckpointError
@@ -42,20 +42,19 @@ def tuple_paths(path: str, text: object) -> frozenset[KeyPath]:
 
 
 def _tuples(path: str, node: object, keys: KeyPath) -> Iterator[KeyPath]:
-    if isinstance(node, list):
-        children: Iterator[tuple[object, object]] = enumerate(as_list(path, _NAME, node))
-    else:
-        members = as_object(path, _NAME, node)
-        children = _children(path, members, keys)
-        if _is(members, "custom", "tuple"):
-            yield keys
-
-    for key, child in children:
+    if isinstance(node, dict) and _is(cast("dict[str, object]", node), "custom", "tuple"):
+        yield keys
+    for key, child in _children(path, cast("object", node), keys):
         yield from _tuples(path, child, (*keys, str(key)))
 
 
-def _children(path: str, node: dict[str, object], keys: KeyPath) -> Iterator[tuple[object, object]]:
-    """Yield the children of an object, by the keys that `tree_metadata` has for them."""
+def _children(path: str, value: object, keys: KeyPath) -> Iterator[tuple[object, object]]:
+    """Yield the children of a node, by the keys that `tree_metadata` has for them."""
+    if isinstance(value, list):
+        yield from enumerate(cast("list[object]", value))
+        return
+
+    node = as_object(path, _NAME, value)
     if _is(node, "custom", _LEAF):
         return
     if _is(node, "custom", "tuple"):

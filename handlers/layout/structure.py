@@ -18,9 +18,8 @@ from penstock.handlers.layout.forms import Form
 from penstock.handlers.layout.locate import Place
 from penstock.handlers.layout.metadata import TreeEntry, TreeMetadata
 from penstock.handlers.layout.msgpack_tree import PackedLeaf, read_tree
-from penstock.handlers.layout.names import LEGACY_MSGPACK, MANIFEST, METADATA, show_key_path
+from penstock.handlers.layout.names import LEGACY_MSGPACK, METADATA, show_key_path
 from penstock.handlers.layout.rich_types import tuple_paths
-from penstock.handlers.ocdbt.reader import read_index
 from penstock.handlers.zarr import METADATA_KEYS
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.messages import KeyKind, KeyPath
@@ -45,18 +44,19 @@ def read_structure(store: Store, place: Place) -> Structure:
         CorruptCheckpointError: If a document is damaged, or lacks a value that another says is in it.
         UnsupportedFormatError: If it is sound, and no tree of penstock can hold it.
     """
-    if METADATA in place.names:
-        return _recorded(store, place)
-
-    packed = os.path.join(place.directory, LEGACY_MSGPACK)
     if place.form is Form.PACKED:
-        return _packed(read_tree(store, packed))
+        return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
+    if place.form is Form.NAMED:
+        return Structure(_named(place.directory, _directories(store, place.directory, "", _MOST_LEVELS)))
 
-    return Structure(_named(place.directory, _array_names(store, place)))
+    return _recorded(store, place)
 
 
 def _recorded(store: Store, place: Place) -> Structure:
     path = os.path.join(place.directory, METADATA)
+    if METADATA not in place.names:
+        raise CorruptCheckpointError(path, "is missing, and the structure of the tree with it")
+
     tree = metadata.decode(path, store.read_file(path))
     tuples = tuple_paths(path, tree.value_metadata_tree)
     if tuples:
@@ -114,18 +114,6 @@ def _named(directory: str, names: Iterable[str]) -> TreeMetadata:
 
 def _tree(entries: list[TreeEntry]) -> TreeMetadata:
     return TreeMetadata(tuple(entries), use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
-
-
-def _array_names(store: Store, place: Place) -> Iterator[str]:
-    """Yield the stored name of every array there is."""
-    if MANIFEST not in place.names:
-        yield from _directories(store, place.directory, "", _MOST_LEVELS)
-        return
-
-    for key in read_index(place.directory):
-        name, _, last = os.fsdecode(key).rpartition("/")
-        if last in METADATA_KEYS:
-            yield name
 
 
 def _directories(store: Store, directory: str, name: str, levels: int) -> Iterator[str]:
