@@ -57,7 +57,9 @@ def _open_jax_key(store: Store, place: Place) -> OrbaxCheckpoint:
     shape = leaf.spec.shape or (0,)
     impl = _IMPLS.get(shape[-1]) if _flag(store, place, "typed") else None
     spec = replace(leaf.spec, random_key_impl=impl)
-    return replace(tree, leaves=(replace(leaf, info=replace(leaf.info, keys=(), kinds=()), spec=spec),))
+    return replace(
+        tree, leaves=(replace(leaf, info=replace(leaf.info, keys=(), kinds=(), key_path=""), spec=spec),)
+    )
 
 
 def _open_numpy_key(store: Store, place: Place) -> OrbaxCheckpoint:

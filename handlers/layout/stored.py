@@ -160,6 +160,9 @@ class OrbaxCheckpoint:
             return None
 
         found = len(value.value) if isinstance(value, Inline) else value.length
+        if found < 0:
+            problem = f"chunk {key!r} is a directory"
+            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
         if nbytes is not None and found != nbytes:
             problem = f"chunk {key!r} has {found} bytes, not {nbytes}"
             raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
