@@ -23,10 +23,12 @@ from penstock.handlers.layout.forms import (
     form_at,
     form_of,
     holds_arrays,
+    is_array,
     items_of,
 )
 from penstock.handlers.layout.names import (
     CHECKPOINT_METADATA,
+    LEGACY_MSGPACK,
     METADATA,
     TEMPORARY_SUFFIX,
     V1_MARK,
@@ -164,6 +166,8 @@ def _choose(store: Store, path: str, names: frozenset[str], found: CheckpointMet
     if form is not None:
         return "", form
     if not items and holds_arrays(store, path, names):
+        if LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
+            raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
         return "", Form.NAMED
 
     raise _nothing_to_open(path, names, items)

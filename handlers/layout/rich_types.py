@@ -42,7 +42,8 @@ def tuple_paths(path: str, text: object) -> frozenset[KeyPath]:
 
 
 def _tuples(path: str, node: object, keys: KeyPath) -> Iterator[KeyPath]:
-    if isinstance(node, dict) and _is(cast("dict[str, object]", node), "custom", "tuple"):
+    members: object = node
+    if isinstance(members, dict) and _is(cast("dict[str, object]", members), "custom", "tuple"):
         yield keys
     for key, child in _children(path, node, keys):
         yield from _tuples(path, child, (*keys, str(key)))

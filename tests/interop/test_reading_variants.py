@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadataOptions
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
@@ -34,6 +35,15 @@ class Point(NamedTuple):
 
 class Nothing(NamedTuple):
     pass
+
+
+def on(mesh: Any, *axes: str | None) -> Any:
+    """A sharding over a mesh."""
+    return NamedSharding(mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]  # jax's
+
+
+def struct(shape: Any, dtype: Any, sharding: Any = None) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]  # jax's
 
 
 @pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "directories"])
@@ -59,7 +69,7 @@ def test_every_way_in_which_orbax_stores_an_array(
     compare: Any,
 ) -> None:
     mesh = jax.make_mesh((4, 2), ("x", "y"))
-    sharding = jax.NamedSharding(mesh, jax.P("x", "y"))  # type: ignore[attr-defined, no-untyped-call]  # jax's
+    sharding, other = on(mesh, "x", "y"), on(mesh, "y")
     tree = {"device": jax.device_put(WIDE, sharding), "host": WIDE, "zero": np.zeros((6, 4), np.float32)}
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=use_ocdbt, use_zarr3=use_zarr3, use_compression=use_compression
@@ -72,9 +82,7 @@ def test_every_way_in_which_orbax_stores_an_array(
     expected = jax.tree.map(lambda array: array.astype(dtype), tree)
     compare(ours.restore(tmp_path / "a"), expected)
     compare(ours.restore(tmp_path / "a", like=expected), expected)
-    shards = expected | {
-        "device": jax.ShapeDtypeStruct((24, 16), dtype, sharding=jax.NamedSharding(mesh, jax.P("y")))
-    }  # type: ignore[attr-defined, no-untyped-call]  # jax's
+    shards = expected | {"device": struct((24, 16), dtype, other)}
     found = ours.restore(tmp_path / "a", like=shards)["device"]
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected["device"]))
 
@@ -217,8 +225,7 @@ def test_a_msgpack_file_of_everything(tmp_path: Path, ours: Any, compare: Any) -
 
     compare(ours.restore(tmp_path), PACKED | {"scalar": 1.5})
     compare(ours.restore(tmp_path, like=PACKED), PACKED)
-    like = PACKED | {"array": jnp.zeros((24, 16)), "bf": np.dtype, "f": np.zeros(())}
-    like["bf"] = jax.ShapeDtypeStruct((3,), jnp.bfloat16)
+    like: Any = PACKED | {"array": jnp.zeros((24, 16)), "bf": struct((3,), jnp.bfloat16), "f": np.zeros(())}
     compare(ours.restore(tmp_path, like=like)["array"], jnp.asarray(WIDE))
 
 
@@ -233,9 +240,9 @@ def test_arrays_cut_into_chunks(
     assert ours.restore(tmp_path)["c"] == 1
     np.testing.assert_array_equal(ours.restore(tmp_path)["a"]["b"], cube)
     mesh = jax.make_mesh((2, 4), ("x", "y"))
-    for spec in (jax.P(None, "x", "y"), jax.P(None, "x"), jax.P(None, None, "y")):  # type: ignore[attr-defined, no-untyped-call]  # jax's
-        struct = jax.ShapeDtypeStruct(cube.shape, cube.dtype, sharding=jax.NamedSharding(mesh, spec))  # type: ignore[no-untyped-call]  # jax's
-        found = ours.restore(tmp_path, like={"a": {"b": struct}, "c": 0})["a"]["b"]
+    for axes in ((None, "x", "y"), (None, "x"), (None, None, "y")):
+        wanted = struct(cube.shape, cube.dtype, on(mesh, *axes))
+        found = ours.restore(tmp_path, like={"a": {"b": wanted}, "c": 0})["a"]["b"]
         np.testing.assert_array_equal(np.asarray(found), cube)
     (leaf, _) = ours.metadata(tmp_path).leaves
     assert (leaf.kind, leaf.shape, leaf.dtype) == ("np.ndarray", cube.shape, "int16")
@@ -278,7 +285,7 @@ class TestSteps:
         assert ours.restore(tmp_path, item="cfg") == ours.restore(tmp_path / "3" / "cfg") == {"a": [1, None]}
 
     def test_v1_training(self, tmp_path: Path, ours: Any) -> None:
-        with ocp_v1.training.Checkpointer(tmp_path) as checkpointer:
+        with ocp_v1.training.Checkpointer(str(tmp_path)) as checkpointer:
             for step in (2, 11):
                 checkpointer.save(step, {"a": np.full(2, step)})
 
@@ -305,7 +312,8 @@ class TestSteps:
 
 @pytest.mark.parametrize("legacy", [True, False])
 def test_random_keys_of_items(legacy: bool, tmp_path: Path, ours: Any, compare: Any) -> None:
-    state: Any = np.random.RandomState(5).get_state(legacy=legacy)  # what Orbax saves
+    generator: Any = np.random.RandomState(5)  # what Orbax saves
+    state = generator.get_state(legacy=legacy)
     keys = {"k": jax.random.key(3), "raw": jax.random.PRNGKey(3)}
     with ocp.CheckpointManager(tmp_path) as manager:
         args = ocp.args.Composite(
