@@ -76,7 +76,8 @@ def ours() -> Iterator[Any]:
 
 def dtype_of(leaf: Any) -> np.dtype[Any]:
     name: Any = leaf["dtype"]
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, None) or name)
+    return dtype
 
 
 def as_recorded(leaf: Any) -> Any:

@@ -30,6 +30,7 @@ from penstock.handlers.layout.names import (
     CHECKPOINT_METADATA,
     LEGACY_MSGPACK,
     METADATA,
+    PARTIAL_SUFFIX,
     TEMPORARY_SUFFIX,
     V1_MARK,
 )
@@ -86,7 +87,9 @@ def _check_there(store: Store, path: str) -> None:
     parent, name = os.path.split(os.path.abspath(path))
     if TEMPORARY_SUFFIX in name:
         raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
-    if TEMPORARY_SUFFIX in parent:
+    if PARTIAL_SUFFIX in name:
+        raise IncompleteCheckpointError(path, "is a partial save that was not finalized; its name says so")
+    if TEMPORARY_SUFFIX in parent or PARTIAL_SUFFIX in os.path.basename(parent):
         raise IncompleteCheckpointError(path, "is part of a save that was interrupted; its name says so")
 
     kind = store.kind(path)
@@ -98,7 +101,11 @@ def _check_there(store: Store, path: str) -> None:
         raise NotACheckpointError(path, "is a file, not a checkpoint directory")
 
     siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
-    left = [sibling for sibling in siblings if sibling.startswith(name + TEMPORARY_SUFFIX)]
+    left = [
+        sibling
+        for sibling in siblings
+        if sibling.startswith((name + TEMPORARY_SUFFIX, name + PARTIAL_SUFFIX))
+    ]
     if left:
         raise IncompleteCheckpointError(path, f"a save was interrupted: there is only {left[0]!r}")
 

@@ -17,6 +17,7 @@ __all__ = (
     "MARKS",
     "METADATA",
     "MOST_LEVELS",
+    "PARTIAL_SUFFIX",
     "SHARDING",
     "STRINGS",
     "TEMPORARY_SUFFIX",
@@ -43,6 +44,7 @@ COMMIT_MARK: Final = "commit_success.txt"
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
+PARTIAL_SUFFIX: Final = ".partial_save"  # of what Orbax's v1 API gathers until it is told to finalize
 
 MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, V1_MARK, LEGACY_MSGPACK})
 """Each of these tells that a directory is a checkpoint, or holds one."""

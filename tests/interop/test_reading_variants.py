@@ -310,6 +310,23 @@ class TestSteps:
             ours.restore(tmp_path / "2")
 
 
+def test_partial_saves_once_they_are_finalized(tmp_path: Path, ours: Any, compare: Any) -> None:
+    path = str(tmp_path / "a")
+    ocp_v1.partial.save(path, {"a": jnp.arange(4.0), "s": "text"})
+    ocp_v1.partial.save(path, {"b": np.arange(3), "l": {"c": jnp.ones(2)}})
+
+    with pytest.raises(IncompleteCheckpointError, match=r"there is only 'a\.partial_save'"):
+        ours.restore(path)
+    pending = next((tmp_path / "a.partial_save").iterdir())
+    for unfinished in (tmp_path / "a.partial_save", pending, pending / "state"):
+        with pytest.raises(IncompleteCheckpointError, match="its name says so"):
+            ours.restore(unfinished)
+
+    ocp_v1.partial.finalize(path)
+    expected = {"a": jnp.arange(4.0), "b": np.arange(3), "l": {"c": jnp.ones(2)}, "s": "text"}
+    compare(ours.restore(path), expected)
+
+
 @pytest.mark.parametrize("legacy", [True, False])
 def test_random_keys_of_items(legacy: bool, tmp_path: Path, ours: Any, compare: Any) -> None:
     generator: Any = np.random.RandomState(5)  # what Orbax saves
