@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ("StoredArray", "StoredLeaves")
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import final, overload
 
 from penstock.handlers.layout.index import prefix_of
@@ -32,7 +32,22 @@ class StoredLeaves(Sequence[StoredLeaf]):
     keys: Sequence[KeyPath]
     kinds: Sequence[tuple[KeyKind, ...]]
     specs: Sequence[LeafSpec]
-    formats: Sequence[ArrayFormat | None]  #: None of what has no array bytes
+    formats: Sequence[ArrayFormat | None]  #: None of what has no array bytes, and of what `details` has
+    details: Mapping[int, object] = field(default_factory=dict[int, object])
+    """`StoredLeaf.detail` of the few leaves, by number, whose bytes lie elsewhere than such arrays' do."""
+
+    @classmethod
+    def of(cls, directory: str, leaves: Iterable[StoredLeaf]) -> StoredLeaves:
+        """Put a few leaves, which are at hand, into columns."""
+        known = tuple(leaves)
+        return cls(
+            directory,
+            [leaf.info.keys for leaf in known],
+            [leaf.info.kinds for leaf in known],
+            [leaf.spec for leaf in known],
+            [None] * len(known),
+            {at: leaf.detail for at, leaf in enumerate(known)},
+        )
 
     @overload
     def __getitem__(self, index: int, /) -> StoredLeaf: ...
@@ -57,6 +72,7 @@ class StoredLeaves(Sequence[StoredLeaf]):
 
     def _leaf(self, at: int) -> StoredLeaf:
         info, form = self.info(at), self.formats[at]
-        return StoredLeaf(
-            info, self.specs[at], None if form is None else StoredArray(form, prefix_of(info.name))
-        )
+        if form is None:
+            return StoredLeaf(info, self.specs[at], self.details.get(at))
+
+        return StoredLeaf(info, self.specs[at], StoredArray(form, prefix_of(info.name)))
