@@ -69,7 +69,8 @@ def _open_numpy_key(source: Source, place: Place) -> OrbaxCheckpoint:
         return tree
 
     kinds = [(KeyKind.TUPLE, *kinds[1:]) for kinds in tree.leaves.kinds]
-    return replace(tree, leaves=replace(tree.leaves, kinds=kinds))
+    table = replace(tree.leaves.table, kinds=kinds)
+    return replace(tree, leaves=StoredLeaves(tree.directory, table))
 
 
 def _inner(source: Source, place: Place) -> OrbaxCheckpoint:
@@ -97,7 +98,7 @@ def _of_leaves(place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
         uses_ocdbt=False,
         all_chunks_written=True,
         checksums={},
-        index=Index([], []),
+        index=Index.of({}),
         root_custom_metadata=place.root_metadata,
     )
 

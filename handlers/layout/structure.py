@@ -59,13 +59,8 @@ def _recorded(store: Store, place: Place, remembered: RememberedDocuments) -> St
     if METADATA not in place.names:
         raise CorruptCheckpointError(path, "is missing, and the structure of the tree with it")
 
-    tree = remembered.decode(METADATA, metadata.decode, path, store.read_file(path))
-    tuples = tuple_paths(path, tree.value_metadata_tree)
-    if tuples:
-        rows = zip(tree.keys, tree.kinds, strict=True)
-        tree = replace(tree, kinds=[_with_tuples(keys, kinds, tuples) for keys, kinds in rows])
+    tree, first = remembered.decode(METADATA, _decode, path, store.read_file(path))
     # The file was always written once, but read is only one that is said to hold values.
-    first = next(filter(tree.in_msgpack, range(len(tree.keys))), None)
     if first is None:
         return Structure(tree)
 
@@ -78,6 +73,17 @@ def _recorded(store: Store, place: Place, remembered: RememberedDocuments) -> St
     elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
     skips = [skip and keys not in elsewhere for keys, skip in zip(tree.keys, tree.skips, strict=True)]
     return Structure(replace(tree, skips=skips), found)
+
+
+def _decode(path: str, data: bytes) -> tuple[TreeMetadata, int | None]:
+    """Read `_METADATA`, and say which leaf is the first whose value lies in the msgpack file."""
+    tree = metadata.decode(path, data)
+    tuples = tuple_paths(path, tree.value_metadata_tree)
+    if tuples:
+        rows = zip(tree.keys, tree.kinds, strict=True)
+        tree = replace(tree, kinds=[_with_tuples(keys, kinds, tuples) for keys, kinds in rows])
+
+    return tree, next(filter(tree.in_msgpack, range(len(tree.keys))), None)
 
 
 def _with_tuples(

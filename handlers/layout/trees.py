@@ -9,13 +9,15 @@ __all__ = ("Source", "open_tree")
 
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Final, final
 
 from penstock.handlers.layout import array_metadatas, integrity, sharding, strings
 from penstock.handlers.layout.chunk_index import check_files, directory_index
-from penstock.handlers.layout.describing import ARRAY_TYPES, ArrayFormats, has_value, stored_leaves
+from penstock.handlers.layout.describing import ARRAY_TYPES, ArrayFormats, has_value, leaf_table
 from penstock.handlers.layout.integrity import Checksums
+from penstock.handlers.layout.leaves import LeafTable, StoredLeaves
 from penstock.handlers.layout.locate import Place
 from penstock.handlers.layout.metadata import TreeMetadata
 from penstock.handlers.layout.names import (
@@ -27,12 +29,15 @@ from penstock.handlers.layout.names import (
 )
 from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.stored import OrbaxCheckpoint
-from penstock.handlers.layout.structure import read_structure
+from penstock.handlers.layout.structure import Structure, read_structure
 from penstock.handlers.layout.unmerged import check_merged
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.reader import read_index
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols import Store
+
+NONE: Final[dict[str, Any]] = {}
+"""What an absent document says: one object, for by that the same is known again. Nobody changes it."""
 
 
 @final
@@ -58,19 +63,10 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
     tree = structure.tree
     documents = _Documents(source, place, tree)
     index = documents.index()
-    arrays = ArrayFormats(source.store, place.directory, index)
     return OrbaxCheckpoint(
         path=place.path,
         directory=place.directory,
-        leaves=stored_leaves(
-            place.directory,
-            tree,
-            arrays,
-            strings=documents.strings(),
-            shardings=documents.shardings(),
-            random_keys=documents.random_keys(),
-            packed=structure.packed,
-        ),
+        leaves=StoredLeaves(place.directory, _leaf_table(documents, structure, index)),
         custom_metadata=place.checkpoint.custom_metadata,
         committed_at_ns=place.checkpoint.committed_at_ns,
         uses_ocdbt=documents.uses_ocdbt,
@@ -78,9 +74,34 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
         checksums=documents.checksums(),
         digests=documents.digests(),
         index=index,
-        tree_custom_metadata=tree.custom_metadata,
+        tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
         root_custom_metadata=place.root_metadata,
     )
+
+
+def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> LeafTable:
+    source, directory = documents.source, documents.place.directory
+    path, texts = documents.strings()
+    parts = (documents.tree, texts, documents.shardings(), documents.random_keys())
+    known = source.remembered.table(parts, index)
+    if known is not None:
+        return known
+
+    arrays = ArrayFormats(source.store, directory, index)
+    table = leaf_table(
+        directory,
+        parts[0],
+        arrays,
+        strings=(path, texts),
+        shardings=parts[2],
+        random_keys=parts[3],
+        packed=structure.packed,
+    )
+    # What lies elsewhere may have changed the next time.
+    if not arrays.far and not structure.packed:
+        source.remembered.keep_table(parts, index, table)
+
+    return table
 
 
 @final
@@ -108,22 +129,28 @@ class _Documents:
             return Index.of(directory_index(store, directory, names))
         if MANIFEST not in self.place.names:
             if not any(typestr in ARRAY_TYPES and not skip for _, typestr, skip in entries):
-                return Index([], [])
+                return Index.of({})
             raise CorruptCheckpointError(
                 os.path.join(directory, MANIFEST), "is missing, and there are arrays"
             )
 
-        index = read_index(directory)
+        index = read_index(directory, self.source.remembered.keys)
         check_files(store, directory, index.needed(), whole=self.source.whole)
         return index
 
     def strings(self) -> tuple[str, dict[str, object]]:
         path, data = self._read(STRINGS)
-        return path, {} if data is None else strings.decode(path, data)
+        if data is None:
+            return path, NONE
+
+        return path, self.source.remembered.decode(STRINGS, strings.decode, path, data)
 
     def shardings(self) -> dict[str, str]:
         path, data = self._read(SHARDING)
-        return {} if data is None else self.source.remembered.decode(SHARDING, sharding.decode, path, data)
+        if data is None:
+            return NONE
+
+        return self.source.remembered.decode(SHARDING, sharding.decode, path, data)
 
     def checksums(self) -> Mapping[str, Checksums]:
         path, data = self._read(INTEGRITY)
@@ -140,7 +167,7 @@ class _Documents:
             sorted(self.source.store.list_directory(folder)) if ARRAY_METADATAS in self.place.names else []
         )
         if not files:
-            return {}
+            return NONE
 
         path = os.path.join(folder, files[0])
         data = self.source.store.read_file(path)
