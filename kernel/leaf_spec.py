@@ -14,10 +14,11 @@ KeyPath: TypeAlias = tuple[str, ...]
 
 
 class KeyKind(IntEnum):
-    """What container a key indexes; the numbers are those of the on-disk format."""
+    """What container a key indexes; the numbers are those of the on-disk format, as far as it has them."""
 
     SEQUENCE = 1  #: an index of a list, a tuple, or a node registered without key names
     MAPPING = 2  #: a dict key, a namedtuple field, an attribute
+    TUPLE = 3  #: an index of what is known to be a tuple; never written
 
 
 @dataclass(frozen=True, slots=True)

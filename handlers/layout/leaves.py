@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ("LeafTable", "StoredArray", "StoredLeaves")
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final, overload
 
@@ -35,8 +35,10 @@ class LeafTable:
     keys: Sequence[KeyPath]
     kinds: Sequence[tuple[KeyKind, ...]]
     specs: Sequence[LeafSpec]
-    formats: Sequence[ArrayFormat | None]  #: None of what has no array bytes
+    formats: Sequence[ArrayFormat | None]  #: None of what has no array bytes, and of what `details` has
     rows: Mapping[bytes, int]  #: of the keys in the index
+    details: Mapping[int, object] = field(default_factory=dict[int, object])
+    """`StoredLeaf.detail` of the few leaves, by number, whose bytes lie elsewhere than such arrays' do."""
 
     @cached_property
     def only_chunks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -68,6 +70,20 @@ class StoredLeaves(Sequence[StoredLeaf]):
 
     directory: str
     table: LeafTable
+
+    @classmethod
+    def of(cls, directory: str, leaves: Iterable[StoredLeaf]) -> StoredLeaves:
+        """Put a few leaves, which are at hand, into columns."""
+        known = tuple(leaves)
+        table = LeafTable(
+            keys=[leaf.info.keys for leaf in known],
+            kinds=[leaf.info.kinds for leaf in known],
+            specs=[leaf.spec for leaf in known],
+            formats=[None] * len(known),
+            rows={},
+            details={at: leaf.detail for at, leaf in enumerate(known)},
+        )
+        return cls(directory, table)
 
     @property
     def keys(self) -> Sequence[KeyPath]:
@@ -104,6 +120,7 @@ class StoredLeaves(Sequence[StoredLeaf]):
 
     def _leaf(self, at: int) -> StoredLeaf:
         info, form = self.info(at), self.table.formats[at]
-        return StoredLeaf(
-            info, self.specs[at], None if form is None else StoredArray(form, prefix_of(info.name))
-        )
+        if form is None:
+            return StoredLeaf(info, self.specs[at], self.table.details.get(at))
+
+        return StoredLeaf(info, self.specs[at], StoredArray(form, prefix_of(info.name)))

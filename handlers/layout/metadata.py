@@ -6,19 +6,22 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("TreeMetadata", "decode", "encode")
+__all__ = ("EMPTY_MARKERS", "TreeMetadata", "decode", "encode")
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Any, final
+from typing import Any, Final, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.handlers.layout import quick_metadata
 from penstock.handlers.layout.quick_metadata import KINDS, Columns
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import KeyKind, KeyPath, Leaf, LeafSpec
+
+EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+"""Types of what has nothing in it, and so nothing stored."""
 
 
 @final
@@ -39,6 +42,12 @@ class TreeMetadata:
     use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
     use_zarr3: bool
     all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
+    custom_metadata: object = None  #: the caller's own, any JSON
+    value_metadata_tree: object = None  #: as recorded; see `rich_types`
+
+    def in_msgpack(self, at: int) -> bool:
+        """Whether the value of a leaf lies in the file beside `_METADATA` that early Orbax wrote."""
+        return self.skips[at] and self.typestrs[at] not in EMPTY_MARKERS
 
 
 def encode(leaves: Sequence[Leaf]) -> bytes:
@@ -103,6 +112,8 @@ def decode(path: str, data: bytes) -> TreeMetadata:
         use_ocdbt=_flag(path, document, "use_ocdbt"),
         use_zarr3=_flag(path, document, "use_zarr3") or False,
         all_chunks_written=_flag(path, document, "store_array_data_equal_to_fill_value") or False,
+        custom_metadata=document.get("custom_metadata"),
+        value_metadata_tree=document.get("value_metadata_tree"),
     )
 
 

@@ -28,7 +28,8 @@ class OrbaxLayout:
     and so are the documents that were read last.
 
     Written is the flat layout: OCDBT, zarr v2, no compression, one manifest. Read are also items of
-    a step (the one that holds the tree), zarr v3, codecs, and arrays in directories of their own.
+    a step and of the latest step in a directory of steps, zarr v3, codecs, arrays in directories of
+    their own, and what early Orbax kept in a msgpack file.
     """
 
     __slots__ = ("_remembered", "_trees")
@@ -75,6 +76,6 @@ class OrbaxLayout:
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 
-    def open(self, store: Store, path: str) -> OrbaxCheckpoint:
-        """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""
-        return open_checkpoint(store, path, self._remembered)
+    def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
+        """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
+        return open_checkpoint(store, path, item, remembered=self._remembered)

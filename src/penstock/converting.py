@@ -79,6 +79,7 @@ async def convert(
     *,
     format: Format | None = None,  # noqa: A002  # what everybody calls it
     split: str | None = ".",
+    item: str | None = None,
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
@@ -95,6 +96,7 @@ async def convert(
         format: `"orbax"` or `"safetensors"`; by default the latter for a destination that ends in
             `.safetensors`, else the former.
         split: Of a safetensors source: what separates the keys in its names; None: one flat dict.
+        item: Which item of the source, by its name; by default the one that holds the tree.
         max_shard_bytes: As for `export_safetensors`.
         overwrite: Replace what is at `destination`, atomically, if it is of the format written.
         custom_metadata: Added to that of the source.
@@ -115,7 +117,7 @@ async def convert(
     store: Store = options.setdefault("store", LocalStore())
     threads = Threads()
     unchanged = _Unchanged(store, threads, start, await threads.run(store.identity, start))
-    opened = await threads.run(_open, store, start, split)
+    opened = await threads.run(_open, store, start, split, item)
     pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", unchanged, called="unchanged")
     async with Checkpointer(
         registry=_handlers(), save_pipeline=pipeline, layout=layout, **options
@@ -173,8 +175,8 @@ def _check_apart(source: str, destination: str) -> None:
             raise PathError(destination, f"cannot be written: {inner!r} lies in {outer!r}")
 
 
-def _open(store: Store, path: str, split: str | None) -> StoredCheckpoint:
-    opened = EveryLayout().open(store, path)
+def _open(store: Store, path: str, split: str | None, item: str | None) -> StoredCheckpoint:
+    opened = EveryLayout().open(store, path, item)
     return split_names(opened, split) if split is not None and isinstance(opened, NamedTensors) else opened
 
 
