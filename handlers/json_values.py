@@ -5,7 +5,7 @@ Each function names the file and the member it looked at, so that the message sa
 
 from __future__ import annotations
 
-__all__ = ("as_list", "as_object", "as_shape", "as_string", "parse_object")
+__all__ = ("as_list", "as_object", "as_shape", "as_string", "parse_object", "parse_value")
 
 import json
 from typing import NoReturn, cast
@@ -19,14 +19,21 @@ def parse_object(path: str, data: bytes) -> dict[str, object]:
     Raises:
         CorruptCheckpointError: If it is empty, not JSON, nested without end, or something else.
     """
+    return as_object(path, "the document", parse_value(path, data))
+
+
+def parse_value(path: str, data: bytes | str) -> object:
+    """Parse a JSON document of any kind.
+
+    Raises:
+        CorruptCheckpointError: If it is empty, not JSON, or nested without end.
+    """
     if not data:
         raise CorruptCheckpointError(path, "is empty")
     try:
-        document: object = json.loads(data)
+        return cast("object", json.loads(data))
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(path, f"is not JSON: {error}") from error
-
-    return as_object(path, "the document", document)
 
 
 def as_object(path: str, name: str, value: object) -> dict[str, object]:

@@ -14,10 +14,11 @@ KeyPath: TypeAlias = tuple[str, ...]
 
 
 class KeyKind(IntEnum):
-    """What container a key indexes; the numbers are those of the on-disk format."""
+    """What container a key indexes; the numbers are those of the on-disk format, as far as it has them."""
 
     SEQUENCE = 1  #: an index of a list, a tuple, or a node registered without key names
     MAPPING = 2  #: a dict key, a namedtuple field, an attribute
+    TUPLE = 3  #: an index of what is known to be a tuple; never written
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,11 @@ class ParamInfo:
     kinds: tuple[KeyKind, ...]  #: one for each key
     key_path: str  #: for people, as `jax.tree_util.keystr` prints it: `['opt'][0].mu`
     directory: str = ""  #: the checkpoint being written or read, for handlers with files of their own
+    name: str = field(init=False, compare=False, repr=False)
+    """The stored name: the keys joined by dots, with no escaping."""
 
-    @property
-    def name(self) -> str:
-        """The stored name: the keys joined by dots, with no escaping."""
-        return ".".join(self.keys)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", ".".join(self.keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,20 @@ class StoredCheckpoint(Protocol):
         ...
 
     @property
-    def custom_metadata(self) -> Mapping[str, Any] | None: ...
+    def custom_metadata(self) -> Mapping[str, Any] | None:
+        """The caller's own, of the checkpoint or step."""
+        ...
+
+    @property
+    def tree_custom_metadata(self) -> object:
+        """The caller's own, kept with the tree; None if there is none."""
+        ...
+
+    @property
+    def root_custom_metadata(self) -> Mapping[str, Any] | None:
+        """The caller's own, of the directory of steps that was asked for."""
+        ...
+
     @property
     def committed_at_ns(self) -> int | None: ...
     @property
@@ -348,11 +361,16 @@ class Layout(Protocol):
         """Whether the directory at `path` is of this layout, or empty: it may be overwritten then."""
         ...
 
-    def open(self, store: Store, path: str) -> StoredCheckpoint:
-        """Find the checkpoint at `path` and read its documents.
+    def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
+        """Find the checkpoint at `path`, or the latest of several there, and read its documents.
+
+        Args:
+            store: Where it lies.
+            path: Absolute.
+            item: Which of its items is meant; by default the one that holds the tree.
 
         Raises:
-            NotACheckpointError: If nothing of this layout lies there.
+            NotACheckpointError: If nothing of this layout lies there, or no such item.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged; the message names it.
         """

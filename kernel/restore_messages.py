@@ -42,6 +42,7 @@ class RestoreRequest:
     options: RestoreOptions | None = None  #: how the result may depart from what is stored
     mmap: bool = False  #: whether plain leaves are to live in the page cache
     split: str | None = None  #: what separates the keys in names, where names are all that is stored
+    item: str | None = None  #: of the checkpoint; by default the one that holds the tree
 
 
 @dataclass(frozen=True, slots=True)

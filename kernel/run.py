@@ -119,6 +119,8 @@ class SaveRun(Run):
 class RestoreRun(Run):
     """What the stages of a restore may use."""
 
+    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
+    """What can never change of what was restored, by stored name; set by the last stage."""
     outline: Outline | None = None  #: set by the planning stage, used to put the tree together
     recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
     changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored

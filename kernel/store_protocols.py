@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("DataFile", "Hold", "ReadableFile", "Store")
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from penstock.kernel.transfers import Transfers
@@ -47,19 +47,8 @@ class ReadableFile(Protocol):
         """Bytes read so far, by way."""
         ...
 
-    def read_at(
-        self,
-        offset: int,
-        buffers: Sequence[memoryview],
-        seen: Callable[[memoryview], object] | None = None,
-    ) -> None:
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill all buffers, beginning at `offset`.
-
-        Args:
-            offset: Bytes from the beginning of the file.
-            buffers: Writable and contiguous.
-            seen: Called with each part of a buffer once it is filled, in order, in parts that fit
-                the caches of a CPU where that is possible. Of a read that fails: with any number.
 
         Raises:
             TruncatedDataError: If the file ends before the buffers are full.

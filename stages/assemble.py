@@ -13,6 +13,9 @@ from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages import RestoredBatch, RestoredTree
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
+from penstock.stages.known_values import references_to
+
+REMEMBERED_FROM = 64 * 1024  # bytes of a leaf that it may be worth not to write again
 
 
 @final
@@ -58,4 +61,12 @@ class _Assembler:
             key_path = outline.infos[absent[0]].key_path
             raise IncompletePipelineError(total, total - len(absent), key_path)
 
-        return outline.unflatten([self._values[at] for at in range(total)])
+        values = [self._values[at] for at in range(total)]
+        if not self._run.changes and self._run.recipe is None:  # else values need not be what is stored
+            large = [at for at, value in enumerate(values) if getattr(value, "nbytes", 0) >= REMEMBERED_FROM]
+            lookup = self._run.registry.lookup
+            self._run.references = references_to(
+                [(outline.infos[at].name, values[at], lookup(type(values[at]), "")) for at in large]
+            )
+
+        return outline.unflatten(values)

@@ -24,6 +24,8 @@ from penstock.stages.saved_trees import SavedTree, SavedTrees
 from penstock.stages.structure import StructureCache
 from penstock.stages.unchanged import set_aside, take_digests
 
+LARGE_TOGETHER = 8  # arrays that are on the host already are staged in one trip to a thread
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Flatten:
 
             run.progress.plan(len(run.planned), sum([leaf.spec.nbytes for leaf in leaves]))
             run.progress.advance(len(run.planned) - len(leaves), 0)
-            for batch in batched(leaves, run.limits):
+            for batch in batched(leaves, run.limits, together=LARGE_TOGETHER):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
@@ -94,7 +96,16 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
 class _Describer:
     """Makes the leaves of one tree."""
 
-    __slots__ = ("_asked", "_directory", "_handlers", "_layout", "_registry", "changed", "signatures")
+    __slots__ = (
+        "_asked",
+        "_directory",
+        "_handlers",
+        "_layout",
+        "_registry",
+        "_specs",
+        "changed",
+        "signatures",
+    )
 
     def __init__(self, run: SaveRun, asked: Sequence[SaveArgs | None]) -> None:
         self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
@@ -103,6 +114,7 @@ class _Describer:
         self._directory = run.workspace.temporary
         # For each type: its handler, and how that tells whether a value is of a known kind.
         self._handlers: dict[type, tuple[LeafHandler | AdaptedHandler, Callable[[Any], object] | None]] = {}
+        self._specs: dict[tuple[int, object], LeafSpec] = {}
         self.changed = False  #: whether a leaf is not what it was
         self.signatures: list[object] = []
 
@@ -122,7 +134,8 @@ class _Describer:
         if isinstance(handler, AdaptedHandler):
             info = replace(info, directory=self._directory)
 
-        spec = self._fitted(handler.describe(value, info), index, info, handler)
+        described = self._describe(handler, value, info, signature)
+        spec = self._fitted(described, index, info, handler)
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
             before = known.leaves[index]
             if before.info is info:
@@ -143,6 +156,24 @@ class _Describer:
         if asked is not None and asked.dtype is not None:
             problem = "neither its handler nor the layout can store it in another dtype than its own"
             raise InvalidLeafError(info.key_path, problem)
+
+        return spec
+
+    def _describe(
+        self, handler: LeafHandler | AdaptedHandler, value: object, info: ParamInfo, signature: object
+    ) -> LeafSpec:
+        """Describe a value; one object for all leaves whose signature is the same."""
+        if signature is None:
+            return handler.describe(value, info)
+
+        key = (id(handler), signature)
+        try:
+            spec = self._specs.get(key)
+        except TypeError:  # a signature need not be hashable
+            return handler.describe(value, info)
+
+        if spec is None:
+            spec = self._specs[key] = handler.describe(value, info)
 
         return spec
 

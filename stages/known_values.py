@@ -32,10 +32,15 @@ class KnownValues:
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def remember(self, path: str, identity: object, references: References) -> None:
-        """Note what lies at `path` while it has this `identity` (see `Store.identity`)."""
+        """Note what lies at `path` while it has this `identity` (see `Store.identity`).
+
+        Adds to what is known of it already: arrays that were saved there and arrays restored from there
+        are other objects.
+        """
         with self._lock:
-            self._known.pop(path, None)
-            self._known[path] = (identity, references)
+            known, before = self._known.pop(path, (None, {}))
+            merged = {**before, **references} if known == identity else references
+            self._known[path] = (identity, merged)
             while len(self._known) > self.most:
                 del self._known[next(iter(self._known))]
 

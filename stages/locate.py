@@ -46,7 +46,7 @@ class Locate:
 
 
 def _open(run: RestoreRun, request: RestoreRequest) -> StoredCheckpoint:
-    checkpoint = run.layout.open(run.store, request.path)
+    checkpoint = run.layout.open(run.store, request.path, request.item)
     if request.split is not None:
         checkpoint = split_names(checkpoint, request.split)
     if request.has_like and isinstance(checkpoint, NamedTensors):

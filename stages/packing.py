@@ -4,15 +4,19 @@ from __future__ import annotations
 
 __all__ = ("Wanted", "make_packs")
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from operator import is_not
+from typing import Any, Final, TypeVar, final
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.messages import LeafSpec, ReadLeaf
 from penstock.kernel.protocols import LeafHandler, PackedCheckpoint, PackingHandler, StoredCheckpoint
 from penstock.kernel.read_pack import ReadPack
 from penstock.kernel.run import RunLimits
+
+T = TypeVar("T")
 
 SMALL: Final = 64 * 1024
 """Leaves of more bytes gain nothing by travelling together: they are read into their own memory."""
@@ -27,6 +31,11 @@ class Wanted:
     specs: Sequence[LeafSpec]
     handlers: Sequence[LeafHandler | AdaptedHandler]
     likes: Sequence[Any] | None  #: None for a restore without a target
+
+    @property
+    def specs_once(self) -> Iterable[LeafSpec]:
+        """The distinct ones of `specs`, of which there are few."""
+        return dict(zip(map(id, self.specs), self.specs, strict=True)).values()
 
 
 def make_packs(
@@ -56,55 +65,52 @@ def make_packs(
 
 def _by_handler(wanted: Wanted) -> Iterator[tuple[PackingHandler, list[int]]]:
     """Group small leaves by who builds them. Handlers need not be hashable."""
-    sizes: dict[int, bool] = {}
-    groups: dict[int, tuple[PackingHandler, list[int]]] = {}
-    packing: dict[int, bool] = {}
-    for place, (spec, handler) in enumerate(zip(wanted.specs, wanted.handlers, strict=True)):
-        if id(handler) not in packing:
-            packing[id(handler)] = isinstance(handler, PackingHandler)
-            if isinstance(handler, PackingHandler):
-                groups[id(handler)] = (handler, [])
-        if id(spec) not in sizes:
-            sizes[id(spec)] = 0 < spec.nbytes <= SMALL
-        if sizes[id(spec)] and packing[id(handler)]:
-            groups[id(handler)][1].append(place)
+    handlers = {id(handler): handler for handler in wanted.handlers}
+    small = {id(spec): 0 < spec.nbytes <= SMALL for spec in wanted.specs_once}
+    is_small = list(map(small.__getitem__, map(id, wanted.specs)))
+    for number, handler in handlers.items():
+        if isinstance(handler, PackingHandler):
+            places: Sequence[int] = range(len(is_small))
+            if len(handlers) > 1:
+                places = [place for place, other in enumerate(wanted.handlers) if id(other) == number]
 
-    yield from groups.values()
+            yield handler, [place for place in places if is_small[place]]
 
 
 def _packs(
     checkpoint: PackedCheckpoint,
     wanted: Wanted,
     handler: PackingHandler,
-    places: list[int],
+    places: Sequence[int],
     make: Callable[[int], ReadLeaf],
 ) -> Iterator[ReadPack]:
-    specs = [wanted.specs[place] for place in places]
-    likes = None if wanted.likes is None else [wanted.likes[place] for place in places]
-    details = handler.pack_details(specs, likes)
-    chunks = checkpoint.whole_chunks([wanted.rows[place] for place in places])
-    nbytes = {id(spec): spec.nbytes for spec in {id(spec): spec for spec in specs}.values()}
+    details = handler.pack_details(
+        _chosen(wanted.specs, places), None if wanted.likes is None else _chosen(wanted.likes, places)
+    )
+    chunks = checkpoint.whole_chunks(_chosen(wanted.rows, places))
+    nbytes = {id(spec): spec.nbytes for spec in wanted.specs_once}
     made: dict[int, ReadLeaf] = {}
-    columns = (places, specs, details, chunks.offsets, chunks.crc32cs)
+    fits = list(map(is_not, details, itertools.repeat(None)))
     for number, file in enumerate(chunks.files):
-        chosen = [
-            at
-            for at, (id_, detail) in enumerate(zip(chunks.ids, details, strict=True))
-            if id_ == number and detail is not None
+        there = [
+            at for at, (id_, fit) in enumerate(zip(chunks.ids, fits, strict=True)) if fit and id_ == number
         ]
-        if chosen:
-            indices, its_specs, its_details, offsets, crc32cs = [
-                column if len(chosen) == len(places) else [column[at] for at in chosen] for column in columns
-            ]
+        if there:
+            indices = _chosen(places, there)
+            specs = _chosen(wanted.specs, indices)
             yield ReadPack(
                 handler=handler,
                 file=file,
                 indices=indices,
-                specs=its_specs,
-                details=its_details,
-                offsets=offsets,
-                crc32cs=crc32cs,
-                sizes=[nbytes[id(spec)] for spec in its_specs],
+                specs=specs,
+                details=_chosen(details, there),
+                offsets=_chosen(chunks.offsets, there),
+                crc32cs=_chosen(chunks.crc32cs, there),
+                sizes=list(map(nbytes.__getitem__, map(id, specs))),
                 make=make,
                 made=made,
             )
+
+
+def _chosen(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
+    return column if len(places) == len(column) else [column[at] for at in places]

@@ -66,7 +66,9 @@ class Plan:
                 leaves = await run.threads.run(map_leaves, run, leaves)
 
             n_leaves = len(leaves) + sum([len(pack) for pack in packs])
-            run.progress.plan(n_leaves, sum([item.nbytes for item in (*leaves, *packs)]))
+            run.progress.plan(
+                n_leaves, sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])
+            )
             for pack in packs:
                 yield LeafBatch(pack)
 
@@ -192,28 +194,24 @@ def _handlers(
     likes: Sequence[Any] | None,
 ) -> list[LeafHandler | AdaptedHandler]:
     """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
+    wanted: list[Any]  # type names, or types
+    if likes is None:
+        wanted = [spec.typestr for spec in specs]
+    else:
+        types: list[type] = list(map(type, likes))
+        wanted = list(types)
+        if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
+            wanted = [like if isinstance(like, type) else type(like) for like in likes]
+
     known: dict[str | type, LeafHandler | AdaptedHandler] = {}
-    found: list[LeafHandler | AdaptedHandler] = []
-    for place, spec in enumerate(specs):
-        if likes is None:
-            wanted: str | type = spec.typestr
+    for kind in dict.fromkeys(wanted):
+        key_path = checkpoint.leaves[rows[wanted.index(kind)]].info.key_path
+        if isinstance(kind, str):
+            known[kind] = run.registry.for_typestr(kind, key_path)
         else:
-            like = likes[place]
-            wanted = cast("type", like) if isinstance(like, type) else type(like)
+            known[kind] = run.registry.lookup(kind, key_path)
 
-        handler = known.get(wanted)
-        if handler is None:
-            key_path = checkpoint.leaves[rows[place]].info.key_path
-            if isinstance(wanted, str):
-                handler = run.registry.for_typestr(wanted, key_path)
-            else:
-                handler = run.registry.lookup(wanted, key_path)
-
-            known[wanted] = handler
-
-        found.append(handler)
-
-    return found
+    return list(map(known.__getitem__, wanted))
 
 
 def _plan_leaf(

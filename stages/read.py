@@ -48,9 +48,9 @@ class Read:
     In a pipeline without `limit_bytes` it takes `LeafBatch`es.
 
     Small ranges that follow each other in a file are one read. Bytes whose checksum is known are
-    checked, large ones part by part as they arrive. What goes through a driver runs beside it;
-    leaves of third-party handlers are read by them. How many bytes came past the page cache and how
-    many through it is told by the event `data.read`.
+    checked. What goes through a driver runs beside it; leaves of third-party handlers are read by
+    them. How many bytes came past the page cache and how many through it is told by the event
+    `data.read`.
 
     Attributes:
         concurrency: Batches read at once, each by a thread. A disk wants several requests to work on.
@@ -89,7 +89,9 @@ class _Reader:
         if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
             batch = ReadBatch((), (), pack=batch.leaves)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
-            batch = ReadBatch(batch.leaves, tuple(read for leaf in batch.leaves for read in leaf.reads))
+            batch = ReadBatch(
+                tuple(batch.leaves), tuple(read for leaf in batch.leaves for read in leaf.reads)
+            )
         if batch.pack is not None:
             return await self._read_pack(batch, batch.pack)
 
@@ -178,34 +180,19 @@ class _Reader:
     def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
         buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
         try:
-            sums = self._fill(file, run, buffers)
+            file.read_at(run[0].offset, buffers)
         except TruncatedDataError as error:
             cut = next((read for read in run if read.offset + read.nbytes > error.found), run[-1])
             raise TruncatedDataError(
                 error.path, error.needed, error.found, key_path=names[cut.leaf]
             ) from error
 
-        for read, buffer, found in zip(run, buffers, sums, strict=True):
-            if found != read.crc32c and found is not None:
+        for read, buffer in zip(run, buffers, strict=True):
+            if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
                 problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
                 raise ChecksumError(read.file, problem, key_path=names[read.leaf])
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
-
-    def _fill(
-        self, file: ReadableFile, run: Sequence[FileRead], buffers: Sequence[memoryview]
-    ) -> Sequence[int | None]:
-        """Read a run; return the checksum of each read that is to be checked, and None for the others."""
-        if len(run) == 1 and self._checks(run[0]):
-            return [_read_summed(file, run[0].offset, buffers[0])]
-
-        file.read_at(run[0].offset, buffers)
-        return [
-            crc32c(buffer) if self._checks(read) else None for read, buffer in zip(run, buffers, strict=True)
-        ]
-
-    def _checks(self, read: FileRead) -> bool:
-        return self._verify and read.crc32c is not None
 
     def _open(self, path: str) -> ReadableFile:
         with self._files_lock:
@@ -234,18 +221,6 @@ def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:
 
     if run:
         yield run
-
-
-def _read_summed(file: ReadableFile, offset: int, buffer: memoryview) -> int:
-    """Read, and return the crc32c of what was read, taken while the bytes are in the CPU's caches."""
-    total = 0
-
-    def add(part: memoryview) -> None:
-        nonlocal total
-        total = crc32c(part, total)
-
-    file.read_at(offset, [buffer], add)
-    return total
 
 
 def _scratch(nbytes: int) -> memoryview:

@@ -25,7 +25,7 @@ def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
         TruncatedDataError: If the file ends too early; names the first leaf that is cut.
         ChecksumError: If bytes differ from those written; names the leaf.
     """
-    order = range(len(pack))
+    order: Sequence[int] = range(len(pack))
     if any(later < earlier for earlier, later in zip(pack.offsets, pack.offsets[1:], strict=False)):
         order = sorted(order, key=pack.offsets.__getitem__)
 

@@ -184,15 +184,15 @@ def _renamed_info(info: ParamInfo, keys: KeyPath) -> ParamInfo:
 
     A number that was an index, or that comes in the place of one, is an index.
     """
-    sequence = KeyKind.SEQUENCE
-    indices = {key for key, kind in zip(info.keys, info.kinds, strict=True) if kind is sequence}
-    replaced = info.kinds if len(info.kinds) == len(keys) else [KeyKind.MAPPING] * len(keys)
+    mapping = KeyKind.MAPPING
+    indices = {key: kind for key, kind in zip(info.keys, info.kinds, strict=True) if kind is not mapping}
+    replaced = info.kinds if len(info.kinds) == len(keys) else [mapping] * len(keys)
     kinds = tuple(
-        sequence if key.isdecimal() and (key in indices or before is sequence) else KeyKind.MAPPING
+        (indices.get(key, mapping) if before is mapping else before) if key.isdecimal() else mapping
         for key, before in zip(keys, replaced, strict=True)
     )
     text = "".join(
-        f"[{key}]" if kind is sequence else f"[{key!r}]" for key, kind in zip(keys, kinds, strict=True)
+        f"[{key!r}]" if kind is mapping else f"[{key}]" for key, kind in zip(keys, kinds, strict=True)
     )
     return ParamInfo(keys, kinds, text, info.directory)
 

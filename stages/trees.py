@@ -83,8 +83,8 @@ def check_names(infos: Sequence[ParamInfo]) -> None:
 def nest(infos: Sequence[ParamInfo], values: Sequence[object]) -> object:
     """Put values back into dicts and lists, by their key paths alone.
 
-    Sequence keys make lists, in the order of their indices; all others make dicts. A container that
-    mixes both kinds, or skips an index, is a dict: nothing is renumbered.
+    Sequence keys make lists, in the order of their indices, or tuples where those are known; all others
+    make dicts. A container that mixes kinds, or skips an index, is a dict: nothing is renumbered.
     """
     return nest_columns([info.keys for info in infos], [info.kinds for info in infos], values)
 
@@ -132,10 +132,11 @@ class _Node:
             key: value.build() if isinstance(value, _Node) else value for key, value in self.children.items()
         }
         indices = [str(index) for index in range(len(built))]
-        if self.kinds == {KeyKind.SEQUENCE} and built.keys() == set(indices):
-            return [built[index] for index in indices]
+        if len(self.kinds) != 1 or self.kinds == {_MAPPING} or built.keys() != set(indices):
+            return built
 
-        return built
+        items = [built[index] for index in indices]
+        return items if self.kinds == {_SEQUENCE} else tuple(items)
 
 
 def is_empty(node: object) -> bool:

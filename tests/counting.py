@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.handlers.stores.local import LocalStore
@@ -37,14 +37,9 @@ class _CountingFile:
     def transfers(self) -> Transfers:
         return self._inner.transfers
 
-    def read_at(
-        self,
-        offset: int,
-        buffers: Sequence[memoryview],
-        seen: Callable[[memoryview], object] | None = None,
-    ) -> None:
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         self._ranges.append((offset, sum(len(buffer) for buffer in buffers)))
-        self._inner.read_at(offset, buffers, seen)
+        self._inner.read_at(offset, buffers)
 
     def close(self) -> None:
         self._inner.close()

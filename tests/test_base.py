@@ -82,6 +82,25 @@ async def test_the_base_survives_the_checkpoint_that_shares_its_files(
         assert_same(await checkpointer.restore(tmp_path / "1", like=tree), tree)
 
 
+async def test_restored_arrays_count_as_those_of_the_checkpoint(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = {"frozen": jnp.arange(50_000.0), "tuned": jnp.ones(20_000)}
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+
+    async with Checkpointer() as checkpointer:
+        state = await checkpointer.restore(tmp_path / "1", like=tree)
+        state["tuned"] = state["tuned"] + 1
+        report = await (await checkpointer.save(tmp_path / "2", state, base=tmp_path / "1"))
+        assert (report.nbytes, report.nbytes_kept) == (80_000, 200_000)
+        assert_same(await checkpointer.restore(tmp_path / "2", like=state), state)
+
+        cast = await checkpointer.restore(tmp_path / "1", dtype=jnp.bfloat16)
+        report = await (await checkpointer.save(tmp_path / "3", cast, base=tmp_path / "1"))
+        assert report.nbytes_kept == 0
+
+
 async def test_equal_arrays_that_are_other_objects_are_written(tmp_path: Path) -> None:
     tree = state()
     async with Checkpointer() as checkpointer:
@@ -93,7 +112,7 @@ async def test_equal_arrays_that_are_other_objects_are_written(tmp_path: Path) -
 
 
 async def test_numpy_arrays_may_have_changed_and_are_written(tmp_path: Path, assert_same: AssertSame) -> None:
-    tree = {"a": np.zeros(1000), "b": jnp.zeros(1000)}
+    tree: dict[str, Any] = {"a": np.zeros(1000), "b": jnp.zeros(1000)}
     async with Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         tree["a"][:] = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,83 @@ def test_inspect_of_no_checkpoint_fails_in_one_line(
     assert said.err.startswith("penstock: ")
     assert str(tmp_path) in said.err
     assert len(said.err.splitlines()) == 1
+
+
+def test_convert_there_and_back(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there, back = str(tmp_path / "m.safetensors"), str(tmp_path / "back")
+
+    assert main(["convert", str(checkpoint), there, "--metadata", "by=me=you", "--memory", "1MiB"]) == 0
+    assert main(["convert", there, back]) == 0
+    assert main(["convert", there, str(tmp_path / "flat"), "--flat"]) == 0
+
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{there}: 4 leaves, 40 B, in ")
+    assert penstock.sync.metadata(back).custom_metadata == {"loss": 0.5, "by": "me=you"}
+    assert penstock.sync.restore(back)["name"] == "run"
+
+
+def test_convert_into_shards(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["--format", "safetensors", "--max-shard-bytes", "20", "--overwrite"]
+    for _ in range(2):
+        assert main(["convert", str(checkpoint), str(tmp_path / "m"), *arguments]) == 0
+
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-shard-bytes", "5Gb"], "--max-shard-bytes: '5Gb' is no number of bytes"),
+        (["--metadata", "alone"], "--metadata alone: not of the form KEY=TEXT"),
+        (["--max-shard-bytes", "5GB"], "max_shard_bytes is for safetensors"),
+    ],
+)
+def test_convert_says_in_a_line_what_is_wrong(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "x"), *arguments]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"penstock: {said}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verify_says_what_is_damaged(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "c"))
+    assert main(["verify", str(copy)]) == 0
+    assert "intact" in capsys.readouterr().out
+
+    for file in (copy / "d").iterdir():
+        data = bytearray(file.read_bytes())
+        if len(data) == 40:  # the arrays; the other is the index
+            data[0] ^= 1
+            file.write_bytes(data)
+
+    assert main(["verify", str(copy)]) == 1
+    said = capsys.readouterr().out
+    assert "not those that were written" in said
+    assert "DAMAGED, 1 of its leaves" in said
+    assert any(path in said for path in ("['weights']", "['key']", "['step']"))
+
+    assert main(["verify", "--json", str(copy)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["intact"] is False
+    assert document["damages"][0]["offset"] == 0
+    assert len(document["damages"][0]["key_paths"]) == 1
+
+
+def test_verify_of_what_has_no_checksums_fails(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "c"))
+    (copy / "_PENSTOCK_INTEGRITY").unlink()
+
+    assert main(["verify", str(copy)]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "records no checksums" in line
 
 
 def test_wrong_usage_ends_with_status_2() -> None:

@@ -142,6 +142,8 @@ class TestRename:
     def test_items_of_a_list_change_places(self, path: Path, assert_same: AssertSame) -> None:
         found = Restored(path, rename={"layers.0": "layers.1", "layers.1": "layers.0"})
         assert_same(found.tree, {**TREE, "layers": TREE["layers"][::-1]})
+        deeper = Restored(path, rename={"layers": "model.blocks", "": None})
+        assert_same(deeper.tree, {"model": {"blocks": TREE["layers"]}})
 
     def test_a_root_goes_away(self, tmp_path: Path, assert_same: AssertSame) -> None:
         penstock.sync.save(tmp_path / "a", {"params": {"w": 1}})
@@ -431,13 +433,15 @@ class TestTransforms:
             return np.stack([layer["bias"] for layer in tree["layers"]])
 
         like = {"x": np.zeros((2, 4))}
-        rule = Transform(multi_value_fn=stack, multi_value_fn_input_args={r"layers/\d+/bias": None})
+        inputs = {r"layers/\d+/bias": None, "empty": np.ndarray}
+        rule = Transform(multi_value_fn=stack, multi_value_fn_input_args=inputs)
         found = Restored(path, like=like, transforms={"x": rule})
         assert found.tree["x"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert found.store.nbytes == 64
         ((key, tree, target),) = seen
         assert (key, target is like["x"]) == ("x", True)
         assert (tree["layers"][1]["kernel"].shape, tree["steps"].dtype) == ((3, 4), "uint8")
+        assert tree["empty"].is_empty_marker
 
     def test_a_slash_in_a_key_is_no_riddle_that_is_guessed(self, tmp_path: Path) -> None:
         penstock.sync.save(tmp_path / "a", {"a/b": 1, "a": {"b": 2}})

@@ -73,8 +73,8 @@ class ItemsLayout:
 
     def check(self, leaves: Sequence[Leaf]) -> None:
         """Look at the names in each item; see `check_names` for what it raises."""
-        for _, found in self._by_part(leaves):
-            check_names(found, self._form)
+        for part, found in self._by_part(leaves):
+            check_names(found, self._form, single=part.single)
 
     def documents(
         self,

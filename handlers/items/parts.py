@@ -38,6 +38,7 @@ class TreePart:
     keys: KeyPath
     directory: str  #: relative to the checkpoint
     custom_metadata: Mapping[str, Any] | None = None
+    single: bool = False  #: whether it is one array
 
 
 @final
@@ -81,10 +82,10 @@ def _add(parts: Parts, name: str, item: object) -> None:
             parts.documents.append(Document(f"{name}/proto.pbtxt", _text(message)))
         case Array(value):
             parts.tree[name] = {"checkpoint": value}
-            parts.tree_parts.append(TreePart((name,), name))
+            parts.tree_parts.append(TreePart((name,), name, single=True))
         case RandomKey(key):
             data, about = _random_key(name, key)
-            _add_pair(parts, name, "jax_random_key", {"checkpoint": data}, about)
+            _add_pair(parts, name, "jax_random_key", {"checkpoint": data}, about, single=True)
         case NumpyRandomKey(state):
             about = {"legacy": isinstance(cast("object", state), tuple)}
             _add_pair(parts, name, "np_random_key", state, about)
@@ -96,10 +97,12 @@ def _add(parts: Parts, name: str, item: object) -> None:
             _add(parts, name, PyTree(item))
 
 
-def _add_pair(parts: Parts, name: str, inner: str, tree: object, about: Mapping[str, object]) -> None:
+def _add_pair(
+    parts: Parts, name: str, inner: str, tree: object, about: Mapping[str, object], *, single: bool = False
+) -> None:
     """Add what Orbax stores as a composite of its own: a tree, and JSON about it."""
     parts.tree[name] = {inner: tree}
-    parts.tree_parts.append(TreePart((name, inner), f"{name}/{inner}"))
+    parts.tree_parts.append(TreePart((name, inner), f"{name}/{inner}", single=single))
     parts.documents.append(Document(f"{name}/{inner}_metadata/metadata", _json(name, about)))
     parts.directories += [f"{name}/{inner}", f"{name}/{inner}_metadata"]
 

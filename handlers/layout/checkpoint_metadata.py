@@ -6,15 +6,18 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("PYTREE_HANDLER", "CheckpointMetadata", "decode", "encode")
+__all__ = ("PYTREE_HANDLER", "CheckpointMetadata", "decode", "encode", "read")
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from penstock.handlers.json_values import as_object, as_string, parse_object
+from penstock.handlers.layout.names import CHECKPOINT_METADATA
 from penstock.kernel.errors import CorruptCheckpointError, SpecError
+from penstock.kernel.protocols import Store
 
 PYTREE_HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 """What Orbax is told to read a flat checkpoint with; v0 and v1 know it."""
@@ -26,8 +29,14 @@ class CheckpointMetadata:
     """What a reader needs of the document."""
 
     item_handlers: Mapping[str, str] | str | None = None  #: by item; one string for a flat checkpoint
+    started_at_ns: int | None = None
     committed_at_ns: int | None = None
     custom_metadata: Mapping[str, Any] | None = None
+
+    @property
+    def items(self) -> Collection[str]:
+        """Names of the items that are recorded; none of a flat checkpoint."""
+        return self.item_handlers.keys() if isinstance(self.item_handlers, Mapping) else ()
 
 
 def encode(
@@ -56,6 +65,15 @@ def encode(
         raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
 
 
+def read(store: Store, path: str, names: Collection[str]) -> CheckpointMetadata:
+    """Read the document of the checkpoint at `path`, if it is among the `names` there; see `decode`."""
+    if CHECKPOINT_METADATA not in names:
+        return CheckpointMetadata()
+
+    file = os.path.join(path, CHECKPOINT_METADATA)
+    return decode(file, store.read_file(file))
+
+
 def decode(path: str, data: bytes) -> CheckpointMetadata:
     """Read the document, of any Orbax version. An empty file says nothing, and that is allowed.
 
@@ -73,13 +91,18 @@ def decode(path: str, data: bytes) -> CheckpointMetadata:
     elif handlers is not None:
         handlers = as_string(path, "item_handlers", handlers)
 
-    committed = document.get("commit_timestamp_nsecs")
-    if committed is not None and type(committed) is not int:
-        raise CorruptCheckpointError(path, f"commit_timestamp_nsecs is {committed!r}, not an integer")
-
     custom = document.get("custom_metadata", document.get("custom"))
     return CheckpointMetadata(
         item_handlers=handlers,
-        committed_at_ns=committed,
+        started_at_ns=_time(path, document, "init_timestamp_nsecs"),
+        committed_at_ns=_time(path, document, "commit_timestamp_nsecs"),
         custom_metadata=None if custom is None else as_object(path, "custom_metadata", custom),
     )
+
+
+def _time(path: str, document: dict[str, object], name: str) -> int | None:
+    value = document.get(name)
+    if value is not None and type(value) is not int:
+        raise CorruptCheckpointError(path, f"{name} is {value!r}, not an integer")
+
+    return value

@@ -22,11 +22,14 @@ def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[
     index: dict[bytes, Value] = {}
     for name in names:
         _check_inside(directory, name)
-        for key in _files(store, directory, name):
+        for key, is_file in _entries(store, directory, name):
             path = os.path.join(directory, key)
-            if key.rpartition("/")[2] in METADATA_KEYS:
+            is_metadata = key.rpartition("/")[2] in METADATA_KEYS
+            if not is_file and not is_metadata:
+                index[key.encode()] = Indirect(key, 0, -1)  # no chunk has this length
+            elif is_file and is_metadata:
                 index[key.encode()] = Inline(store.read_file(path))
-            else:
+            elif is_file:
                 index[key.encode()] = Indirect(key, 0, store.size(path))
 
     return index
@@ -79,8 +82,8 @@ def _check_inside(directory: str, name: str) -> None:
         raise CorruptCheckpointError(directory, f"{name!r} leads out of the checkpoint")
 
 
-def _files(store: Store, directory: str, name: str) -> Iterator[str]:
-    """Yield every file below a directory, by its path from `directory`."""
+def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
+    """Yield all that is below a directory, by its path from `directory`, and whether it is a file."""
     path = os.path.join(directory, name)
     if store.kind(path) != "directory":
         return
@@ -88,6 +91,7 @@ def _files(store: Store, directory: str, name: str) -> Iterator[str]:
     for entry in store.list_directory(path):
         inner = f"{name}/{entry}" if name else entry
         if store.kind(os.path.join(directory, inner)) == "directory":
-            yield from _files(store, directory, inner)
+            yield inner, False
+            yield from _entries(store, directory, inner)
         else:
-            yield inner
+            yield inner, True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ARRAY_TYPES", "ArrayFormats", "has_value", "stored_leaves")
+__all__ = ("ARRAY_TYPES", "ArrayFormats", "has_value", "leaf_table")
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,23 @@ from penstock.handlers import zarr
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.layout import strings as string_leaves
 from penstock.handlers.layout.chunk_index import read_value
-from penstock.handlers.layout.leaves import StoredLeaves
-from penstock.handlers.layout.metadata import TreeMetadata
-from penstock.handlers.layout.names import LEGACY_MSGPACK, METADATA, show_key_path
+from penstock.handlers.layout.leaves import LeafTable
+from penstock.handlers.layout.metadata import EMPTY_MARKERS, TreeMetadata
+from penstock.handlers.layout.msgpack_tree import PackedLeaf
+from penstock.handlers.layout.names import METADATA, show_key_path
+from penstock.handlers.layout.packed_leaf import packed_spec
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.zarr import ArrayFormat
-from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.messages import LeafSpec
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.messages import KeyPath, LeafSpec
 from penstock.kernel.protocols import Store
 
 ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
-_EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 
 
-def has_value(typestr: str, *, skip: bool) -> bool:
+def has_value(typestr: str, skip: bool, /) -> bool:
     """Whether something may lie in the index under the leaf's name."""
-    return not skip and typestr not in _EMPTY and typestr != "string"
+    return not skip and typestr not in EMPTY_MARKERS and typestr != "string"
 
 
 @final
@@ -39,6 +40,7 @@ class ArrayFormats:
     store: Store
     directory: str
     index: Index
+    far: list[str] = field(default_factory=list[str])  #: keys whose values were not in the index itself
     _known: dict[bytes, ArrayFormat] = field(default_factory=dict[bytes, ArrayFormat])
 
     def find(
@@ -69,6 +71,7 @@ class ArrayFormats:
         return found
 
     def _far_value(self, key: str) -> bytes:
+        self.far.append(key)
         return read_value(self.store, self.directory, self.index[key.encode()])
 
     def _decode(self, tree: TreeMetadata, at: int, key: str, data: bytes) -> ArrayFormat:
@@ -81,7 +84,7 @@ class ArrayFormats:
         return self._known.setdefault(data, form)
 
 
-def stored_leaves(
+def leaf_table(
     directory: str,
     tree: TreeMetadata,
     arrays: ArrayFormats,
@@ -89,26 +92,38 @@ def stored_leaves(
     strings: tuple[str, dict[str, object]],
     shardings: Mapping[str, str],
     random_keys: Mapping[str, str],
-) -> StoredLeaves:
+    packed: Mapping[KeyPath, PackedLeaf],
+) -> LeafTable:
     """Put together what is known of every leaf. What many leaves have in common, they share.
 
+    Args:
+        directory: Of the tree.
+        tree: Which leaves there are.
+        arrays: Finds those that are arrays of their own.
+        strings: The document of strings, by its path and what it holds.
+        shardings: By stored name.
+        random_keys: Implementations, by stored name.
+        packed: What the msgpack file has, if values lie there.
+
     Raises:
-        UnsupportedFormatError: If a value is in a file that penstock does not read.
         CorruptCheckpointError: If a value is not where it should be; names the leaf.
     """
     names = [".".join(keys) for keys in tree.keys]
     kinds = zip(tree.typestrs, tree.skips, strict=True)
-    valued = [at for at, (typestr, skip) in enumerate(kinds) if has_value(typestr, skip=skip)]
+    valued = [at for at, (typestr, skip) in enumerate(kinds) if has_value(typestr, skip)]
     formats = arrays.find(tree, names, valued)
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
+    details: dict[int, object] = {}
     rows = zip(names, tree.typestrs, tree.skips, tree.write_shapes, formats, strict=True)
     for at, (name, typestr, skip, write_shape, form) in enumerate(rows):
         shared = (typestr, skip, id(form), write_shape, shardings.get(name), random_keys.get(name))
         spec = known.get(shared)
         if spec is None:
             _check_present(directory, tree, at, form)
-            if typestr == "string":
+            if tree.in_msgpack(at):
+                spec, details[at] = packed_spec(directory, tree, at, packed.get(tree.keys[at]), shared[-2])
+            elif typestr == "string":
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
                 spec = LeafSpec(typestr, text=string_leaves.find(*strings, name, key_path))
             elif form is None:
@@ -118,7 +133,7 @@ def stored_leaves(
 
         specs.append(spec)
 
-    return StoredLeaves(directory, tree.keys, tree.kinds, specs, formats)
+    return LeafTable(tree.keys, tree.kinds, specs, formats, arrays.index.rows, details)
 
 
 def _array_spec(
@@ -141,15 +156,8 @@ def _array_spec(
 
 
 def _check_present(directory: str, tree: TreeMetadata, at: int, form: ArrayFormat | None) -> None:
-    """Raise if a leaf has a value by its type, and none that can be read."""
-    typestr = tree.typestrs[at]
-    if typestr in _EMPTY:
-        return
-
-    key_path = show_key_path(tree.keys[at], tree.kinds[at])
-    if tree.skips[at]:
-        problem = f"its value is in the msgpack file {LEGACY_MSGPACK!r}; penstock does not read these yet"
-        raise UnsupportedFormatError(directory, problem, key_path=key_path)
-    if form is None and typestr in ARRAY_TYPES:
+    """Raise if a leaf is an array by its type, and there is none."""
+    if form is None and tree.typestrs[at] in ARRAY_TYPES and not tree.skips[at]:
         problem = f"the array {'.'.join(tree.keys[at])!r} is listed in {METADATA} and is not there"
+        key_path = show_key_path(tree.keys[at], tree.kinds[at])
         raise CorruptCheckpointError(directory, problem, key_path=key_path)

@@ -35,7 +35,6 @@ _RESERVED: Final = frozenset(
         CHECKPOINT_METADATA,
         COMMIT_MARK,
         INTEGRITY,
-        LEGACY_MSGPACK,
         MANIFEST,
         METADATA,
         SHARDING,
@@ -46,12 +45,13 @@ _RESERVED: Final = frozenset(
 _LONGEST: Final = 255  # bytes, of one step of a path
 
 
-def check_directories(arrays: Iterable[Leaf], version: int) -> None:
+def check_directories(arrays: Iterable[Leaf], version: int, *, single: bool = False) -> None:
     """Refuse arrays whose directories or files would be the same, or lie outside of the checkpoint.
 
     Args:
         arrays: The leaves that have a shape; their names differ.
         version: Of zarr.
+        single: Whether it is the one array of an item, which has a name that Orbax keeps for itself.
 
     Raises:
         InvalidLeafError: If the name of a leaf is no path that its files could have.
@@ -60,7 +60,7 @@ def check_directories(arrays: Iterable[Leaf], version: int) -> None:
     files: dict[str, Leaf] = {}
     folders: dict[str, Leaf] = {}
     for leaf in arrays:
-        _check_path(leaf)
+        _check_path(leaf, _RESERVED if single else _RESERVED | {LEGACY_MSGPACK})
         for folder in _prefixes(leaf.info.name.split("/")):
             folders.setdefault(folder, leaf)
 
@@ -90,7 +90,7 @@ def _prefixes(steps: Sequence[str]) -> Iterator[str]:
         yield "/".join(steps[:end])
 
 
-def _check_path(leaf: Leaf) -> None:
+def _check_path(leaf: Leaf, reserved: frozenset[str]) -> None:
     name = leaf.info.name
     if not name:  # of a bare leaf: it lies in the checkpoint itself
         return
@@ -99,7 +99,7 @@ def _check_path(leaf: Leaf) -> None:
     problem = ""
     if not all(steps) or not {".", ".."}.isdisjoint(steps):
         problem = "is no path below the checkpoint"
-    elif any(step in _RESERVED or TEMPORARY_SUFFIX in step for step in steps):
+    elif any(step in reserved or TEMPORARY_SUFFIX in step for step in steps):
         problem = "is the name of something else in a checkpoint"
     elif "\0" in name or any(len(step.encode()) > _LONGEST for step in steps):
         problem = "is no name that a file can have"

@@ -68,13 +68,13 @@ class EveryLayout:
         """Whether what lies at `path` may be overwritten: only what would be written may."""
         return self.written.recognises(store, path)
 
-    def open(self, store: Store, path: str) -> StoredCheckpoint:
-        """Find the checkpoint at `path` and read its documents.
+    def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
+        """Find the checkpoint at `path`, or an item of it, and read its documents.
 
         Raises:
             CorruptCheckpointError: What the layout raises that recognises it.
         """
         if safetensors.recognises(store, path):
-            return safetensors.open_checkpoint(store, path)
+            return safetensors.open_checkpoint(store, path, item)
 
-        return self.written.open(store, path)
+        return self.written.open(store, path, item)

@@ -1,4 +1,4 @@
-"""Find the directory that holds the tree, or say why there is none to be read.
+"""Find what is to be read: a tree or another item, in a step, in a directory of steps.
 
 Source:
     ORBAX_FORMAT.md §3.3 for half-written checkpoints, §3.5 for the order in which items are tried.
@@ -9,72 +9,88 @@ from __future__ import annotations
 __all__ = ("Place", "locate")
 
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, final
 
 from penstock.handlers.layout import checkpoint_metadata
 from penstock.handlers.layout.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.layout.forms import (
+    TREES,
+    USUAL_ITEMS,
+    WHOLE,
+    Form,
+    form_at,
+    form_of,
+    holds_arrays,
+    is_array,
+    items_of,
+)
 from penstock.handlers.layout.names import (
     CHECKPOINT_METADATA,
     LEGACY_MSGPACK,
     METADATA,
+    PARTIAL_SUFFIX,
     TEMPORARY_SUFFIX,
     V1_MARK,
 )
-from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, UnsupportedFormatError
+from penstock.handlers.layout.steps import is_unfinished, latest_step, read_root_metadata
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    NotACheckpointError,
+    UnsupportedFormatError,
+)
 from penstock.kernel.protocols import Store
-
-# What Orbax calls the tree: its manager, its v1 API since 0.12, and before.
-_USUAL_ITEMS: Final = ("default", "state", "pytree")
-_STEP: Final = re.compile(r"(.*_)?\d+")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tree lies."""
+    """Where a tree, or another item, lies."""
 
-    directory: str  #: holds `_METADATA` and the arrays
+    directory: str  #: holds `_METADATA` and the arrays, or what else there is of the item
     names: frozenset[str]  #: of what is in it
     checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
+    path: str = ""  #: of the checkpoint: as it was asked for, or a step there
+    form: Form = Form.TREE
+    root_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the directory of steps
 
 
-def locate(store: Store, path: str) -> Place:
-    """Find the tree of the checkpoint at `path`: there itself, or in the item that holds it.
+def locate(store: Store, path: str, item: str | None = None) -> Place:
+    """Find the item of the checkpoint at `path`; of a directory of steps, that of the latest finished one.
+
+    Args:
+        store: Where `path` is.
+        path: A directory of steps, a step, an item in one, or a checkpoint that is itself a tree.
+        item: Its name, where there are several; by default the one that holds the tree.
 
     Raises:
-        NotACheckpointError: If there is nothing, or nothing of this layout.
+        NotACheckpointError: If there is nothing, or nothing of this layout, or no such item.
         IncompleteCheckpointError: If a save was interrupted there.
-        UnsupportedFormatError: If it is something that is not one tree, or a tree of another layout.
+        UnsupportedFormatError: If it cannot be told what is meant.
         CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
     """
-    _check_finished(store, path)
+    _check_there(store, path)
     names = frozenset(store.list_directory(path))
-    found = CheckpointMetadata()
-    if CHECKPOINT_METADATA in names:
-        file = os.path.join(path, CHECKPOINT_METADATA)
-        found = checkpoint_metadata.decode(file, store.read_file(file))
-    if METADATA in names:
-        return Place(path, names, found)
+    step = latest_step(store, path, names)
+    if step is None:
+        return _enter(store, path, names, item)
 
-    trees = _items_with_trees(store, path, names)
-    chosen: str | None = next((name for name in _USUAL_ITEMS if name in trees), None)
-    if chosen is None and len(trees) == 1:
-        chosen = trees[0]
-    if chosen is None:
-        raise _nothing_to_open(store, path, names, trees)
-
-    directory = os.path.join(path, chosen)
-    return Place(directory, frozenset(store.list_directory(directory)), found)
+    inner = os.path.join(path, step)
+    root_metadata = read_root_metadata(store, path)
+    return _enter(store, inner, frozenset(store.list_directory(inner)), item, root_metadata)
 
 
-def _check_finished(store: Store, path: str) -> None:
+def _check_there(store: Store, path: str) -> None:
     """Raise unless a directory lies at `path` that no interrupted save left."""
     parent, name = os.path.split(os.path.abspath(path))
     if TEMPORARY_SUFFIX in name:
         raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
+    if PARTIAL_SUFFIX in name:
+        raise IncompleteCheckpointError(path, "is a partial save that was not finalized; its name says so")
+    if TEMPORARY_SUFFIX in parent or PARTIAL_SUFFIX in os.path.basename(parent):
+        raise IncompleteCheckpointError(path, "is part of a save that was interrupted; its name says so")
 
     kind = store.kind(path)
     if kind == "directory":
@@ -85,48 +101,96 @@ def _check_finished(store: Store, path: str) -> None:
         raise NotACheckpointError(path, "is a file, not a checkpoint directory")
 
     siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
-    left = [sibling for sibling in siblings if sibling.startswith(name + TEMPORARY_SUFFIX)]
+    left = [
+        sibling
+        for sibling in siblings
+        if sibling.startswith((name + TEMPORARY_SUFFIX, name + PARTIAL_SUFFIX))
+    ]
     if left:
         raise IncompleteCheckpointError(path, f"a save was interrupted: there is only {left[0]!r}")
 
     raise NotACheckpointError(path, "does not exist")
 
 
-def _items_with_trees(store: Store, path: str, names: frozenset[str]) -> list[str]:
-    """Name the sub-directories that hold a tree. Steps of a manager are not items."""
-    return [
-        name
-        for name in sorted(names)
-        if TEMPORARY_SUFFIX not in name
-        and not name.isdecimal()
-        and store.kind(os.path.join(path, name, METADATA)) == "file"
-    ]
+def _enter(
+    store: Store,
+    path: str,
+    names: frozenset[str],
+    item: str | None,
+    root_metadata: Mapping[str, Any] | None = None,
+) -> Place:
+    """Find the item in a checkpoint, or in an item of one."""
+    found = checkpoint_metadata.read(store, path, names)
+    if is_unfinished(names, found):
+        raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
+
+    if item is None:
+        name, form = _choose(store, path, names, found)
+    else:
+        name, form = item, _form_of_named(store, path, names, item)
+    directory = os.path.join(path, name) if name else path
+    inside = frozenset(store.list_directory(directory)) if name else names
+    return Place(directory, inside, found, path, form, root_metadata)
+
+
+def _form_of_named(store: Store, path: str, names: frozenset[str], item: str) -> Form:
+    directory = os.path.join(path, item)
+    there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
+    if not there:
+        items = ", ".join(items_of(store, path, names)) or "none"
+        raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
+
+    form = form_at(store, directory)
+    if form is not None:
+        return form
+    if holds_arrays(store, directory, store.list_directory(directory)):
+        return Form.NAMED
+
+    raise UnsupportedFormatError(directory, f"is no item that penstock knows: it has no {METADATA}")
+
+
+def _choose(store: Store, path: str, names: frozenset[str], found: CheckpointMetadata) -> tuple[str, Form]:
+    """Say which item is meant, by its name (empty if it is no item of `path` but all of it) and form."""
+    form = form_of(store, path, names)
+    if form in WHOLE:
+        return "", form
+
+    items = items_of(store, path, names)
+    trees = [name for name, form in items.items() if form in TREES]
+    lost = [] if trees else sorted(set(found.items) - names)
+    if lost:
+        raise CorruptCheckpointError(
+            os.path.join(path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
+        )
+    for candidates in ([name for name in USUAL_ITEMS if name in items][:1], trees, list(items)):
+        if len(candidates) == 1:
+            return candidates[0], items[candidates[0]]
+    if trees:
+        listed = ", ".join(trees)
+        raise UnsupportedFormatError(
+            path, f"holds {len(trees)} trees ({listed}); name one, as in item={trees[0]!r}"
+        )
+    if form is not None:
+        return "", form
+    if not items and holds_arrays(store, path, names):
+        if LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
+            raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
+        return "", Form.NAMED
+
+    raise _nothing_to_open(path, names, items)
 
 
 def _nothing_to_open(
-    store: Store, path: str, names: frozenset[str], trees: Sequence[str]
+    path: str, names: frozenset[str], items: Mapping[str, Form]
 ) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
     """Say what lies at `path` instead of one tree."""
-    if trees:
-        example = os.path.join(path, trees[0])
-        return UnsupportedFormatError(
-            path, f"holds {len(trees)} trees ({', '.join(trees)}); open {example!r}"
-        )
-
-    steps = [name for name in names if _STEP.fullmatch(name) and _is_step(store, os.path.join(path, name))]
-    if steps:
-        latest = max(steps, key=lambda name: int(name.rpartition("_")[2]))
-        example = os.path.join(path, latest)
-        return UnsupportedFormatError(path, f"is a directory of {len(steps)} steps; open one: {example!r}")
-
     unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
     if unfinished:
         return IncompleteCheckpointError(path, f"a save was interrupted: there is {unfinished[0]!r}")
-    if LEGACY_MSGPACK in names and store.kind(os.path.join(path, LEGACY_MSGPACK)) == "file":
-        problem = (
-            f"was written by an early Orbax: its tree is in the file {LEGACY_MSGPACK!r}, not in {METADATA}"
+    if items:
+        return UnsupportedFormatError(
+            path, f"holds no tree; name an item, as in item={min(items)!r} (it has {', '.join(items)})"
         )
-        return UnsupportedFormatError(path, f"{problem}; penstock does not read these yet")
     if any(name.endswith(".safetensors") for name in names):
         return UnsupportedFormatError(path, "holds safetensors, which SafetensorsLayout reads")
     if CHECKPOINT_METADATA in names or V1_MARK in names:
@@ -136,11 +200,3 @@ def _nothing_to_open(
     return NotACheckpointError(
         path, f"is no checkpoint: it holds neither {METADATA} nor {CHECKPOINT_METADATA}"
     )
-
-
-def _is_step(store: Store, directory: str) -> bool:
-    if store.kind(directory) != "directory":
-        return False
-
-    names = frozenset(store.list_directory(directory))
-    return bool(names & {CHECKPOINT_METADATA, METADATA}) or bool(_items_with_trees(store, directory, names))

@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("TreeMetadata", "decode", "encode")
+__all__ = ("EMPTY_MARKERS", "TreeMetadata", "decode", "encode")
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,9 @@ from penstock.kernel.messages import KeyKind, KeyPath, Leaf, LeafSpec
 from penstock.kernel.save_format import SaveFormat
 
 _DEFAULT: Final = SaveFormat()
+
+EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+"""Types of what has nothing in it, and so nothing stored."""
 
 
 @final
@@ -42,6 +45,12 @@ class TreeMetadata:
     use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
     use_zarr3: bool
     all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
+    custom_metadata: object = None  #: the caller's own, any JSON
+    value_metadata_tree: object = None  #: as recorded; see `rich_types`
+
+    def in_msgpack(self, at: int) -> bool:
+        """Whether the value of a leaf lies in the file beside `_METADATA` that early Orbax wrote."""
+        return self.skips[at] and self.typestrs[at] not in EMPTY_MARKERS
 
 
 def encode(
@@ -52,13 +61,13 @@ def encode(
     The bytes are those of `json.dumps`. They are put together from texts, for thousands of leaves
     have few kinds: dicts for all of them would take four times as long, and wake the collector.
     """
-    values: dict[LeafSpec, str] = {}
+    values: dict[int, str] = {}  # by identity: most leaves share a few specs
     entries: list[str] = []
     for leaf in leaves:
         info, spec = leaf.info, leaf.spec
-        value = values.get(spec)
+        value = values.get(id(spec))
         if value is None:
-            value = values[spec] = json.dumps(_value_metadata(spec))
+            value = values[id(spec)] = json.dumps(_value_metadata(spec))
 
         path = ", ".join(
             [
@@ -110,6 +119,8 @@ def decode(path: str, data: bytes) -> TreeMetadata:
         use_ocdbt=_flag(path, document, "use_ocdbt"),
         use_zarr3=_flag(path, document, "use_zarr3") or False,
         all_chunks_written=_flag(path, document, "store_array_data_equal_to_fill_value") or False,
+        custom_metadata=document.get("custom_metadata"),
+        value_metadata_tree=document.get("value_metadata_tree"),
     )
 
 
@@ -180,4 +191,5 @@ def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
         return columns
 
     kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
-    return Columns(*[[column[at] for at in kept] for column in columns])
+    taken: list[Any] = [[column[at] for at in kept] for column in columns]
+    return Columns(*taken)

@@ -16,16 +16,20 @@ __all__ = (
     "MANIFEST",
     "MARKS",
     "METADATA",
+    "MOST_LEVELS",
+    "PARTIAL_SUFFIX",
     "SHARDING",
     "STRINGS",
     "TEMPORARY_SUFFIX",
     "V1_MARK",
+    "KeyPathBudget",
     "show_key_path",
 )
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, final
 
+from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.messages import KeyKind, KeyPath
 
 METADATA: Final = "_METADATA"
@@ -40,9 +44,13 @@ COMMIT_MARK: Final = "commit_success.txt"
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
+PARTIAL_SUFFIX: Final = ".partial_save"  # of what Orbax's v1 API gathers until it is told to finalize
 
 MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, V1_MARK, LEGACY_MSGPACK})
 """Each of these tells that a directory is a checkpoint, or holds one."""
+
+MOST_LEVELS: Final = 256
+"""Containers within each other, in a document that nests. jax, too, takes trees apart by recursion."""
 
 
 def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
@@ -52,7 +60,36 @@ def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
     """
     return "".join(
         [
-            f"[{key}]" if kind is KeyKind.SEQUENCE else f"[{key!r}]"
+            f"[{key!r}]" if kind is KeyKind.MAPPING else f"[{key}]"
             for key, kind in zip(keys, kinds, strict=True)
         ]
     )
+
+
+@final
+class KeyPathBudget:
+    """Keeps a small document with long keys far up in it from being spelled out to gigabytes.
+
+    Args:
+        path: Of the document, for the error.
+    """
+
+    MOST_CHARACTERS: Final = 256 * 1024 * 1024
+
+    __slots__ = ("_left", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._left = self.MOST_CHARACTERS
+
+    def spend(self, keys: KeyPath) -> None:
+        """Count the key path of one more leaf.
+
+        Raises:
+            UnsupportedFormatError: If all of them together are too long.
+        """
+        self._left -= sum(map(len, keys))
+        if self._left < 0:
+            raise UnsupportedFormatError(
+                self._path, f"its key paths take more than {self.MOST_CHARACTERS} characters"
+            )

@@ -31,7 +31,8 @@ class OrbaxLayout:
     and so are the documents that were read last.
 
     Written is the flat layout, with arrays as `form` says; by default OCDBT, zarr v2 and no codec. Read is
-    all that, whatever `form` says, and items of a step (the one that holds the tree).
+    all that, whatever `form` says, and items of a step, the latest step in a directory of steps, and what
+    early Orbax kept in a msgpack file.
 
     Args:
         form: How arrays are written.
@@ -111,6 +112,6 @@ class OrbaxLayout:
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 
-    def open(self, store: Store, path: str) -> OrbaxCheckpoint:
-        """Read the documents of a checkpoint; see `open_checkpoint` for what it raises."""
-        return open_checkpoint(store, path, self._remembered)
+    def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
+        """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
+        return open_checkpoint(store, path, item, remembered=self._remembered)

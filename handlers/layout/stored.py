@@ -15,6 +15,7 @@ from penstock.handlers.layout.checked import with_checksums
 from penstock.handlers.layout.integrity import Checksum, Checksums
 from penstock.handlers.layout.leaves import StoredArray, StoredLeaves
 from penstock.handlers.layout.names import MANIFEST
+from penstock.handlers.layout.packed import PackedArray, packed_reads
 from penstock.handlers.layout.parts import parts_of
 from penstock.handlers.layout.regions import (
     Bounds,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 class OrbaxCheckpoint:
     """An Orbax checkpoint, opened. Immutable; may be used from several threads."""
 
-    path: str  #: as it was asked for
+    path: str  #: of the checkpoint: as it was asked for, or the latest step there
     directory: str  #: what holds the tree: `path`, or an item in it
     leaves: StoredLeaves
     custom_metadata: Mapping[str, Any] | None
@@ -52,6 +53,8 @@ class OrbaxCheckpoint:
     checksums: Mapping[str, Checksums]  #: by data file; empty if Orbax wrote it
     index: Index  #: where every chunk lies
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
+    tree_custom_metadata: object = None  #: the caller's own, kept with the tree: any JSON
+    root_custom_metadata: Mapping[str, Any] | None = None  #: of the directory of steps it was found in
 
     @property
     def has_checksums(self) -> bool:
@@ -84,11 +87,12 @@ class OrbaxCheckpoint:
         A chunk that lies in the index itself is a `ScatterRead` of 0 bytes of the manifest.
         """
         array = stored.detail
-        if not isinstance(array, StoredArray):
-            return iter(())
-
         bounds = region.bounds
         if not all(start < stop for start, stop in bounds):
+            return iter(())
+        if isinstance(array, PackedArray):
+            return packed_reads(index, array, region, piece_bytes)
+        if not isinstance(array, StoredArray):
             return iter(())
         if not array.format.plain:
             return self._coded_reads(index, stored, array, region, piece_bytes)
@@ -168,6 +172,9 @@ class OrbaxCheckpoint:
             return None
 
         found = len(value.value) if isinstance(value, Inline) else value.length
+        if found < 0:
+            problem = f"chunk {key!r} is a directory"
+            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
         if nbytes is not None and found != nbytes:
             problem = f"chunk {key!r} has {found} bytes, not {nbytes}"
             raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)

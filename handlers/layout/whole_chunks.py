@@ -12,7 +12,6 @@ import numpy as np
 from penstock.handlers.layout.integrity import Checksums
 from penstock.handlers.layout.leaves import StoredLeaves
 from penstock.handlers.ocdbt.index import Index
-from penstock.handlers.zarr import ArrayFormat
 from penstock.kernel.read_pack import WholeChunks
 
 
@@ -35,29 +34,12 @@ def whole_chunks(
         directory: What the data files are relative to.
         numbers: Which of `leaves`.
     """
-    suffixes: dict[int, str | None] = {}
-    sizes: dict[int, int] = {}
-    keys: list[bytes] = []
-    wanted: list[int] = []
-    for number in numbers:
-        form, spec = leaves.formats[number], leaves.specs[number]
-        if id(form) not in suffixes:
-            suffixes[id(form)] = _suffix(form)
-        if id(spec) not in sizes:
-            sizes[id(spec)] = spec.nbytes
-
-        suffix = suffixes[id(form)]
-        path = leaves.keys[number]
-        name = path[0] if len(path) == 1 else ".".join(path)
-        keys.append(b"" if suffix is None else f"{name}{suffix}".encode() if name else suffix[1:].encode())
-        wanted.append(sizes[id(spec)])
-
-    get = index.rows.get
-    rows = np.array([get(key, -1) for key in keys], np.int64)
-    lengths = np.array(wanted, np.int64)
     if not len(index):
         return WholeChunks((), [-1] * len(numbers), [0] * len(numbers), [-1] * len(numbers))
 
+    all_rows, sizes = leaves.table.only_chunks
+    chosen = np.asarray(numbers, np.int64)
+    rows, lengths = all_rows[chosen], sizes[chosen]
     found = (rows >= 0) & (lengths > 0) & (index.lengths[rows] == lengths)
     ids, offsets = np.where(found, index.ids[rows], -1), index.offsets[rows]
     files = [os.path.join(directory, file) for file in index.files]
@@ -70,11 +52,3 @@ def whole_chunks(
             ids[there[crc32cs[there] < 0]] = -1
 
     return WholeChunks(files, ids.tolist(), offsets.tolist(), crc32cs.tolist())
-
-
-def _suffix(form: ArrayFormat | None) -> str | None:
-    """What the key of an array's only chunk ends with; None if it has not just one, or that is coded."""
-    if form is None or not form.plain or form.shape != form.chunk_shape:
-        return None
-
-    return "/" + form.chunk_key((0,) * len(form.shape))

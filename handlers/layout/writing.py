@@ -92,7 +92,7 @@ class EncodedTree:
     def __init__(
         self, leaves: Sequence[Leaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
     ) -> None:
-        check_names(leaves, form)
+        check_names(leaves)
         self.leaves = tuple(leaves)
         self._documents = _tree(leaves, form, custom_metadata)
         arrays = [leaf for leaf in leaves if leaf.spec.shape is not None]
@@ -185,7 +185,7 @@ def _tree(
     return documents
 
 
-def check_names(leaves: Sequence[Leaf], form: SaveFormat | None = None) -> None:
+def check_names(leaves: Sequence[Leaf], form: SaveFormat | None = None, *, single: bool = False) -> None:
     """Refuse two values under one name, and strings that could not be found under theirs.
 
     Empty markers are stored under no name.
@@ -204,4 +204,4 @@ def check_names(leaves: Sequence[Leaf], form: SaveFormat | None = None) -> None:
 
     strings.encode(leaf for leaf in leaves if leaf.spec.text is not None)
     if form is not None and not form.ocdbt:
-        check_directories([leaf for leaf in leaves if leaf.spec.shape is not None], form.zarr)
+        check_directories([leaf for leaf in leaves if leaf.spec.shape is not None], form.zarr, single=single)

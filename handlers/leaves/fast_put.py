@@ -12,6 +12,7 @@ __all__ = ("PUBLIC_VARIABLE", "put_small")
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Final, TypeAlias, cast
 
 import jax
@@ -37,8 +38,9 @@ def put_small(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> l
         return []
     if not os.environ.get(PUBLIC_VARIABLE):
         device = default_device() if sharding is None else next(iter(devices_of(sharding)))
-        kind = (views[0].shape, views[0].dtype, device, _memory_kind(sharding), sharding is not None)
-        put = _fast_put(*kind, x64=_x64())
+        shape, dtype, memory_kind = views[0].shape, views[0].dtype, _memory_kind(sharding)
+        committed = sharding is not None
+        put = _fast_put(shape, dtype, cast("Any", device), memory_kind, committed, x64=_x64())
         if put is not None:
             return [put(view) for view in views]
 
@@ -58,7 +60,7 @@ def _x64() -> bool:
 
 
 def _memory_kind(sharding: Sharding | None) -> str | None:
-    return None if sharding is None else cast("str | None", sharding.memory_kind)
+    return None if sharding is None else sharding.memory_kind
 
 
 @lru_cache(maxsize=1024)
@@ -85,13 +87,11 @@ def _private_put(
     shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, sharding: Sharding, *, committed: bool
 ) -> _Put:
     # Imported here, so that a version without these names is one without the fast call.
-    from jax._src import core
-    from jax._src.lib import _jax, xla_client
-
-    put = xla_client.batched_device_put
+    core, lib = import_module("jax._src.core"), import_module("jax._src.lib")
+    put: Callable[..., jax.Array] = lib.xla_client.batched_device_put
     aval = core.ShapedArray(shape, dtype)
     devices = [device]
-    during_call = _jax.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+    during_call = lib._jax.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 
     def one(view: npt.NDArray[Any]) -> jax.Array:
         return put(aval, sharding, (view,), devices, committed, False, during_call)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ("NumpyHandler",)
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,23 +96,19 @@ class NumpyHandler:
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
         """Accept what `target` does; the detail is the dtype."""
-        known: dict[tuple[int, int, tuple[int, ...]], Any] = {}
-        details: list[Any] = []
-        for spec, like in zip(specs, itertools.repeat(None) if likes is None else likes, strict=False):
-            if likes is None or like is np.ndarray:
-                signature = (id(spec), 0, ())
-            elif type(like) is np.ndarray:
-                signature = (id(spec), id(like.dtype), like.shape)
-            else:
-                details.append(None)
-                continue
+        if likes is None:
+            kinds: list[object] = list(map(id, specs))
+            likes = [np.ndarray] * len(specs)
+        else:
+            # What two plain arrays agree in, or else which object it is.
+            described = [
+                (like.shape, id(like.dtype)) if type(like) is np.ndarray else id(like) for like in likes
+            ]
+            kinds = list(zip(map(id, specs), described, strict=True))
 
-            if signature not in known:
-                known[signature] = _pack_detail(spec, like)
-
-            details.append(known[signature])
-
-        return details
+        last = dict(zip(kinds, zip(specs, likes, strict=True), strict=True))
+        known = {kind: _pack_detail(spec, like) for kind, (spec, like) in last.items()}
+        return list(map(known.__getitem__, kinds))
 
     def build_pack(self, pack: HostPack) -> Sequence[Any]:
         """Return a writable array of its own for each leaf, of native byte order."""
@@ -124,13 +119,15 @@ class NumpyHandler:
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 
 
-def _pack_detail(spec: LeafSpec, like: npt.NDArray[Any] | type | None) -> np.dtype[Any] | None:
+def _pack_detail(spec: LeafSpec, like: Any) -> np.dtype[Any] | None:
     if spec.shape is None or not storable(spec.dtype):
         return None
+    if type(like) is np.ndarray:
+        array: npt.NDArray[Any] = like
+        fits = array.shape == spec.shape and dtype_name(array.dtype) == spec.dtype
+    else:
+        fits = like is np.ndarray
 
-    fits = not isinstance(like, np.ndarray) or (
-        like.shape == spec.shape and dtype_name(like.dtype) == spec.dtype
-    )
     return numpy_dtype(spec.dtype) if fits else None
 
 

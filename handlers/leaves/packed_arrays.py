@@ -30,26 +30,19 @@ def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> l
     A tree has many leaves, and few kinds of them: what is stored and what is wanted is compared once
     for each kind.
     """
-    known: dict[tuple[object, ...], Placement | None] = {}
-    placements: list[Placement | None] = []
-    for spec, like in zip(specs, itertools.repeat(None) if likes is None else likes, strict=False):
-        kind = (id(spec), *_kind(like))
-        if kind not in known:
-            known[kind] = _placement(spec, like)
-
-        placements.append(known[kind])
-
-    return placements
+    wanted = [None] * len(specs) if likes is None else likes
+    kinds = list(zip(map(id, specs), map(_kind, wanted), strict=True))
+    last = dict(zip(kinds, zip(specs, wanted, strict=True), strict=True))
+    known = {kind: _placement(spec, like) for kind, (spec, like) in last.items()}
+    return list(map(known.__getitem__, kinds))
 
 
-def _kind(like: Any) -> tuple[object, ...]:
+def _kind(like: Any) -> object:
     """What `array_target` looks at. The objects named by their ids live as long as `like` does."""
     if isinstance(like, jax.Array):
-        return id(type(like)), like.shape, id(like.dtype), id(like.sharding), like.committed
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return id(type(like)), like.shape, id(like.dtype), id(like.sharding)
+        return like.shape, id(like.dtype), id(like.sharding), like.committed, id(type(like))
 
-    return (id(like),)
+    return id(like)
 
 
 def _placement(spec: LeafSpec, like: Any) -> Placement | None:

@@ -36,8 +36,8 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     """Return the tree saved at `path`.
 
     Args:
-        path: A checkpoint.
-        **options: Those of `Checkpointer.restore`: `like`, `split`, `rename`, `transforms`, `dtype`, ...
+        path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
+        **options: Those of `Checkpointer.restore`: `like`, `item`, `split`, `rename`, `dtype`, ...
 
     Raises:
         PenstockError: What `Checkpointer.restore` raises.
@@ -46,17 +46,17 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
         return await checkpointer.restore(path, **options)
 
 
-async def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
+async def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds, without reading array data or touching a device.
 
     Raises:
         PenstockError: What `Checkpointer.metadata` raises.
     """
     async with Checkpointer() as checkpointer:
-        return await checkpointer.metadata(path)
+        return await checkpointer.metadata(path, item=item)
 
 
-async def verify(path: str | os.PathLike[str]) -> VerifyReport:
+async def verify(path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
     """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
 
     Returns:
@@ -66,4 +66,4 @@ async def verify(path: str | os.PathLike[str]) -> VerifyReport:
         PenstockError: What `Checkpointer.verify` raises.
     """
     async with Checkpointer() as checkpointer:
-        return await checkpointer.verify(path)
+        return await checkpointer.verify(path, item=item)

@@ -45,6 +45,7 @@ from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline, fitting_pipeline
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
+from penstock.stages.known_values import KnownValues
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -211,6 +212,7 @@ class Checkpointer:
         like: Any = _ABSENT,
         mmap: bool = False,
         split: str | None = None,
+        item: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
         on_report: Callable[[RestoreReport], object] | None = None,
@@ -219,7 +221,7 @@ class Checkpointer:
         """Return the tree saved at `path`.
 
         Args:
-            path: A checkpoint.
+            path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
             like: A tree of the structure wanted, whose leaves are concrete values,
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
@@ -230,6 +232,7 @@ class Checkpointer:
             split: For safetensors, whose names carry no structure: what separates the keys in them,
                 as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
                 With `like` there is no need for it: names are those of its keys joined by dots.
+            item: Which item of the checkpoint, by its name; by default the one that holds the tree.
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
@@ -240,7 +243,7 @@ class Checkpointer:
             SpecError: If the options contradict each other, or need a `like`.
             StructureMismatchError: If `like` does not fit; it lists every difference.
             HandlerFailedError: If one of the functions given raises.
-            NotACheckpointError: If there is none at `path`.
+            NotACheckpointError: If there is none at `path`, or no such item.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document or a data file is damaged.
 
@@ -251,22 +254,30 @@ class Checkpointer:
         final = absolute_path(path)
         has_like = like is not _ABSENT
         options = restore_options(onto, has_like=has_like)
-        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split)
+        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         chosen = with_derive(chosen, options)
 
         read = partial(self._restore_once, chosen, request, threads)
         tree, run = await self._engine.read_unchanged(final, threads, read)
+        if run.references:
+            identity = await threads.run(run.store.identity, final)
+            run.shared.of(KnownValues).remember(final, identity, run.references)
+
         if on_report is not None:
             on_report(report_of(run))
 
         return tree
 
-    async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
+    async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
 
+        Args:
+            path: As for `restore`.
+            item: As for `restore`.
+
         Raises:
-            NotACheckpointError: If there is none at `path`.
+            NotACheckpointError: If there is none at `path`, or no such item.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged.
         """
@@ -274,12 +285,18 @@ class Checkpointer:
         final = absolute_path(path)
 
         async def describe() -> CheckpointMetadata:
-            return await threads.run(describe_checkpoint, self._engine.layout, self._engine.store, final)
+            return await threads.run(
+                describe_checkpoint, self._engine.layout, self._engine.store, final, item
+            )
 
         return await self._engine.read_unchanged(final, threads, describe)
 
-    async def verify(self, path: str | os.PathLike[str]) -> VerifyReport:
+    async def verify(self, path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
         """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
+
+        Args:
+            path: As for `restore`.
+            item: As for `restore`.
 
         Raises:
             UnsupportedFormatError: If none were: penstock did not write it.
@@ -287,7 +304,7 @@ class Checkpointer:
         """
         _, threads = self._running()
         final = absolute_path(path)
-        check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory)
+        check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory, item)
         return await self._engine.read_unchanged(final, threads, check)
 
     async def wait(self) -> None:

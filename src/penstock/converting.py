@@ -18,7 +18,6 @@ from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.leaves.stored_value import StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.capabilities import NamedTensors
-from penstock.kernel.config import Config
 from penstock.kernel.errors import PathError, SpecError, StorageError
 from penstock.kernel.messages import Committed, SaveReport, StoredLeaf
 from penstock.kernel.pipeline import Pipeline
@@ -41,8 +40,7 @@ async def export_safetensors(
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
-    config: Config | str | os.PathLike[str] | None = None,
-    memory_limit: int | str | None = None,
+    **options: Any,
 ) -> SaveReport:
     """Write a tree as safetensors, atomically and durably.
 
@@ -56,8 +54,7 @@ async def export_safetensors(
             an index says what lies where; by default 5 GB.
         overwrite: Replace what is there, if it is safetensors and nothing else.
         custom_metadata: JSON values for `__metadata__`; texts are written as they are.
-        config: As for `Checkpointer`.
-        memory_limit: As for `Checkpointer`.
+        **options: Those of `Checkpointer`: `memory_limit`, `config`, `registry`, `store`.
 
     Raises:
         InvalidLeafError: If safetensors has no such element type, as for int4 and complex128.
@@ -68,7 +65,7 @@ async def export_safetensors(
         Nothing is left on disk.
     """
     layout = SafetensorsLayout(max_shard_bytes)
-    async with Checkpointer(layout=layout, config=config, memory_limit=memory_limit) as checkpointer:
+    async with Checkpointer(layout=layout, **options) as checkpointer:
         return await (
             await checkpointer.save(
                 destination, tree, overwrite=overwrite, custom_metadata=custom_metadata, staging="overlap"
@@ -82,11 +79,11 @@ async def convert(
     *,
     format: Format | None = None,  # noqa: A002  # what everybody calls it
     split: str | None = ".",
+    item: str | None = None,
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
-    config: Config | str | os.PathLike[str] | None = None,
-    memory_limit: int | str | None = None,
+    **options: Any,
 ) -> SaveReport:
     """Write what is saved at `source` to `destination`, in the same or another format.
 
@@ -99,11 +96,11 @@ async def convert(
         format: `"orbax"` or `"safetensors"`; by default the latter for a destination that ends in
             `.safetensors`, else the former.
         split: Of a safetensors source: what separates the keys in its names; None: one flat dict.
+        item: Which item of the source, by its name; by default the one that holds the tree.
         max_shard_bytes: As for `export_safetensors`.
         overwrite: Replace what is at `destination`, atomically, if it is of the format written.
         custom_metadata: Added to that of the source.
-        config: As for `Checkpointer`.
-        memory_limit: As for `Checkpointer`.
+        **options: Those of `Checkpointer`: `memory_limit`, `config`, `store`.
 
     Raises:
         SpecError: If the destination cannot hold the source: as for `export_safetensors`, or names that
@@ -117,12 +114,13 @@ async def convert(
     start, final = absolute_path(source), absolute_path(destination)
     layout = _layout(format, final, max_shard_bytes)
     _check_apart(start, final)
-    store, threads = LocalStore(), Threads()
+    store: Store = options.setdefault("store", LocalStore())
+    threads = Threads()
     unchanged = _Unchanged(store, threads, start, await threads.run(store.identity, start))
-    opened = await threads.run(_open, store, start, split)
+    opened = await threads.run(_open, store, start, split, item)
     pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", unchanged, called="unchanged")
     async with Checkpointer(
-        config=config, memory_limit=memory_limit, registry=_handlers(), save_pipeline=pipeline, layout=layout
+        registry=_handlers(), save_pipeline=pipeline, layout=layout, **options
     ) as checkpointer:
         return await (
             await checkpointer.save(
@@ -177,8 +175,8 @@ def _check_apart(source: str, destination: str) -> None:
             raise PathError(destination, f"cannot be written: {inner!r} lies in {outer!r}")
 
 
-def _open(store: Store, path: str, split: str | None) -> StoredCheckpoint:
-    opened = EveryLayout().open(store, path)
+def _open(store: Store, path: str, split: str | None, item: str | None) -> StoredCheckpoint:
+    opened = EveryLayout().open(store, path, item)
     return split_names(opened, split) if split is not None and isinstance(opened, NamedTensors) else opened
 
 

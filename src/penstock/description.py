@@ -93,11 +93,17 @@ class LeafMetadata:
 class CheckpointMetadata:
     """What a checkpoint holds."""
 
-    path: str
-    tree: Any = field(repr=False)  #: dicts and lists with a `LeafMetadata` for each leaf
+    path: str  #: of the checkpoint: as asked for, or the latest step there
+    tree: Any = field(
+        repr=False
+    )  #: as a restore without a target gives it, with a `LeafMetadata` for each leaf
     leaves: tuple[LeafMetadata, ...] = field(repr=False)  #: the same, in order
-    custom_metadata: Mapping[str, Any] | None = None
+    custom_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the checkpoint or step
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
+    tree_custom_metadata: Any = None  #: the caller's own that Orbax keeps with the tree, any JSON
+    root_custom_metadata: Mapping[str, Any] | None = (
+        None  #: of the directory of steps, if `metadata` was asked of one
+    )
 
     @property
     def nbytes(self) -> int:
@@ -105,13 +111,15 @@ class CheckpointMetadata:
         return sum(leaf.nbytes for leaf in self.leaves)
 
 
-def describe_checkpoint(layout: Layout, store: Store, path: str) -> CheckpointMetadata:
+def describe_checkpoint(
+    layout: Layout, store: Store, path: str, item: str | None = None
+) -> CheckpointMetadata:
     """Read the documents of a checkpoint, and nothing else. Blocking.
 
     Raises:
         CorruptCheckpointError: If there is no checkpoint, or a damaged one.
     """
-    checkpoint = layout.open(store, path)
+    checkpoint = layout.open(store, path, item)
     stored = checkpoint.leaves
     if isinstance(stored, LeafColumns):
         keys, kinds = stored.keys, stored.kinds
@@ -120,9 +128,11 @@ def describe_checkpoint(layout: Layout, store: Store, path: str) -> CheckpointMe
 
     leaves = tuple([LeafMetadata(stored, at) for at in range(len(stored))])
     return CheckpointMetadata(
-        path,
+        checkpoint.path,
         nest_columns(keys, kinds, leaves),
         leaves,
         checkpoint.custom_metadata,
         checkpoint.committed_at_ns,
+        checkpoint.tree_custom_metadata,
+        checkpoint.root_custom_metadata,
     )

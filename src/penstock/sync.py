@@ -75,13 +75,13 @@ class Checkpointer:
         """Return the tree saved at `path`."""
         return self._open().call(partial(self._inner.restore, path, **options))
 
-    def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
+    def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds."""
-        return self._open().call(self._inner.metadata, path)
+        return self._open().call(partial(self._inner.metadata, path, item=item))
 
-    def verify(self, path: str | os.PathLike[str]) -> VerifyReport:
+    def verify(self, path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
         """Compare the checkpoint at `path` with its checksums."""
-        return self._open().call(self._inner.verify, path)
+        return self._open().call(partial(self._inner.verify, path, item=item))
 
     def wait(self) -> None:
         """Wait until no save is under way; raise a failure that nobody was told of."""
@@ -105,14 +105,14 @@ def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     return _once(partial(api.restore, path, **options))
 
 
-def metadata(path: str | os.PathLike[str]) -> CheckpointMetadata:
+def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds; as `penstock.metadata`."""
-    return _once(partial(api.metadata, path))
+    return _once(partial(api.metadata, path, item=item))
 
 
-def verify(path: str | os.PathLike[str]) -> VerifyReport:
+def verify(path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
     """Compare the checkpoint at `path` with its checksums; as `penstock.verify`."""
-    return _once(partial(api.verify, path))
+    return _once(partial(api.verify, path, item=item))
 
 
 def convert(

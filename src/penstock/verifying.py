@@ -52,9 +52,9 @@ class VerifyReport:
 
 
 async def verify_checkpoint(
-    path: str, store: Store, threads: Threads, memory: MemoryRegulator
+    path: str, store: Store, threads: Threads, memory: MemoryRegulator, item: str | None = None
 ) -> VerifyReport:
-    """Compare every recorded range of the checkpoint at `path` with its checksum.
+    """Compare every recorded range of the checkpoint at `path`, or of an item of it, with its checksum.
 
     Raises:
         UnsupportedFormatError: If no checksums were recorded.
@@ -63,7 +63,7 @@ async def verify_checkpoint(
     Cancellation:
         Returns once the ranges that are being read have been.
     """
-    n_leaves, found = await threads.run(_survey, store, path)
+    n_leaves, found = await threads.run(_survey, store, path, item)
     damages = list(found.damages)
     limiter = CapacityLimiter(CONCURRENCY)
 
@@ -84,11 +84,11 @@ async def verify_checkpoint(
     return VerifyReport(path, n_leaves, len(found.ranges), nbytes, tuple(damages), found.unchecked)
 
 
-def _survey(store: Store, path: str) -> tuple[int, _Survey]:
+def _survey(store: Store, path: str, item: str | None) -> tuple[int, _Survey]:
     if safetensors.recognises(store, path):
         raise UnsupportedFormatError(path, "is safetensors, which records no checksums")
 
-    checkpoint = open_checkpoint(store, path, whole=False)
+    checkpoint = open_checkpoint(store, path, item, whole=False)
     return len(checkpoint.leaves), survey(checkpoint)
 
 

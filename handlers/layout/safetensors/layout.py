@@ -104,7 +104,7 @@ class SafetensorsLayout:
 
         return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path))
 
-    def open(self, store: Store, path: str) -> SafetensorsCheckpoint:
+    def open(self, store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
         """Read the headers of a checkpoint; see `open_checkpoint` for what it raises."""
         if TEMPORARY_SUFFIX in os.path.basename(path):
             raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
@@ -113,4 +113,4 @@ class SafetensorsLayout:
         if not holds_tensors(store, path):
             raise NotACheckpointError(path, f"is no safetensors file ({SUFFIX}), nor a folder with one in it")
 
-        return open_checkpoint(store, path)
+        return open_checkpoint(store, path, item)

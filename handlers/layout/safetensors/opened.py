@@ -18,7 +18,7 @@ from penstock.handlers.layout.safetensors.folder import holds_tensors, read_file
 from penstock.handlers.layout.safetensors.header import FileHeader, Tensor
 from penstock.handlers.layout.safetensors.naming import check_tree, empty_marker, split_name
 from penstock.handlers.layout.safetensors.note import Note
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.messages import KeyKind, LeafSpec, ParamInfo, Read, StoredLeaf, Written
 from penstock.kernel.protocols import Destination, Store
 
@@ -47,6 +47,8 @@ class SafetensorsCheckpoint:
     note: Note | None  #: what penstock recorded, if it wrote the file
     committed_at_ns: int | None = None
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    tree_custom_metadata: object = None
+    root_custom_metadata: Mapping[str, Any] | None = None
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
         """Nothing: no checksums are recorded."""
@@ -107,12 +109,16 @@ def recognises(store: Store, path: str) -> bool:
     return store.kind(path) == "file" or not MARKS & set(store.list_directory(path))
 
 
-def open_checkpoint(store: Store, path: str) -> SafetensorsCheckpoint:
+def open_checkpoint(store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
     """Read the headers at `path`, a file or a folder; no data.
 
     Raises:
+        NotACheckpointError: If an item is asked for: there are none in this format.
         CorruptCheckpointError: If something there is not what it should be; see `read_files`.
     """
+    if item is not None:
+        raise NotACheckpointError(path, f"is safetensors, which has no items, and so no item {item!r}")
+
     headers = read_files(store, path)
     note = _note(headers)
     about = note or Note()

@@ -134,7 +134,7 @@ def test_a_document_with_any_part_of_another_type_opens_or_names_its_file(name: 
 @pytest.mark.parametrize(
     ("name", "error", "problem"),
     [
-        ("_METADATA", UnsupportedFormatError, "nothing in it holds _METADATA"),
+        ("_METADATA", CorruptCheckpointError, "/_METADATA: is missing"),
         ("manifest.ocdbt", CorruptCheckpointError, "manifest.ocdbt: is missing, and there are arrays"),
         (
             "_strings.json",
@@ -179,7 +179,7 @@ def test_a_leaf_kept_in_the_legacy_file_is_named(path: Path) -> None:
     text = (path / "_METADATA").read_text()
     (path / "_METADATA").write_text(text.replace('"skip_deserialize": false', '"skip_deserialize": true', 1))
 
-    with pytest.raises(UnsupportedFormatError, match=r"msgpack file 'checkpoint'.*\(leaf \['a'\]\[0\]\)"):
+    with pytest.raises(CorruptCheckpointError, match=r"/checkpoint: is missing.*\(leaf \['a'\]\[0\]\)"):
         open_(path)
 
 
@@ -273,17 +273,24 @@ def test_a_temporary_name_is_an_interrupted_save(suffix: str, path: Path) -> Non
         ((), NotACheckpointError, "is no checkpoint: it holds neither"),
         (("notes.txt",), NotACheckpointError, "is no checkpoint"),
         (
-            ("0/default/_METADATA", "10/default/_METADATA"),
-            UnsupportedFormatError,
-            "2 steps; open one: .*/10'",
+            ("9/default/_METADATA", "10/default/_METADATA"),
+            CorruptCheckpointError,
+            "10/default/_METADATA: is empty",
         ),
-        (("7/_METADATA",), UnsupportedFormatError, "1 steps; open one: .*/7'"),
-        (("s_1/_CHECKPOINT_METADATA",), UnsupportedFormatError, "1 steps; open one: .*/s_1'"),
-        (("a/_METADATA", "b/_METADATA"), UnsupportedFormatError, r"2 trees \(a, b\); open .*/a'"),
+        (("7/_METADATA",), CorruptCheckpointError, "7/_METADATA: is empty"),
+        (("s_1/_CHECKPOINT_METADATA",), UnsupportedFormatError, "s_1: is an Orbax checkpoint without a tree"),
+        (
+            ("a/_METADATA", "b/_METADATA"),
+            UnsupportedFormatError,
+            r"2 trees \(a, b\); name one, as in item='a'",
+        ),
         (("default.orbax-checkpoint-tmp/_METADATA",), IncompleteCheckpointError, "there is 'default.orbax"),
-        (("checkpoint", "w/.zarray"), UnsupportedFormatError, "early Orbax"),
+        (("checkpoint", "w/.zarray"), CorruptCheckpointError, "/checkpoint: ends at byte 0"),
         (("model.safetensors",), UnsupportedFormatError, "safetensors"),
-        (("orbax.checkpoint", "cfg/data.json"), UnsupportedFormatError, "without a tree"),
+        (("orbax.checkpoint", "cfg/data.json"), CorruptCheckpointError, "cfg/data.json: is empty"),
+        (("orbax.checkpoint", "cfg/other"), UnsupportedFormatError, "without a tree"),
+        (("_CHECKPOINT_METADATA", "w/.zarray"), UnsupportedFormatError, "without a tree"),
+        (("state/d/x", "state/_sharding"), CorruptCheckpointError, "state/_METADATA: is missing"),
     ],
 )
 def test_a_directory_that_is_something_else_is_recognised(
