@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("DeviceToHost",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast, final
@@ -72,7 +72,7 @@ class _Stager:
             for group in _groups(planned, self._most):
                 yield await self._stage_group(group, prioritised=prioritised)
 
-    def _divide(self, leaves: tuple[Leaf, ...]) -> tuple[list[Leaf], list[Leaf]]:
+    def _divide(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         small: list[Leaf] = []
         rest: list[Leaf] = []
         most = min(PACKED_BELOW, self._most)

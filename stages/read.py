@@ -89,7 +89,9 @@ class _Reader:
         if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
             batch = ReadBatch((), (), pack=batch.leaves)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
-            batch = ReadBatch(batch.leaves, tuple(read for leaf in batch.leaves for read in leaf.reads))
+            batch = ReadBatch(
+                tuple(batch.leaves), tuple(read for leaf in batch.leaves for read in leaf.reads)
+            )
         if batch.pack is not None:
             return await self._read_pack(batch, batch.pack)
 
