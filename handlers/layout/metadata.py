@@ -184,5 +184,10 @@ def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
         return columns
 
     kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
-    taken: list[Any] = [[column[at] for at in kept] for column in columns]
-    return Columns(*taken)
+    return Columns(
+        [columns.keys[at] for at in kept],
+        [columns.kinds[at] for at in kept],
+        [columns.typestrs[at] for at in kept],
+        [columns.write_shapes[at] for at in kept],
+        [columns.skips[at] for at in kept],
+    )
