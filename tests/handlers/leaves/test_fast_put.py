@@ -125,7 +125,7 @@ def aliasing(view: Any) -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(array, name)
 
-        __class__: Any = property(lambda _: type(array))  # type: ignore[assignment]  # a disguise
+        __class__: Any = property(lambda _: type(array))  # a disguise
 
     return Looking()
 
