@@ -216,9 +216,9 @@ def test_room_is_reserved_at_once(disk: Path) -> None:
 
 
 def test_room_that_nobody_has_is_an_error(tmp_path: Path) -> None:
-    with closing(LocalStore().create_data_file(str(tmp_path / "data"))) as data:
-        with pytest.raises(StorageError) as caught:
-            data.allocate(2**62)
+    data = LocalStore().create_data_file(str(tmp_path / "data"))
+    with closing(data), pytest.raises(StorageError) as caught:
+        data.allocate(2**62)
 
     assert caught.value.errno in {errno.ENOSPC, errno.EFBIG}
 

@@ -147,17 +147,17 @@ def test_a_direct_read_that_fails_is_made_through_the_page_cache(disk: Path, pat
 @pytest.mark.parametrize("io", IOS)
 @pytest.mark.parametrize("offset", [0, 2 * MIB, 2 * MIB + 3])
 def test_a_file_that_ends_early_says_where(path: Path, io: Io, offset: int) -> None:
-    with closing(LocalStore(io=io).open_data_file(str(path))) as file:
-        with pytest.raises(TruncatedDataError) as caught:
-            file.read_at(offset, [aligned(5 * MIB, offset % PAGE), memoryview(bytearray(9))])
+    file = LocalStore(io=io).open_data_file(str(path))
+    with closing(file), pytest.raises(TruncatedDataError) as caught:
+        file.read_at(offset, [aligned(5 * MIB, offset % PAGE), memoryview(bytearray(9))])
 
     assert (caught.value.needed, caught.value.found) == (offset + 5 * MIB + 9, 4 * MIB + 77)
 
 
 def test_threads_read_one_file_directly_at_once(path: Path) -> None:
     whole = content(4 * MIB + 77)
-    with closing(LocalStore(io="direct").open_data_file(str(path))) as file:
-        with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda at: read(file, at * MIB, aligned(MIB)), range(4)))
+    file = LocalStore(io="direct").open_data_file(str(path))
+    with closing(file), ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda at: read(file, at * MIB, aligned(MIB)), range(4)))
 
     assert b"".join(found) == whole[: 4 * MIB]
