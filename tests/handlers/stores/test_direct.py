@@ -23,7 +23,8 @@ from tests.handlers.stores.large import IOS, MIB, SHARED_MEMORY, aligned, conten
 from penstock.handlers.stores import linux
 from penstock.handlers.stores.arena import Arena
 from penstock.handlers.stores.data_file import LocalDataFile
-from penstock.handlers.stores.direct import DIRECT_FROM, PAGE, Io, cut, parts_of
+from penstock.handlers.stores.descriptor import Descriptor
+from penstock.handlers.stores.direct import DIRECT_FROM, PAGE, Io, cut, open_direct, parts_of
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, StorageError
 from penstock.kernel.transfers import Transfers
@@ -180,6 +181,37 @@ def test_a_file_system_that_refuses_is_written_to_through_the_page_cache(disk: P
     assert (disk / "data").read_bytes()[2 * MIB :] == source[2 * MIB - 100 :]
 
 
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY])
+def test_a_file_that_cannot_be_opened_directly_is_not(disk: Path, flags: int) -> None:
+    with closing(Descriptor("/dev/zero", flags)) as zero:
+        assert open_direct(zero, flags, "direct") is None
+
+    path = disk / "data"
+    path.touch()
+    with closing(Descriptor(str(path), flags)) as file:
+        direct = open_direct(file, flags, "auto")
+        assert direct is not None
+        direct.close()
+        assert open_direct(file, flags, "buffered") is None
+        path.unlink()
+        assert open_direct(file, flags, "auto") is None
+        path.touch()  # another one
+        assert open_direct(file, flags, "auto") is None
+
+
+def test_a_direct_write_that_fails_is_an_error(disk: Path) -> None:
+    reader, writer = os.pipe()  # writing to one at an offset fails
+    with closing(LocalStore().create_data_file(str(disk / "data"))) as data:
+        assert data._direct is not None
+        os.dup2(writer, data._direct.number, inheritable=False)
+        with pytest.raises(StorageError) as caught:
+            data.write_at(0, [aligned(2 * MIB)])
+
+    assert (caught.value.operation, caught.value.errno) == ("write", errno.ESPIPE)
+    os.close(reader)
+    os.close(writer)
+
+
 @pytest.mark.parametrize("io", IOS)
 def test_a_file_that_grows_too_large_is_an_error(tmp_path: Path, io: Io) -> None:
     with closing(LocalStore(io=io).create_data_file(str(tmp_path / "data"))) as data:
@@ -211,8 +243,11 @@ def test_room_that_was_not_needed_is_given_back(tmp_path: Path, io: Io) -> None:
 
 def test_room_is_reserved_at_once(disk: Path) -> None:
     with closing(LocalStore().create_data_file(str(disk / "data"))) as data:
-        data.allocate(4 * MIB)
-        assert (disk / "data").stat().st_blocks * 512 >= 4 * MIB
+        for _ in range(2):
+            data.allocate(4 * MIB)
+            assert (disk / "data").stat().st_blocks * 512 >= 4 * MIB
+            data.sync()
+            assert (disk / "data").stat().st_blocks == 0
 
 
 def test_room_that_nobody_has_is_an_error(tmp_path: Path) -> None:
@@ -278,7 +313,8 @@ def test_the_files_of_a_store_share_one_arena(disk: Path) -> None:
         file.write_at(0, [aligned(2 * MIB, 1)])
 
     assert store._arena.idle_bytes == store._arena.block_bytes
-    for file in files:
-        file.close()
-        file.close()
+    files[0].close()
+    files[0].close()
+    assert store._arena.idle_bytes == store._arena.block_bytes
+    files[1].close()
     assert store._arena.idle_bytes == 0

@@ -117,10 +117,12 @@ def test_each_window_takes_the_way_that_suits_it(disk: Path) -> None:
     assert into == content(WINDOW) + content(WINDOW, 1)
 
 
-def test_memory_off_the_page_is_filled_through_the_page_cache(path: Path) -> None:
+def test_memory_off_the_page_is_filled_through_the_page_cache(disk: Path, path: Path) -> None:
     with closing(LocalStore(io="direct").open_data_file(str(path))) as file:
         assert read(file, 0, aligned(2 * MIB, 64)) == content(4 * MIB + 77)[: 2 * MIB]
         assert file.transfers == Transfers(0, 2 * MIB)
+        read(file, 0, aligned(2 * MIB))  # which says nothing about other memory
+        assert file.transfers == Transfers(2 * MIB, 2 * MIB)
 
 
 def test_a_file_that_cannot_be_opened_directly_is_read_all_the_same() -> None:
@@ -140,6 +142,7 @@ def test_a_direct_read_that_fails_is_made_through_the_page_cache(disk: Path, pat
             assert read(file, MIB, aligned(2 * MIB)) == content(4 * MIB + 77)[MIB : 3 * MIB]
 
         assert file.transfers == Transfers(2 * MIB, 4 * MIB)
+        assert file._refused, "it would be tried each time"
     os.close(reader)
     os.close(writer)
 
