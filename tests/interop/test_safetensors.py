@@ -121,7 +121,7 @@ def test_onto_a_mesh(tmp_path: Path) -> None:
     save_file({"w": array}, path)
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
     for spec in (_Spec("x", "y"), _Spec("y"), _Spec(None, "x"), _Spec()):
-        sharding = NamedSharding(mesh, spec)  # type: ignore[no-untyped-call]  # jax's
+        sharding = NamedSharding(mesh, spec)
         found = penstock.sync.restore(path, like={"w": _Struct((16, 24), np.float32, sharding=sharding)})["w"]
 
         assert found.sharding == sharding
@@ -132,7 +132,7 @@ def test_onto_a_mesh(tmp_path: Path) -> None:
 def test_a_sharded_array_is_one_tensor(tmp_path: Path, spec: tuple[Any, ...]) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
     array = noise("float32", (16, 24, 3))
-    sharding = NamedSharding(mesh, _Spec(*spec))  # type: ignore[no-untyped-call]  # jax's
+    sharding = NamedSharding(mesh, _Spec(*spec))
     path = tmp_path / "w.safetensors"
 
     penstock.sync.export_safetensors({"w": jax.device_put(array, sharding)}, path)

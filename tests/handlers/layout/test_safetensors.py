@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -324,7 +325,7 @@ class TestNote:
             metadata={"lr": 0.5, "steps": [1]},
             added=("format",),
         )
-        assert decode("p", encode(note)) == Note(**{**vars_of(note), "added": ["format"]})
+        assert decode("p", encode(note)) == replace(note, added=["format"])
 
         path = with_note(tmp_path / "a.safetensors", encode(note), "a.0", "k", dtype="U32")
         found = opened(path)
@@ -374,7 +375,3 @@ class TestNote:
 
         with pytest.raises(SpecError, match="'a' and 'b'"):
             opened(with_note(tmp_path / "a.safetensors", note, "a", "b")).split(".")
-
-
-def vars_of(note: Note) -> dict[str, Any]:
-    return {name: getattr(note, name) for name in Note.__slots__}
