@@ -55,7 +55,7 @@ class FlowOptions:
     """`[save]` or `[restore]`: how large messages get, and which stages they pass."""
 
     piece_bytes: int = field(default=16 * MIB, metadata={"positive": True})
-    batch_leaves: int = field(default=512, metadata={"positive": True})
+    batch_leaves: int = field(default=2048, metadata={"positive": True})
     batch_bytes: int = field(default=4 * MIB, metadata={"positive": True})
     stages: tuple[str, ...] | None = None  #: by name, ours or those of entry points; None: the usual ones
     stage_options: Mapping[str, Mapping[str, Any]] = field(

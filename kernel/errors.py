@@ -199,7 +199,7 @@ class DeletedLeafError(SpecError, RuntimeError):
 class TreeDifference:
     """One way in which a restore target and a checkpoint disagree."""
 
-    kind: str  #: "missing" (target only), "unexpected" (checkpoint only), "shape", "dtype", "type"
+    kind: str  #: "missing" (target only), "unexpected" (checkpoint only), "shape", "dtype", "type", "rule"
     key_path: str
     in_like: str = ""  #: what the target has there
     on_disk: str = ""  #: what the checkpoint has there
@@ -210,6 +210,8 @@ class TreeDifference:
             text = f"missing     {self.key_path}: in the target ({self.in_like}), not on disk"
         elif self.kind == "unexpected":
             text = f"unexpected  {self.key_path}: on disk ({self.on_disk}), not in the target"
+        elif self.kind == "rule":  # a rename or a transform that cannot be carried out
+            text = f"rule        {self.key_path}: {self.in_like}"
         else:
             text = f"{self.kind:<11} {self.key_path}: {self.in_like} in the target, {self.on_disk} on disk"
 

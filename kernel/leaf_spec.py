@@ -28,11 +28,11 @@ class ParamInfo:
     kinds: tuple[KeyKind, ...]  #: one for each key
     key_path: str  #: for people, as `jax.tree_util.keystr` prints it: `['opt'][0].mu`
     directory: str = ""  #: the checkpoint being written or read, for handlers with files of their own
+    name: str = field(init=False, compare=False, repr=False)
+    """The stored name: the keys joined by dots, with no escaping."""
 
-    @property
-    def name(self) -> str:
-        """The stored name: the keys joined by dots, with no escaping."""
-        return ".".join(self.keys)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", ".".join(self.keys))
 
 
 @dataclass(frozen=True, slots=True)

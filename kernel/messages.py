@@ -48,14 +48,29 @@ __all__ = (
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
 from penstock.kernel.leaf_spec import KeyKind, KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.restore_messages import (
+    DirectRead,
+    DriverRead,
+    HostBatch,
+    Located,
+    Read,
+    ReadBatch,
+    ReadLeaf,
+    RestoredBatch,
+    RestoredTree,
+    RestoreRequest,
+    ScatterRead,
+    StoredLeaf,
+    Target,
+)
 
 if TYPE_CHECKING:
     from penstock.kernel.adapter import AdaptedHandler
     from penstock.kernel.meters import StageStatistics
-    from penstock.kernel.protocols import Destination, LeafHandler, StoredCheckpoint
+    from penstock.kernel.protocols import LeafHandler
     from penstock.kernel.regulator import ByteLease
 
 # Saving
@@ -119,7 +134,7 @@ L = TypeVar("L", bound=Batchable)
 class LeafBatch(Generic[L]):
     """Leaves that travel together: `Leaf`s of a save or `ReadLeaf`s of a restore."""
 
-    leaves: tuple[L, ...]
+    leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
     prioritised: bool = False
 
 
@@ -294,159 +309,3 @@ class SaveReport:
     durable_s: float = math.nan  #: from the call to DURABLE
     peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False)
-
-
-# Restoring
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreRequest:
-    """The first message of a restore."""
-
-    path: str
-    like: object = None
-    has_like: bool = False  #: None is a tree, too
-    split: str | None = None  #: what separates the keys in names, where names are all that is stored
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLeaf:
-    """One leaf found on disk."""
-
-    info: ParamInfo
-    spec: LeafSpec
-    detail: object = None  #: the layout's own, handed back to it when the leaf is read
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A checkpoint that was found and whose documents were read; no array byte has been."""
-
-    checkpoint: StoredCheckpoint
-    like: object
-    has_like: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a handler wants read for one leaf."""
-
-    regions: tuple[Destination, ...] = ()  #: distinct parts of the global array; together all that is needed
-    staging_bytes: int = 0  #: host bytes that die once the value is built (0 if the value keeps them)
-    detail: object = None  #: the handler's own, for `build`
-
-
-@dataclass(frozen=True, slots=True)
-class DirectRead:
-    """A range of a file that goes, as it is, to one place in the destination."""
-
-    leaf: int
-    file: str  #: absolute
-    offset: int
-    nbytes: int
-    region: Destination
-    start: int  #: offset in the region's bytes
-    crc32c: int | None = None  #: of these bytes as they were written, if that is known
-
-    def into(self) -> memoryview:
-        """Where the bytes go; allocates the region on first use."""
-        return self.region.view()[self.start : self.start + self.nbytes]
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterRead:
-    """A range of a file that is spread over a destination (another sharding than the stored one)."""
-
-    leaf: int
-    file: str  #: absolute
-    offset: int
-    nbytes: int
-    scatter: Callable[[memoryview], None]  #: blocking; copies out of the buffer it is given
-    crc32c: int | None = None  #: of these bytes as they were written, if that is known
-
-
-@dataclass(frozen=True, slots=True)
-class DriverRead:
-    """A read that somebody else's driver performs (TensorStore for chunks with a codec)."""
-
-    leaf: int
-    nbytes: int
-    perform: Callable[[], Awaitable[None]]  #: returns when the destination is filled
-
-
-Read: TypeAlias = DirectRead | ScatterRead | DriverRead
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLeaf:
-    """One leaf on its way in."""
-
-    index: int  #: its place in the result's flatten order
-    stored: StoredLeaf
-    handler: LeafHandler | AdaptedHandler
-    target: Target = field(default_factory=Target)
-    reads: tuple[Read, ...] = ()
-
-    @property
-    def info(self) -> ParamInfo:
-        """Where the leaf stands."""
-        return self.stored.info
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to be read for it."""
-        return sum(read.nbytes for read in self.reads)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBatch:
-    """Reads admitted to the store, with the leases on their bytes.
-
-    Whoever drops a batch instead of passing it on releases it.
-    """
-
-    leaves: tuple[ReadLeaf, ...]  #: those that the reads belong to; seen again with each part of a large leaf
-    reads: tuple[Read, ...]
-    staged: tuple[tuple[int, ByteLease], ...] = ()  #: (leaf index, lease on its staging bytes)
-    in_flight: ByteLease | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to be read."""
-        return sum(read.nbytes for read in self.reads)
-
-    def release(self) -> None:
-        """Give back every lease. Never blocks, and may be called again."""
-        for _, lease in self.staged:
-            lease.release()
-
-        if self.in_flight is not None:
-            self.in_flight.release()
-
-
-@dataclass(frozen=True, slots=True)
-class HostBatch:
-    """Leaves whose every byte is on the host."""
-
-    leaves: tuple[ReadLeaf, ...]
-    ready: tuple[tuple[int, object], ...] = ()  #: (leaf index, value) that a third party's handler read
-    staged: tuple[ByteLease, ...] = ()
-
-    def release(self) -> None:
-        """Give back every lease. Never blocks, and may be called again."""
-        for lease in self.staged:
-            lease.release()
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredBatch:
-    """Finished values, by leaf index."""
-
-    values: Sequence[tuple[int, object]]
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredTree:
-    """The last message of a restore."""
-
-    tree: object

@@ -7,6 +7,7 @@ needs this file and `messages.py`, and nothing else.
 from __future__ import annotations
 
 __all__ = (
+    "Adopting",
     "BufferHandler",
     "Coordinator",
     "DataFile",
@@ -16,6 +17,8 @@ __all__ = (
     "Layout",
     "LeafColumns",
     "LeafHandler",
+    "PackedCheckpoint",
+    "PackingHandler",
     "ReadableFile",
     "SigningHandler",
     "SnapshotHandler",
@@ -26,7 +29,7 @@ __all__ = (
 )
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.messages import (
@@ -44,7 +47,8 @@ from penstock.kernel.messages import (
     Written,
     WrittenBatch,
 )
-from penstock.kernel.transfers import Transfers
+from penstock.kernel.read_pack import HostPack, WholeChunks
+from penstock.kernel.store_protocols import DataFile, Hold, ReadableFile, Store
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -109,6 +113,18 @@ class Destination(Protocol):
         ...
 
 
+@runtime_checkable
+class Adopting(Protocol):
+    """What a `Destination` may add: it can live in memory that is filled already."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def adopt(self, memory: memoryview) -> None:
+        """Be these bytes, read-only, instead of memory of its own. Before anybody looked at it."""
+        ...
+
+
 class LeafHandler(Protocol):
     """The streaming protocol: a leaf to its pieces on the host, and buffers back to a value.
 
@@ -155,6 +171,41 @@ class LeafHandler(Protocol):
 
         Returns:
             One value per leaf, in order.
+        """
+        ...
+
+
+@runtime_checkable
+class PackingHandler(LeafHandler, Protocol):
+    """What a `LeafHandler` may add, so that its small leaves are read and built many at a time."""
+
+    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
+        """Decide for many leaves at once what `target` would.
+
+        Args:
+            specs: Of the leaves on disk, of any typestr.
+            likes: What each is to be; None for a restore without a target.
+
+        Returns:
+            For each leaf the handler's own detail, if all of its bytes in C order are what
+            `build_pack` needs; else None, and `target` will be asked.
+        """
+        ...
+
+    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+        """Make the values, in order; none may keep the memory of `pack.data`. Blocking."""
+        ...
+
+
+@runtime_checkable
+class PackedCheckpoint(Protocol):
+    """What a `StoredCheckpoint` may add, so that many small leaves can be found at once."""
+
+    def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
+        """Say where leaves lie that are one raw chunk each.
+
+        Args:
+            numbers: Places in `leaves`.
         """
         ...
 
@@ -305,148 +356,6 @@ class Layout(Protocol):
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged; the message names it.
         """
-        ...
-
-
-class DataFile(Protocol):
-    """A file being written at chosen offsets, by several threads at once."""
-
-    @property
-    def transfers(self) -> Transfers:
-        """Bytes written so far, by way."""
-        ...
-
-    def allocate(self, nbytes: int) -> None:
-        """Reserve room for the first `nbytes`, where that can be done; `sync` gives back what is over.
-
-        Raises:
-            StorageError: If there is no room.
-        """
-        ...
-
-    def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write all buffers one after another, beginning at `offset`; never short."""
-        ...
-
-    def sync(self) -> None:
-        """Make every byte durable, and the file end with the last one. If it fails: never retried."""
-        ...
-
-    def close(self) -> None:
-        """Idempotent."""
-        ...
-
-
-class ReadableFile(Protocol):
-    """A file being read at chosen offsets, by several threads at once."""
-
-    @property
-    def transfers(self) -> Transfers:
-        """Bytes read so far, by way."""
-        ...
-
-    def read_at(
-        self,
-        offset: int,
-        buffers: Sequence[memoryview],
-        seen: Callable[[memoryview], object] | None = None,
-    ) -> None:
-        """Fill all buffers, beginning at `offset`.
-
-        Args:
-            offset: Bytes from the beginning of the file.
-            buffers: Writable and contiguous.
-            seen: Called with each part of a buffer once it is filled, in order, in parts that fit
-                the caches of a CPU where that is possible. Of a read that fails: with any number.
-
-        Raises:
-            TruncatedDataError: If the file ends before the buffers are full.
-        """
-        ...
-
-    def close(self) -> None:
-        """Idempotent."""
-        ...
-
-
-class Hold(Protocol):
-    """A directory held against others; given up when its process dies, too."""
-
-    def release(self) -> None:
-        """Idempotent; never fails."""
-        ...
-
-
-class Store(Protocol):
-    """Every file operation penstock does, and no other. All blocking; called from worker threads.
-
-    Paths are absolute. Failures are `StorageError`s. So small that a test double can stop after
-    the k-th operation, drop what was not synced, tear a write, or run out of space.
-    """
-
-    def kind(self, path: str) -> Literal["file", "directory"] | None: ...
-    def size(self, path: str) -> int:
-        """Bytes in the file at `path`."""
-        ...
-
-    def identity(self, path: str) -> object:
-        """A value that differs once something else lies at `path`; None while nothing does."""
-        ...
-
-    def check_writable(self, path: str) -> None:
-        """Raise `StorageError` unless `path`, whose parents may be missing, could be created."""
-        ...
-
-    def make_directory(self, path: str) -> None:
-        """Create it and its missing parents, durably; it may exist."""
-        ...
-
-    def hold(self, path: str) -> Hold:
-        """Hold the directory at `path`, so that one save at a time builds there.
-
-        Raises:
-            StorageError: With `errno.EBUSY` if somebody holds it, in this process or another.
-        """
-        ...
-
-    def list_directory(self, path: str) -> Sequence[str]: ...
-    def read_file(self, path: str) -> bytes: ...
-    def write_file(self, path: str, data: bytes) -> None:
-        """Create (or replace) and make the content durable; the directory entry is not yet."""
-        ...
-
-    def create_data_file(self, path: str) -> DataFile: ...
-    def open_data_file(self, path: str) -> ReadableFile: ...
-    def map_file(self, path: str) -> memoryview:
-        """The bytes of a file that nobody changes, read-only and read when they are looked at.
-
-        They stay until the last view of them is gone, whatever happens to the file's name.
-        """
-        ...
-
-    def link(self, source: str, destination: str) -> None:
-        """Give a file a second name, so that it stays until both are removed.
-
-        Raises:
-            StorageError: If the store cannot, or cannot here (EXDEV, EPERM, EMLINK, ENOTSUP).
-        """
-        ...
-
-    def sync_directory(self, path: str) -> None: ...
-    def sync_tree(self, path: str) -> None:
-        """Make durable every file and directory at and below `path`, whoever wrote it."""
-        ...
-
-    def rename(self, source: str, destination: str) -> None:
-        """Atomic; the destination does not exist."""
-        ...
-
-    def exchange(self, first: str, second: str) -> None:
-        """Swap two directories in one step, so that neither name is ever absent."""
-        ...
-
-    def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it; it may be absent."""
         ...
 
 

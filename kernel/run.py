@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import ByteLease, MemoryRegulator
+    from penstock.kernel.restore_options import Change, Recipe
     from penstock.kernel.threads import Threads
     from penstock.kernel.workspace import Workspace
 
@@ -117,6 +118,8 @@ class RestoreRun(Run):
     """What the stages of a restore may use."""
 
     outline: Outline | None = None  #: set by the planning stage, used to put the tree together
+    recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
+    changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("DeviceToHost",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast, final
@@ -65,10 +65,14 @@ class _Stager:
             yield await self._stage_pack(leaves, prioritised=prioritised)
 
         if rest:
-            for group in _groups(await threads.run(_plan, rest, self._most), self._most):
+            free, planned = await threads.run(_plan, rest, self._most)
+            if free is not None:
+                yield free
+
+            for group in _groups(planned, self._most):
                 yield await self._stage_group(group, prioritised=prioritised)
 
-    def _divide(self, leaves: tuple[Leaf, ...]) -> tuple[list[Leaf], list[Leaf]]:
+    def _divide(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         small: list[Leaf] = []
         rest: list[Leaf] = []
         most = min(PACKED_BELOW, self._most)
@@ -146,8 +150,12 @@ def _copied(leaf: Leaf) -> bytes:
     return b"".join([plan.take() for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)])
 
 
-def _plan(leaves: list[Leaf], piece_bytes: int) -> list[_Planned]:
-    """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end."""
+def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, list[_Planned]]:
+    """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
+
+    Returns:
+        The pieces, taken at once, if none of them costs anything; else what is to be leased and taken.
+    """
     planned: list[_Planned] = []
     for leaf in leaves:
         if isinstance(leaf.handler, AdaptedHandler):
@@ -161,7 +169,10 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> list[_Planned]:
         if not plans:
             planned.append((staged, None, True))
 
-    return planned
+    if not planned or any(plan is not None and plan.cost for _, plan, _ in planned):
+        return None, planned
+
+    return StagedBatch(tuple([leaf for leaf, _, last in planned if last]), _take(planned)), []
 
 
 def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.messages import Leaf, LeafBatch, ParamInfo, TreeToSave
+from penstock.kernel.messages import Leaf, LeafBatch, LeafSpec, ParamInfo, TreeToSave
 from penstock.kernel.protocols import LeafHandler, SigningHandler
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
@@ -19,6 +19,8 @@ from penstock.stages.known_values import references_to
 from penstock.stages.saved_trees import SavedTree, SavedTrees
 from penstock.stages.structure import StructureCache
 from penstock.stages.unchanged import set_aside, take_digests
+
+LARGE_TOGETHER = 8  # arrays that are on the host already are staged in one trip to a thread
 
 
 @final
@@ -52,7 +54,7 @@ class Flatten:
 
             run.progress.plan(len(run.planned), sum([leaf.spec.nbytes for leaf in leaves]))
             run.progress.advance(len(run.planned) - len(leaves), 0)
-            for batch in batched(leaves, run.limits):
+            for batch in batched(leaves, run.limits, together=LARGE_TOGETHER):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
@@ -83,13 +85,14 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
 class _Describer:
     """Makes the leaves of one tree."""
 
-    __slots__ = ("_directory", "_handlers", "_registry", "changed", "signatures")
+    __slots__ = ("_directory", "_handlers", "_registry", "_specs", "changed", "signatures")
 
     def __init__(self, run: SaveRun) -> None:
         self._registry = run.registry
         self._directory = run.workspace.temporary
         # For each type: its handler, and how that tells whether a value is of a known kind.
         self._handlers: dict[type, tuple[LeafHandler | AdaptedHandler, Callable[[Any], object] | None]] = {}
+        self._specs: dict[tuple[int, object], LeafSpec] = {}
         self.changed = False  #: whether a leaf is not what it was
         self.signatures: list[object] = []
 
@@ -109,7 +112,7 @@ class _Describer:
         if isinstance(handler, AdaptedHandler):
             info = replace(info, directory=self._directory)
 
-        spec = handler.describe(value, info)
+        spec = self._describe(handler, value, info, signature)
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
             before = known.leaves[index]
             if before.info is info:
@@ -117,6 +120,24 @@ class _Describer:
 
         self.changed = True
         return Leaf(index, info, value, spec, handler, Leaf(index, info, None, spec, handler))
+
+    def _describe(
+        self, handler: LeafHandler | AdaptedHandler, value: object, info: ParamInfo, signature: object
+    ) -> LeafSpec:
+        """Describe a value; one object for all leaves whose signature is the same."""
+        if signature is None:
+            return handler.describe(value, info)
+
+        key = (id(handler), signature)
+        try:
+            spec = self._specs.get(key)
+        except TypeError:  # a signature need not be hashable
+            return handler.describe(value, info)
+
+        if spec is None:
+            spec = self._specs[key] = handler.describe(value, info)
+
+        return spec
 
     def _handler(
         self, type_: type, info: ParamInfo

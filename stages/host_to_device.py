@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("HostToDevice",)
 
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import final
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.messages import HostBatch, ReadLeaf, RestoredBatch
 from penstock.kernel.protocols import LeafHandler
+from penstock.kernel.read_pack import HostPack, IndexedValues
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
 
@@ -33,7 +35,10 @@ class HostToDevice:
 
         async def build(batch: HostBatch, /) -> RestoredBatch:
             try:
-                built = await run.threads.run(_build, batch) if batch.leaves else []
+                if len(batch.packs) == 1 and not batch.leaves and not batch.ready:
+                    return RestoredBatch(await run.threads.run(_build_pack, batch.packs[0]))
+
+                built = await run.threads.run(_build, batch) if batch.leaves or batch.packs else []
             finally:
                 batch.release()
 
@@ -49,8 +54,13 @@ def _build(batch: HostBatch) -> list[tuple[int, object]]:
         assert not isinstance(leaf.handler, AdaptedHandler)
         by_handler.setdefault(id(leaf.handler), (leaf.handler, []))[1].append(leaf)
 
-    return [
+    built = [
         (leaf.index, value)
         for handler, leaves in by_handler.values()
         for leaf, value in zip(leaves, handler.build(leaves), strict=True)
     ]
+    return [*built, *itertools.chain.from_iterable(map(_build_pack, batch.packs))]
+
+
+def _build_pack(host: HostPack) -> IndexedValues:
+    return IndexedValues(host.pack.indices, host.pack.handler.build_pack(host))

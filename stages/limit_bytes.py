@@ -5,12 +5,13 @@ from __future__ import annotations
 __all__ = ("LimitBytes",)
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
 
 from penstock.kernel.messages import LeafBatch, Pack, Piece, ReadBatch, ReadLeaf, StagedBatch
+from penstock.kernel.read_pack import ReadPack
 from penstock.kernel.regulator import ByteLease, MemoryRegulator
 from penstock.kernel.run import Run
 from penstock.kernel.stage import Actor
@@ -53,7 +54,12 @@ class _Limiter:
     def __call__(
         self, batch: StagedBatch | LeafBatch[ReadLeaf], /
     ) -> AsyncIterator[StagedBatch] | AsyncIterator[ReadBatch]:
-        return self._admit_pieces(batch) if isinstance(batch, StagedBatch) else self._admit_reads(batch)
+        if isinstance(batch, StagedBatch):
+            return self._admit_pieces(batch)
+        if isinstance(batch.leaves, ReadPack):
+            return self._admit_packs(batch.leaves, prioritised=batch.prioritised)
+
+        return self._admit_reads(batch)
 
     async def _admit_pieces(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
         items = itertools.chain(_cut_packs(batch.packs, self._most), _cut(batch.pieces, self._most))
@@ -89,8 +95,22 @@ class _Limiter:
                 yield ReadBatch(unit, group, staged, lease)
                 staged = ()
 
+    async def _admit_packs(self, pack: ReadPack, *, prioritised: bool) -> AsyncIterator[ReadBatch]:
+        for part in pack.cut(len(pack), self._most):
+            # The bytes are copied out of the buffer that they are read into, which dies then.
+            oversize = part.nbytes > self._run.memory.limit
+            key_path = part[0].info.key_path if oversize else ""
+            staged = await self._run.lease(part.nbytes, key_path, prioritised=prioritised)
+            try:
+                lease = await self._in_flight.acquire(part.nbytes, admit_oversize=True)
+            except BaseException:
+                staged.release()
+                raise
+
+            yield ReadBatch((), (), ((part.indices[0], staged),), lease, part)
+
     async def _stage(
-        self, unit: tuple[ReadLeaf, ...], *, prioritised: bool
+        self, unit: Sequence[ReadLeaf], *, prioritised: bool
     ) -> tuple[tuple[int, ByteLease], ...]:
         """Lease the host bytes that die once the leaves are on their devices."""
         nbytes = sum(leaf.target.staging_bytes for leaf in unit)

@@ -40,7 +40,7 @@ class Locate:
 
         async def locate(request: RestoreRequest, /) -> Located:
             checkpoint = await run.threads.run(_open, run, request)
-            return Located(checkpoint, request.like, request.has_like)
+            return Located(checkpoint, request.like, request.has_like, request.options, request.mmap)
 
         yield locate
 

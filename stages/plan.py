@@ -8,18 +8,34 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, cast, final
+from typing import Any, cast, final, overload
 
 from jax import tree_util
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
-from penstock.kernel.messages import LeafBatch, Located, ReadLeaf, StoredLeaf, Target
-from penstock.kernel.protocols import LeafHandler, StoredCheckpoint
+from penstock.kernel.messages import (
+    KeyKind,
+    KeyPath,
+    LeafBatch,
+    LeafSpec,
+    Located,
+    ParamInfo,
+    ReadLeaf,
+    StoredLeaf,
+    Target,
+)
+from penstock.kernel.protocols import LeafColumns, LeafHandler, StoredCheckpoint
+from penstock.kernel.read_pack import ReadPack
 from penstock.kernel.run import Outline, RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
-from penstock.stages.trees import FlatLeaf, flatten_tree, nest
+from penstock.stages.joining import join_reads
+from penstock.stages.mapping import map_leaves
+from penstock.stages.onto import plan_onto
+from penstock.stages.packing import Wanted, make_packs
+from penstock.stages.structure import StructureCache
+from penstock.stages.trees import FlatLeaf, nest_columns
 
 MOST_SUGGESTIONS = 40  # a search for the nearest name compares with every other,
 MOST_CANDIDATES = 2_000  # so both are bounded: a wholly different tree has thousands
@@ -28,7 +44,7 @@ MOST_CANDIDATES = 2_000  # so both are bounded: a wholly different tree has thou
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Takes the `Located`, yields `LeafBatch[ReadLeaf]`es in the order of the result.
+    """Takes the `Located`, yields `LeafBatch[ReadLeaf]`es: small leaves in packs, then the others in order.
 
     Raises:
         StructureMismatchError: If the target and the checkpoint differ; it lists every difference.
@@ -45,8 +61,17 @@ class Plan:
         """Yield the actor of one restore."""
 
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
-            leaves = await run.threads.run(_plan, run, located)
-            run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
+            packs, leaves = await run.threads.run(_plan, run, located)
+            if located.mmap:
+                leaves = await run.threads.run(map_leaves, run, leaves)
+
+            n_leaves = len(leaves) + sum([len(pack) for pack in packs])
+            run.progress.plan(
+                n_leaves, sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])
+            )
+            for pack in packs:
+                yield LeafBatch(pack)
+
             for batch in batched(leaves, run.limits):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
@@ -63,31 +88,141 @@ class Match:
     has_like: bool
 
 
-def _plan(run: RestoreRun, located: Located) -> list[ReadLeaf]:
+def _plan(run: RestoreRun, located: Located) -> tuple[list[ReadPack], list[ReadLeaf]]:
     checkpoint = located.checkpoint
+    if located.options is not None:
+        return [], plan_onto(run, located, located.options, match)
+
     differences: list[TreeDifference] = []
     if located.has_like:
-        flat, treedef = flatten_tree(located.like)
-        matches, differences = match(flat, checkpoint.leaves)
-        infos = [found.info for found in flat]
-        run.outline = Outline(infos, lambda values: cast("Any", tree_util).tree_unflatten(treedef, values))
+        rows, likes, differences = _match_like(run, located)
     else:
-        matches = [Match(stored, None, has_like=False) for stored in checkpoint.leaves]
-        infos = [stored.info for stored in checkpoint.leaves]
-        run.outline = Outline(infos, lambda values: nest(infos, values))
+        stored = checkpoint.leaves
+        keys, kinds = _columns(stored)
+        rows, likes = range(len(stored)), None
+        run.outline = Outline(StoredInfos(stored), lambda values: nest_columns(keys, kinds, values))
 
-    leaves = [_plan_leaf(run, checkpoint, at, found, differences) for at, found in enumerate(matches)]
+    specs = _specs(checkpoint.leaves)
+    found = [specs[row] for row in rows]
+    wanted = Wanted(rows, found, _handlers(run, checkpoint, rows, found, likes), likes)
+
+    def make(place: int) -> ReadLeaf:
+        stored = checkpoint.leaves[rows[place]]
+        like = Match(stored, None if likes is None else likes[place], has_like=likes is not None)
+        return _plan_leaf(run, checkpoint, place, like, wanted.handlers[place], differences)
+
+    packs: list[ReadPack] = []
+    others: Sequence[int] = range(len(rows))
+    if not located.mmap:
+        packs, others = make_packs(checkpoint, wanted, run.limits, make)
+
+    leaves = [make(place) for place in others]
     if differences:
         raise StructureMismatchError(checkpoint.path, differences)
 
-    return leaves
+    return packs, leaves
+
+
+def _match_like(
+    run: RestoreRun, located: Located
+) -> tuple[Sequence[int], Sequence[Any], list[TreeDifference]]:
+    """Find the stored leaf for each leaf of the target.
+
+    Returns:
+        Places in the stored leaves, the targets that have one, and how the trees differ.
+    """
+    stored = located.checkpoint.leaves
+    infos, likes, treedef = run.shared.of(StructureCache).flatten(located.like)
+    run.outline = Outline(infos, lambda values: cast("Any", tree_util).tree_unflatten(treedef, values))
+    wanted = [info.keys for info in infos]
+    keys = _columns(stored)[0]
+    if wanted == list(keys):
+        return range(len(wanted)), likes, []
+
+    on_disk = {path: row for row, path in enumerate(keys)}
+    rows = [on_disk.get(path) for path in wanted]
+    if None not in rows and len(rows) == len(keys):
+        return cast("list[int]", rows), likes, []
+
+    flat = [FlatLeaf(info, value) for info, value in zip(infos, likes, strict=True)]
+    _, differences = match(flat, stored)
+    there = [(row, like) for row, like in zip(rows, likes, strict=True) if row is not None]
+    return [row for row, _ in there], [like for _, like in there], differences
+
+
+@final
+class StoredInfos(Sequence[ParamInfo]):
+    """Where stored leaves stand, made only for whoever asks."""
+
+    __slots__ = ("_stored",)
+
+    def __init__(self, stored: Sequence[StoredLeaf]) -> None:
+        self._stored = stored
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    @overload
+    def __getitem__(self, at: int, /) -> ParamInfo: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> tuple[ParamInfo, ...]: ...
+    def __getitem__(self, at: int | slice, /) -> ParamInfo | tuple[ParamInfo, ...]:
+        if isinstance(at, slice):
+            return tuple([stored.info for stored in self._stored[at]])
+
+        return self._stored[at].info
+
+
+def _columns(
+    stored: Sequence[StoredLeaf],
+) -> tuple[Sequence[KeyPath], Sequence[tuple[KeyKind, ...]]]:
+    if isinstance(stored, LeafColumns):
+        return stored.keys, stored.kinds
+
+    return [leaf.info.keys for leaf in stored], [leaf.info.kinds for leaf in stored]
+
+
+def _specs(stored: Sequence[StoredLeaf]) -> Sequence[LeafSpec]:
+    return stored.specs if isinstance(stored, LeafColumns) else [leaf.spec for leaf in stored]
+
+
+def _handlers(
+    run: RestoreRun,
+    checkpoint: StoredCheckpoint,
+    rows: Sequence[int],
+    specs: Sequence[LeafSpec],
+    likes: Sequence[Any] | None,
+) -> list[LeafHandler | AdaptedHandler]:
+    """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
+    wanted: list[Any]  # type names, or types
+    if likes is None:
+        wanted = [spec.typestr for spec in specs]
+    else:
+        types: list[type] = list(map(type, likes))
+        wanted = list(types)
+        if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
+            wanted = [like if isinstance(like, type) else type(like) for like in likes]
+
+    known: dict[str | type, LeafHandler | AdaptedHandler] = {}
+    for kind in dict.fromkeys(wanted):
+        key_path = checkpoint.leaves[rows[wanted.index(kind)]].info.key_path
+        if isinstance(kind, str):
+            known[kind] = run.registry.for_typestr(kind, key_path)
+        else:
+            known[kind] = run.registry.lookup(kind, key_path)
+
+    return list(map(known.__getitem__, wanted))
 
 
 def _plan_leaf(
-    run: RestoreRun, checkpoint: StoredCheckpoint, index: int, found: Match, differences: list[TreeDifference]
+    run: RestoreRun,
+    checkpoint: StoredCheckpoint,
+    index: int,
+    found: Match,
+    handler: LeafHandler | AdaptedHandler,
+    differences: list[TreeDifference],
 ) -> ReadLeaf:
     stored = found.stored
-    handler = _handler_for(run, found)
     if isinstance(handler, AdaptedHandler):
         if stored.spec.typestr != handler.typestr:
             differences.append(
@@ -109,16 +244,10 @@ def _plan_leaf(
     reads = tuple(
         read for region in target.regions for read in checkpoint.reads(index, stored, region, piece_bytes)
     )
+    if len(target.regions) > 1:
+        reads = join_reads(reads, piece_bytes)
+
     return ReadLeaf(index, stored, handler, target, reads)
-
-
-def _handler_for(run: RestoreRun, found: Match) -> LeafHandler | AdaptedHandler:
-    key_path = found.stored.info.key_path
-    if not found.has_like:
-        return run.registry.for_typestr(found.stored.spec.typestr, key_path)
-
-    wanted = found.like if isinstance(found.like, type) else type(found.like)
-    return run.registry.lookup(wanted, key_path)
 
 
 def match(

@@ -27,10 +27,12 @@ from penstock.kernel.messages import (
     ScatterRead,
 )
 from penstock.kernel.protocols import ReadableFile
+from penstock.kernel.read_pack import HostPack, ReadPack
 from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
+from penstock.stages.read_packs import read_pack
 from penstock.stages.transfers import tell_transfers
 
 FileRead: TypeAlias = DirectRead | ScatterRead
@@ -46,9 +48,9 @@ class Read:
     In a pipeline without `limit_bytes` it takes `LeafBatch`es.
 
     Small ranges that follow each other in a file are one read. Bytes whose checksum is known are
-    checked, large ones part by part as they arrive. What goes through a driver runs beside it;
-    leaves of third-party handlers are read by them. How many bytes came past the page cache and how
-    many through it is told by the event `data.read`.
+    checked. What goes through a driver runs beside it; leaves of third-party handlers are read by
+    them. How many bytes came past the page cache and how many through it is told by the event
+    `data.read`.
 
     Attributes:
         concurrency: Batches read at once, each by a thread. A disk wants several requests to work on.
@@ -84,8 +86,14 @@ class _Reader:
         self._staged: dict[int, ByteLease] = {}
 
     async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
+        if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
+            batch = ReadBatch((), (), pack=batch.leaves)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
-            batch = ReadBatch(batch.leaves, tuple(read for leaf in batch.leaves for read in leaf.reads))
+            batch = ReadBatch(
+                tuple(batch.leaves), tuple(read for leaf in batch.leaves for read in leaf.reads)
+            )
+        if batch.pack is not None:
+            return await self._read_pack(batch, batch.pack)
 
         self._staged.update(batch.staged)
         for leaf in batch.leaves:
@@ -103,6 +111,19 @@ class _Reader:
             if isinstance(leaf.handler, AdaptedHandler)
         ]
         return self._complete(batch, tuple(ready))
+
+    async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
+        def read() -> HostPack:
+            return read_pack(self._open(pack.file), pack, verify=self._verify)
+
+        try:
+            host = await self._run.threads.run(read)
+        finally:
+            if batch.in_flight is not None:
+                batch.in_flight.release()
+
+        self._run.progress.advance(len(pack), pack.nbytes)
+        return HostBatch((), staged=tuple([lease for _, lease in batch.staged]), packs=(host,))
 
     def release(self) -> None:
         """Give back the leases of leaves that were never completed."""
@@ -159,34 +180,19 @@ class _Reader:
     def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
         buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
         try:
-            sums = self._fill(file, run, buffers)
+            file.read_at(run[0].offset, buffers)
         except TruncatedDataError as error:
             cut = next((read for read in run if read.offset + read.nbytes > error.found), run[-1])
             raise TruncatedDataError(
                 error.path, error.needed, error.found, key_path=names[cut.leaf]
             ) from error
 
-        for read, buffer, found in zip(run, buffers, sums, strict=True):
-            if found != read.crc32c and found is not None:
+        for read, buffer in zip(run, buffers, strict=True):
+            if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
                 problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
                 raise ChecksumError(read.file, problem, key_path=names[read.leaf])
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
-
-    def _fill(
-        self, file: ReadableFile, run: Sequence[FileRead], buffers: Sequence[memoryview]
-    ) -> Sequence[int | None]:
-        """Read a run; return the checksum of each read that is to be checked, and None for the others."""
-        if len(run) == 1 and self._checks(run[0]):
-            return [_read_summed(file, run[0].offset, buffers[0])]
-
-        file.read_at(run[0].offset, buffers)
-        return [
-            crc32c(buffer) if self._checks(read) else None for read, buffer in zip(run, buffers, strict=True)
-        ]
-
-    def _checks(self, read: FileRead) -> bool:
-        return self._verify and read.crc32c is not None
 
     def _open(self, path: str) -> ReadableFile:
         with self._files_lock:
@@ -215,18 +221,6 @@ def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:
 
     if run:
         yield run
-
-
-def _read_summed(file: ReadableFile, offset: int, buffer: memoryview) -> int:
-    """Read, and return the crc32c of what was read, taken while the bytes are in the CPU's caches."""
-    total = 0
-
-    def add(part: memoryview) -> None:
-        nonlocal total
-        total = crc32c(part, total)
-
-    file.read_at(offset, [buffer], add)
-    return total
 
 
 def _scratch(nbytes: int) -> memoryview:

@@ -23,6 +23,7 @@ from penstock.stages.transfers import tell_transfers
 
 ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
 PAGE = 4096
+CACHE_LINE = 64  # where jax wants a buffer to begin that it uses in place; see `restore(mmap=True)`
 
 
 @final
@@ -136,7 +137,8 @@ class _Writer:
             await self._open_file()
 
         target = self._files[-1]
-        base = -(-target.end // PAGE) * PAGE if nbytes >= ALIGNED_FROM else target.end
+        step = PAGE if nbytes >= ALIGNED_FROM else CACHE_LINE if nbytes >= PAGE else 1
+        base = -(-target.end // step) * step
         target.end = base + nbytes
         return target, base
 

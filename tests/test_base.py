@@ -93,7 +93,7 @@ async def test_equal_arrays_that_are_other_objects_are_written(tmp_path: Path) -
 
 
 async def test_numpy_arrays_may_have_changed_and_are_written(tmp_path: Path, assert_same: AssertSame) -> None:
-    tree = {"a": np.zeros(1000), "b": jnp.zeros(1000)}
+    tree: dict[str, Any] = {"a": np.zeros(1000), "b": jnp.zeros(1000)}
     async with Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         tree["a"][:] = 1

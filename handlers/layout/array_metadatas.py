@@ -34,12 +34,12 @@ def encode(arrays: Iterable[Leaf]) -> bytes:
 
     The bytes are those of `json.dumps`, put together from texts; see `metadata.encode`.
     """
-    rests: dict[LeafSpec, str] = {}
+    rests: dict[int, str] = {}  # by identity: most leaves share a few specs
     entries: list[str] = []
     for leaf in arrays:
-        rest = rests.get(leaf.spec)
+        rest = rests.get(id(leaf.spec))
         if rest is None:
-            rest = rests[leaf.spec] = json.dumps(_shapes(leaf.spec))[1:]
+            rest = rests[id(leaf.spec)] = json.dumps(_shapes(leaf.spec))[1:]
 
         entries.append(f'{{"array_metadata": {{"param_name": {_quoted(leaf.info.name)}, {rest}}}')
 

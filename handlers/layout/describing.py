@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ARRAY_TYPES", "ArrayFormats", "has_value", "stored_leaves")
+__all__ = ("ARRAY_TYPES", "ArrayFormats", "has_value", "leaf_table")
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock.handlers import zarr
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.layout import strings as string_leaves
 from penstock.handlers.layout.chunk_index import read_value
-from penstock.handlers.layout.leaves import StoredLeaves
+from penstock.handlers.layout.leaves import LeafTable
 from penstock.handlers.layout.metadata import TreeMetadata
 from penstock.handlers.layout.names import LEGACY_MSGPACK, METADATA, show_key_path
 from penstock.handlers.ocdbt.index import Index
@@ -39,6 +39,7 @@ class ArrayFormats:
     store: Store
     directory: str
     index: Index
+    far: list[str] = field(default_factory=list[str])  #: keys whose values were not in the index itself
     _known: dict[bytes, ArrayFormat] = field(default_factory=dict[bytes, ArrayFormat])
 
     def find(
@@ -69,6 +70,7 @@ class ArrayFormats:
         return found
 
     def _far_value(self, key: str) -> bytes:
+        self.far.append(key)
         return read_value(self.store, self.directory, self.index[key.encode()])
 
     def _decode(self, tree: TreeMetadata, at: int, key: str, data: bytes) -> ArrayFormat:
@@ -81,7 +83,7 @@ class ArrayFormats:
         return self._known.setdefault(data, form)
 
 
-def stored_leaves(
+def leaf_table(
     directory: str,
     tree: TreeMetadata,
     arrays: ArrayFormats,
@@ -89,7 +91,7 @@ def stored_leaves(
     strings: tuple[str, dict[str, object]],
     shardings: Mapping[str, str],
     random_keys: Mapping[str, str],
-) -> StoredLeaves:
+) -> LeafTable:
     """Put together what is known of every leaf. What many leaves have in common, they share.
 
     Raises:
@@ -118,7 +120,7 @@ def stored_leaves(
 
         specs.append(spec)
 
-    return StoredLeaves(directory, tree.keys, tree.kinds, specs, formats)
+    return LeafTable(tree.keys, tree.kinds, specs, formats, arrays.index.rows)
 
 
 def _array_spec(

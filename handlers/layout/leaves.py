@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("StoredArray", "StoredLeaves")
+__all__ = ("LeafTable", "StoredArray", "StoredLeaves")
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.handlers.layout.index import prefix_of
 from penstock.handlers.layout.names import show_key_path
@@ -24,15 +28,58 @@ class StoredArray:
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class LeafTable:
+    """What is stored of every leaf, in columns; the same object for checkpoints of one tree. Immutable."""
+
+    keys: Sequence[KeyPath]
+    kinds: Sequence[tuple[KeyKind, ...]]
+    specs: Sequence[LeafSpec]
+    formats: Sequence[ArrayFormat | None]  #: None of what has no array bytes
+    rows: Mapping[bytes, int]  #: of the keys in the index
+
+    @cached_property
+    def only_chunks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """For each leaf the row of its only chunk, and its bytes; -1 if it has not just one raw chunk."""
+        get = self.rows.get
+        suffixes = {id(form): _suffix(form) for form in {id(form): form for form in self.formats}.values()}
+        sizes = {id(spec): spec.nbytes or -1 for spec in {id(spec): spec for spec in self.specs}.values()}
+        rows: list[int] = []
+        for path, form in zip(self.keys, self.formats, strict=True):
+            suffix = suffixes[id(form)]
+            key = "" if suffix is None else prefix_of(".".join(path)) + suffix
+            rows.append(get(key.encode(), -1) if key else -1)
+
+        return np.array(rows, np.int64), np.array([sizes[id(spec)] for spec in self.specs], np.int64)
+
+
+def _suffix(form: ArrayFormat | None) -> str | None:
+    """What the key of an array's only chunk ends with; None if it has not just one, or that is coded."""
+    if form is None or not form.plain or form.shape != form.chunk_shape:
+        return None
+
+    return form.chunk_key((0,) * len(form.shape))
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredLeaves(Sequence[StoredLeaf]):
     """Every leaf and empty marker, in stored order. Immutable: specs and formats are shared by many."""
 
     directory: str
-    keys: Sequence[KeyPath]
-    kinds: Sequence[tuple[KeyKind, ...]]
-    specs: Sequence[LeafSpec]
-    formats: Sequence[ArrayFormat | None]  #: None of what has no array bytes
+    table: LeafTable
+
+    @property
+    def keys(self) -> Sequence[KeyPath]:
+        return self.table.keys
+
+    @property
+    def kinds(self) -> Sequence[tuple[KeyKind, ...]]:
+        return self.table.kinds
+
+    @property
+    def specs(self) -> Sequence[LeafSpec]:
+        return self.table.specs
 
     @overload
     def __getitem__(self, index: int, /) -> StoredLeaf: ...
@@ -56,7 +103,7 @@ class StoredLeaves(Sequence[StoredLeaf]):
         return ParamInfo(keys, kinds, show_key_path(keys, kinds), self.directory)
 
     def _leaf(self, at: int) -> StoredLeaf:
-        info, form = self.info(at), self.formats[at]
+        info, form = self.info(at), self.table.formats[at]
         return StoredLeaf(
             info, self.specs[at], None if form is None else StoredArray(form, prefix_of(info.name))
         )

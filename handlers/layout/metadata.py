@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import final
+from typing import Any, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.handlers.layout import quick_metadata
@@ -47,13 +47,13 @@ def encode(leaves: Sequence[Leaf]) -> bytes:
     The bytes are those of `json.dumps`. They are put together from texts, for thousands of leaves
     have few kinds: dicts for all of them would take four times as long, and wake the collector.
     """
-    values: dict[LeafSpec, str] = {}
+    values: dict[int, str] = {}  # by identity: most leaves share a few specs
     entries: list[str] = []
     for leaf in leaves:
         info, spec = leaf.info, leaf.spec
-        value = values.get(spec)
+        value = values.get(id(spec))
         if value is None:
-            value = values[spec] = json.dumps(_value_metadata(spec))
+            value = values[id(spec)] = json.dumps(_value_metadata(spec))
 
         path = ", ".join(
             [
@@ -173,4 +173,5 @@ def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
         return columns
 
     kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
-    return Columns(*[[column[at] for at in kept] for column in columns])
+    taken: list[Any] = [[column[at] for at in kept] for column in columns]
+    return Columns(*taken)

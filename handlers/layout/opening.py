@@ -10,12 +10,13 @@ __all__ = ("open_checkpoint",)
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Final, final
 
 from penstock.handlers.layout import array_metadatas, integrity, metadata, sharding, strings
 from penstock.handlers.layout.chunk_index import check_files, directory_index
-from penstock.handlers.layout.describing import ARRAY_TYPES, ArrayFormats, has_value, stored_leaves
+from penstock.handlers.layout.describing import ARRAY_TYPES, ArrayFormats, has_value, leaf_table
 from penstock.handlers.layout.integrity import Checksums
+from penstock.handlers.layout.leaves import LeafTable, StoredLeaves
 from penstock.handlers.layout.locate import Place, locate
 from penstock.handlers.layout.metadata import TreeMetadata
 from penstock.handlers.layout.names import (
@@ -32,6 +33,9 @@ from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.reader import read_index
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols import Store
+
+NONE: Final[dict[str, Any]] = {}
+"""What an absent document says: one object, for by that the same is known again. Nobody changes it."""
 
 
 def open_checkpoint(
@@ -58,18 +62,11 @@ def open_checkpoint(
     tree = remembered.decode(METADATA, metadata.decode, file, store.read_file(file))
     documents = _Documents(store, place, tree, remembered, whole)
     index = documents.index()
-    arrays = ArrayFormats(store, place.directory, index)
+    table = _leaf_table(store, place.directory, documents, index, remembered)
     return OrbaxCheckpoint(
         path=path,
         directory=place.directory,
-        leaves=stored_leaves(
-            place.directory,
-            tree,
-            arrays,
-            strings=documents.strings(),
-            shardings=documents.shardings(),
-            random_keys=documents.random_keys(),
-        ),
+        leaves=StoredLeaves(place.directory, table),
         custom_metadata=place.checkpoint.custom_metadata,
         committed_at_ns=place.checkpoint.committed_at_ns,
         uses_ocdbt=documents.uses_ocdbt,
@@ -78,6 +75,25 @@ def open_checkpoint(
         digests=documents.digests(),
         index=index,
     )
+
+
+def _leaf_table(
+    store: Store, directory: str, documents: _Documents, index: Index, remembered: RememberedDocuments
+) -> LeafTable:
+    path, texts = documents.strings()
+    parts = (documents.tree, texts, documents.shardings(), documents.random_keys())
+    known = remembered.table(parts, index)
+    if known is not None:
+        return known
+
+    arrays = ArrayFormats(store, directory, index)
+    table = leaf_table(
+        directory, parts[0], arrays, strings=(path, texts), shardings=parts[2], random_keys=parts[3]
+    )
+    if not arrays.far:  # what lies elsewhere may have changed the next time
+        remembered.keep_table(parts, index, table)
+
+    return table
 
 
 @final
@@ -104,22 +120,22 @@ class _Documents:
             return Index.of(directory_index(self.store, directory, names))
         if MANIFEST not in self.place.names:
             if not any(typestr in ARRAY_TYPES and not skip for _, typestr, skip in entries):
-                return Index([], [])
+                return Index.of({})
             raise CorruptCheckpointError(
                 os.path.join(directory, MANIFEST), "is missing, and there are arrays"
             )
 
-        index = read_index(directory)
+        index = read_index(directory, self.remembered.keys)
         check_files(self.store, directory, index.needed(), whole=self.whole)
         return index
 
     def strings(self) -> tuple[str, dict[str, object]]:
         path, data = self._read(STRINGS)
-        return path, {} if data is None else strings.decode(path, data)
+        return path, NONE if data is None else self.remembered.decode(STRINGS, strings.decode, path, data)
 
     def shardings(self) -> dict[str, str]:
         path, data = self._read(SHARDING)
-        return {} if data is None else self.remembered.decode(SHARDING, sharding.decode, path, data)
+        return NONE if data is None else self.remembered.decode(SHARDING, sharding.decode, path, data)
 
     def checksums(self) -> Mapping[str, Checksums]:
         path, data = self._read(INTEGRITY)
@@ -134,7 +150,7 @@ class _Documents:
         folder = os.path.join(self.place.directory, ARRAY_METADATAS)
         files = sorted(self.store.list_directory(folder)) if ARRAY_METADATAS in self.place.names else []
         if not files:
-            return {}
+            return NONE
 
         path = os.path.join(folder, files[0])
         data = self.store.read_file(path)

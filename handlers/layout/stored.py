@@ -25,11 +25,13 @@ from penstock.handlers.layout.regions import (
     merge_direct,
     shape_of,
 )
+from penstock.handlers.layout.whole_chunks import whole_chunks
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.values import Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import DirectRead, DriverRead, Read, ScatterRead, StoredLeaf, Written
 from penstock.kernel.protocols import Destination
+from penstock.kernel.read_pack import WholeChunks
 
 if TYPE_CHECKING:
     from penstock.handlers.layout.driver import ArrayDriver
@@ -96,6 +98,10 @@ class OrbaxCheckpoint:
             reads = merge_direct(reads)
 
         return with_checksums(reads, self._recorded, piece_bytes)
+
+    def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
+        """Say where leaves lie that are one raw chunk each; see `PackedCheckpoint.whole_chunks`."""
+        return whole_chunks(self.leaves, self.index, self._recorded, self.directory, numbers)
 
     def _plain_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int

@@ -16,12 +16,14 @@ from penstock.handlers.dtypes import dtype_name, storable
 from penstock.handlers.leaves.devices import on_host
 from penstock.handlers.leaves.differences import type_name
 from penstock.handlers.leaves.keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.packed_arrays import make_pack, pack_placements
 from penstock.handlers.leaves.placement import make_arrays
 from penstock.handlers.leaves.sharding import encode
 from penstock.handlers.leaves.shards import PACKED, shard_pieces
 from penstock.handlers.leaves.wanted import array_target
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.read_pack import HostPack
 
 _BUFFERED: Final = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
@@ -163,6 +165,14 @@ class ArrayHandler:
             UnsupportedFormatError: If the stored dtype or PRNG implementation is not known here.
         """
         return array_target(stored, like if has_like else None)
+
+    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
+        """Accept what goes whole to one device, as it is; the detail is the `Placement`."""
+        return pack_placements(specs, likes)
+
+    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+        """Make the arrays, each in memory of its own."""
+        return make_pack(pack)
 
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Make the arrays. On CPU devices they live in the regions' memory and may still be donated."""

@@ -12,12 +12,14 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
 from penstock.handlers.leaves.boxes import Box, boxes
 from penstock.handlers.leaves.differences import different, different_array, stored_dtype, type_name
+from penstock.handlers.leaves.packs import pack_views
 from penstock.handlers.leaves.regions import HostRegion
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.read_pack import HostPack
 
 
 @final
@@ -84,9 +86,41 @@ class NumpyHandler:
 
         return Target((HostRegion.whole(stored.spec.shape, stored_dtype(stored)),))
 
+    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
+        """Accept what `target` does; the detail is the dtype."""
+        if likes is None:
+            kinds: list[object] = list(map(id, specs))
+            likes = [np.ndarray] * len(specs)
+        else:
+            # What two plain arrays agree in, or else which object it is.
+            described = [
+                (like.shape, id(like.dtype)) if type(like) is np.ndarray else id(like) for like in likes
+            ]
+            kinds = list(zip(map(id, specs), described, strict=True))
+
+        last = dict(zip(kinds, zip(specs, likes, strict=True), strict=True))
+        known = {kind: _pack_detail(spec, like) for kind, (spec, like) in last.items()}
+        return list(map(known.__getitem__, kinds))
+
+    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+        """Return a writable array of its own for each leaf, of native byte order."""
+        return [view.copy() for view in pack_views(pack)]
+
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Return the regions' own memory as writable, aligned arrays of native byte order."""
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
+
+
+def _pack_detail(spec: LeafSpec, like: Any) -> np.dtype[Any] | None:
+    if spec.shape is None or not storable(spec.dtype):
+        return None
+    if type(like) is np.ndarray:
+        array: npt.NDArray[Any] = like
+        fits = array.shape == spec.shape and dtype_name(array.dtype) == spec.dtype
+    else:
+        fits = like is np.ndarray
+
+    return numpy_dtype(spec.dtype) if fits else None
 
 
 def _copied(array: npt.NDArray[Any], box: Box) -> memoryview:

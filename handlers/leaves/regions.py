@@ -49,6 +49,12 @@ class HostRegion:
         """One region for all of an array."""
         return cls(tuple([(0, size) for size in shape]), dtype)
 
+    def adopt(self, memory: memoryview) -> None:
+        """Be these bytes, read-only, instead of memory of its own. Before anybody looked at it."""
+        with self._lock:
+            assert self._array is None, "the region has memory already"
+            self._array = np.frombuffer(memory, np.uint8).view(self.dtype).reshape(self.shape)
+
     def view(self) -> memoryview:
         """The buffer: writable, contiguous, C order, as bytes. Thread-safe."""
         return self.array().reshape(-1).view(np.uint8).data

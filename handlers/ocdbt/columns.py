@@ -16,12 +16,13 @@ __all__ = (
     "shared_prefixes",
 )
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import add, gt, lt
 from typing import final
 
+from penstock.handlers.ocdbt.remembered import RememberedKeys
 from penstock.handlers.ocdbt.wire import (
     MAX_KEY_BYTES,
     MAX_PATH_BYTES,
@@ -66,8 +67,16 @@ def encode_keys(keys: list[bytes], shared: Sequence[int], inherited: int) -> tup
     )
 
 
-def decode_keys(cursor: Cursor, count: int, *, interior: bool) -> tuple[list[bytes], Sequence[int]]:
+def decode_keys(
+    cursor: Cursor, count: int, *, interior: bool, known: RememberedKeys | None = None
+) -> tuple[list[bytes], Sequence[int]]:
     """Read `count` keys, relative to their node.
+
+    Args:
+        cursor: Where they begin.
+        count: At least one.
+        interior: Whether the node is no leaf.
+        known: Keys of other nodes; of a leaf that has the same, its list is returned.
 
     Returns:
         The keys, and for an interior node how many leading bytes of each are common to all keys of
@@ -76,31 +85,37 @@ def decode_keys(cursor: Cursor, count: int, *, interior: bool) -> tuple[list[byt
     Raises:
         CorruptCheckpointError: If a length is impossible, or the keys are not in ascending order.
     """
-    prefixes = (0, *cursor.varints(count - 1))
+    shared = cursor.varints(count - 1)
     suffixes = cursor.varints(count)
     inherited = cursor.varints(count) if interior else ()
-    lengths = list(map(add, prefixes, suffixes))
-    if any(map(gt, prefixes[1:], lengths)):
+    lengths = list(map(add, (0, *shared), suffixes))
+    if any(map(gt, shared, lengths)):
         raise cursor.origin.corrupt("a key shares more bytes with the key before than that has")
     if max(lengths) > MAX_KEY_BYTES:
         raise cursor.origin.corrupt(f"a key of {max(lengths)} bytes")
     if any(map(gt, inherited, lengths)):
         raise cursor.origin.corrupt("a child inherits more bytes than its key has")
 
-    encoded = cursor.take(sum(suffixes))
-    keys: list[bytes] = []
+    stored = (shared, suffixes, cursor.take(sum(suffixes)))
+
+    def decode() -> list[bytes]:
+        keys = list(_keys(*stored))
+        if not all(map(lt, keys, keys[1:])):
+            raise cursor.origin.corrupt("keys are not in ascending order")
+
+        return keys
+
+    return decode() if known is None else known.keys(stored, decode), inherited
+
+
+def _keys(shared: Sequence[int], suffixes: Sequence[int], encoded: bytes) -> Iterator[bytes]:
     key = b""
     position = 0
-    for prefix, suffix in zip(prefixes, suffixes, strict=True):
+    for prefix, suffix in zip((0, *shared), suffixes, strict=True):
         end = position + suffix
         key = key[:prefix] + encoded[position:end]
         position = end
-        keys.append(key)
-
-    if not all(map(lt, keys, keys[1:])):
-        raise cursor.origin.corrupt("keys are not in ascending order")
-
-    return keys, inherited
+        yield key
 
 
 @final

@@ -15,6 +15,7 @@ from typing import TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.handlers.ocdbt.remembered import KeyTable
 from penstock.handlers.ocdbt.values import Indirect, Inline, Value
 
 Column: TypeAlias = npt.NDArray[np.int64]
@@ -53,13 +54,13 @@ class Index(Mapping[bytes, Value]):
     """All keys of a database, each with its `Value`. Immutable.
 
     Args:
-        keys: In ascending order, each once.
+        table: The keys.
         parts: Their values: those of the first keys, of the next, and so on.
     """
 
-    __slots__ = ("_inline", "files", "ids", "keys_in_order", "lengths", "offsets", "rows")
+    __slots__ = ("_inline", "_keys", "files", "ids", "lengths", "offsets", "rows")
 
-    def __init__(self, keys: list[bytes], parts: Iterable[Values]) -> None:
+    def __init__(self, table: KeyTable, parts: Iterable[Values]) -> None:
         files: dict[str, int] = {}
         inline: list[bytes] = []
         columns: list[tuple[Column, Column, Column]] = []
@@ -71,8 +72,8 @@ class Index(Mapping[bytes, Value]):
             inline.append(part.inline)
             at += len(part.inline)
 
-        self.keys_in_order = keys
-        self.rows = dict(zip(keys, range(len(keys)), strict=True))  #: which row is a key's
+        self._keys = table.keys
+        self.rows = table.rows  #: which row is a key's
         self.files = list(files)  #: data files, relative to the database's directory
         self.ids = _joined([ids for ids, _, _ in columns])  #: which of `files`; -1 in the index itself
         self.offsets = _joined([offsets for _, offsets, _ in columns])
@@ -83,16 +84,16 @@ class Index(Mapping[bytes, Value]):
     def of(cls, values: Mapping[bytes, Value]) -> Index:
         """Make the index of a few keys at hand."""
         ordered = sorted(values)
-        return cls(ordered, [Values.of([values[key] for key in ordered])])
+        return cls(KeyTable.of(ordered), [Values.of([values[key] for key in ordered])])
 
     def __getitem__(self, key: bytes) -> Value:
         return self.value(self.rows[key])
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self.keys_in_order)
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return len(self.keys_in_order)
+        return len(self._keys)
 
     def value(self, row: int) -> Value:
         """The value of one row."""
@@ -111,6 +112,14 @@ class Index(Mapping[bytes, Value]):
             inline[start:end] if file < 0 else None
             for file, start, end in zip(ids.tolist(), offsets.tolist(), ends.tolist(), strict=True)
         ]
+
+    def says_the_same(self, other: Index) -> bool:
+        """Whether it has the very table of keys of `other`, and the same values in the index itself."""
+        if self.rows is not other.rows or self._inline != other._inline:
+            return False
+
+        here, there = self.ids < 0, other.ids < 0
+        return np.array_equal(here, there) and np.array_equal(self.lengths[here], other.lengths[there])
 
     def needed(self) -> dict[str, int]:
         """How long each data file must be, in bytes."""

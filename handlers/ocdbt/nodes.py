@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.handlers.ocdbt.columns import DataFile, decode_files, decode_keys
 from penstock.handlers.ocdbt.index import Values
+from penstock.handlers.ocdbt.remembered import RememberedKeys
 from penstock.handlers.ocdbt.wire import (
     MAX_NODE_ENTRIES,
     MAX_OFFSET,
@@ -134,12 +135,13 @@ def _references(
     ]
 
 
-def decode_node(cursor: Cursor, transitive: str) -> Node:
+def decode_node(cursor: Cursor, transitive: str, known: RememberedKeys | None = None) -> Node:
     """Decode the body of a B+tree node.
 
     Args:
         cursor: Where it starts.
         transitive: The base path of the file that the node lies in.
+        known: Keys decoded before.
 
     Raises:
         CorruptCheckpointError: If it is malformed.
@@ -150,7 +152,7 @@ def decode_node(cursor: Cursor, transitive: str) -> Node:
     if not 0 < count <= MAX_NODE_ENTRIES:
         raise cursor.origin.corrupt(f"{count} entries")
 
-    keys, inherited = decode_keys(cursor, count, interior=height > 0)
+    keys, inherited = decode_keys(cursor, count, interior=height > 0, known=known)
     if not height:
         node = Node(0, keys, _values(cursor, files, count), [])
     else:

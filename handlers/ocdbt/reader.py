@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.handlers.ocdbt.index import Index, Values
 from penstock.handlers.ocdbt.nodes import Manifest, Node, NodeReference, decode_manifest, decode_node
+from penstock.handlers.ocdbt.remembered import KeyTable, RememberedKeys
 from penstock.handlers.ocdbt.wire import (
     ENVELOPE_BYTES,
     MANIFEST_MAGIC,
@@ -35,7 +36,7 @@ _NUMBERED_MANIFEST = re.compile(r"manifest\.[0-9a-f]{16}")
 _NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
-def read_index(directory: str) -> Index:
+def read_index(directory: str, known: RememberedKeys | None = None) -> Index:
     """Read all keys of the newest version of an OCDBT database, and where their values lie.
 
     Blocks the calling thread, so that it belongs into a worker thread. What penstock writes is
@@ -43,6 +44,7 @@ def read_index(directory: str) -> Index:
 
     Args:
         directory: The database's directory, which holds `manifest.ocdbt`.
+        known: Keys decoded before, and what takes up those decoded now.
 
     Returns:
         Keys in ascending order. Paths of data files are relative to `directory`, also for values
@@ -60,16 +62,18 @@ def read_index(directory: str) -> Index:
     Source:
         TensorStore's OCDBT page, section "Storage format".
     """
-    database = _Database(directory)
+    known = RememberedKeys() if known is None else known
+    database = _Database(directory, known)
     manifest, origin = database.manifest()
     root = manifest.root
     if root is None:
-        return Index([], [])
+        return Index(KeyTable.of([]), [])
 
-    index: list[bytes] = []
+    nodes: list[list[bytes]] = []
+    n_keys = 0
     values: list[Values] = []
     pending = [(root, b"")]
-    while pending and len(index) <= root.n_keys:
+    while pending and n_keys <= root.n_keys:
         reference, prefix = pending.pop()
         node, where = database.node(reference)
         if node.values is None:
@@ -78,23 +82,25 @@ def read_index(directory: str) -> Index:
             continue
 
         keys = [prefix + key for key in node.keys] if prefix else node.keys
-        if index and keys[0] <= index[-1]:
-            raise where.corrupt(f"key {keys[0]!r} comes after {index[-1]!r}")
+        if nodes and keys[0] <= nodes[-1][-1]:
+            raise where.corrupt(f"key {keys[0]!r} comes after {nodes[-1][-1]!r}")
 
-        index += keys
+        nodes.append(keys)
+        n_keys += len(keys)
         values.append(node.values)
 
-    if len(index) != root.n_keys:
-        raise origin.corrupt(f"says {root.n_keys} keys, but the index holds {len(index)}")
+    if n_keys != root.n_keys:
+        raise origin.corrupt(f"says {root.n_keys} keys, but the index holds {n_keys}")
 
-    return Index(index, values)
+    return Index(known.table(nodes), values)
 
 
 class _Database:
     """The files of one database."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, known: RememberedKeys) -> None:
         self._directory = directory
+        self._known = known
         self._dumped: DumpedDatabase | None = None
 
     def manifest(self) -> tuple[Manifest, Origin]:
@@ -135,7 +141,7 @@ class _Database:
 
         method, cursor = unseal(origin, NODE_MAGIC, _read(origin, reference.offset, reference.length))
         if method == UNCOMPRESSED:
-            node = decode_node(cursor, reference.file.base)
+            node = decode_node(cursor, reference.file.base, self._known)
         else:
             node = self._dump().node(origin, reference)
 

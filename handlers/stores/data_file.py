@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.handlers.stores.arena import Arena
 from penstock.handlers.stores.descriptor import Descriptor, translated
-from penstock.handlers.stores.direct import PAGE, Io, address_of, cut, open_direct, write_parts
+from penstock.handlers.stores.direct import PAGE, Io, address_of, cut, open_direct, parts_of
 from penstock.handlers.stores.linux import allocate
 from penstock.handlers.stores.vectored import write_vectored
 from penstock.kernel.errors import StorageError
@@ -110,7 +110,7 @@ class LocalDataFile:
             if self._refused:
                 write_vectored(self._descriptor.number, offset, views)
             else:
-                parts = write_parts(offset, nbytes, self._arena.block_bytes)
+                parts = parts_of(offset, nbytes, self._arena.block_bytes)
                 runs = cut(views, [part.nbytes for part in parts])
                 for part, run in zip(parts, runs, strict=True):
                     if part.direct and self._write_direct(at, part.nbytes, run):

@@ -9,9 +9,8 @@ __all__ = (
     "Part",
     "address_of",
     "cut",
-    "next_read",
     "open_direct",
-    "write_parts",
+    "parts_of",
 )
 
 import mmap
@@ -30,7 +29,6 @@ Io: TypeAlias = Literal["auto", "direct", "buffered"]
 
 PAGE = max(4096, mmap.PAGESIZE)  #: of the page cache; what every disk can transfer by itself, too
 DIRECT_FROM = 2**20  #: below, the latency of the disk costs more than the page cache
-DIRECT_READ = 8 * 2**20  #: of one direct read; the system cuts it for the disk, and has all parts in flight
 
 
 class Part(NamedTuple):
@@ -40,11 +38,11 @@ class Part(NamedTuple):
     direct: bool
 
 
-def write_parts(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
-    """Cut a request into parts, in order.
+def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
+    """Cut a request into parts, in order; those that may go past the page cache and those that must not.
 
-    Only pages that lie wholly inside the request go directly: a page at its edge may be somebody
-    else's as well, whose bytes a direct write would bypass in the page cache.
+    Only pages that lie wholly inside the request may: a page at its edge may hold bytes of somebody
+    else as well, who writes it through the page cache.
 
     Args:
         offset: In the file, bytes.
@@ -59,23 +57,6 @@ def write_parts(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
     tail = nbytes - head - whole
     direct = [Part(min(block_bytes, whole - at), direct=True) for at in range(0, whole, block_bytes)]
     return [*_buffered(head), *direct, *_buffered(tail)]
-
-
-def next_read(offset: int, address: int, nbytes: int) -> Part:
-    """Say how a read that nothing is cached of begins.
-
-    Args:
-        offset: In the file, bytes.
-        address: Of the memory that the bytes go to.
-        nbytes: What is left to be read; positive.
-    """
-    whole = nbytes // PAGE * PAGE
-    if (offset - address) % PAGE or (not offset % PAGE and not whole):
-        return Part(nbytes, direct=False)
-    if offset % PAGE:
-        return Part(min(-offset % PAGE, nbytes), direct=False)
-
-    return Part(min(whole, DIRECT_READ), direct=True)
 
 
 def cut(views: Sequence[memoryview], sizes: Iterable[int]) -> Iterator[list[memoryview]]:

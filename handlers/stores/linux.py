@@ -1,11 +1,12 @@
-"""Two calls that Python lacks: `fallocate` without glibc's imitation of it, and a file system's type."""
+"""Calls that Python lacks: `fallocate` without glibc's imitation, a file system's type, what is cached."""
 
 from __future__ import annotations
 
-__all__ = ("allocate", "takes_direct_io")
+__all__ = ("allocate", "cached_bytes", "takes_direct_io")
 
 import ctypes
 import errno
+import mmap
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ F2FS: Final = 0xF2F52010
 OVERLAY: Final = 0x794C7630
 DISKS: Final = frozenset({EXT4, XFS, F2FS, OVERLAY})
 
+_CACHESTAT: Final = 451
 _STATFS_BYTES: Final = 512  # more than the structure has anywhere; it begins with the type
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ESPIPE})
 
@@ -58,6 +60,24 @@ def allocate(descriptor: int, offset: int, nbytes: int) -> bool:
             raise OSError(number, os.strerror(number))
 
     return True
+
+
+def cached_bytes(descriptor: int, offset: int, nbytes: int) -> int | None:
+    """How many bytes of a range of a file the page cache holds; None if the system does not say.
+
+    Takes some 10 us for 16 MiB. (Reading with RWF_NOWAIT, to see what comes, begins to fill the page
+    cache since Linux 5.10; mincore takes forty times as long.)
+    """
+    call = _find("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)
+    if call is None:
+        return None
+
+    wanted = (ctypes.c_uint64 * 2)(offset, nbytes)
+    answer = (ctypes.c_uint64 * 5)()  # pages cached, dirty, being written, evicted, evicted lately
+    if call(_CACHESTAT, descriptor, ctypes.byref(wanted), ctypes.byref(answer), 0) != 0:
+        return None  # before Linux 6.5, or not a file of ours
+
+    return int(answer[0]) * mmap.PAGESIZE
 
 
 @cache

@@ -23,7 +23,9 @@ __all__ = (
     "MemoryRegulator",
     "PenstockError",
     "Pipeline",
+    "RestoreReport",
     "SaveFuture",
+    "Transform",
     "__version__",
     "convert",
     "export_safetensors",
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline import Pipeline
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import MemoryRegulator
+    from penstock.kernel.restore_options import RestoreReport, Transform
 else:
     # In the `else`, because a checker that saw `__getattr__` would accept `penstock.typo`.
     from importlib import import_module as _import_module
@@ -56,7 +59,9 @@ else:
         "MemoryRegulator": "penstock.kernel.regulator",
         "PenstockError": "penstock.kernel.errors",
         "Pipeline": "penstock.kernel.pipeline",
+        "RestoreReport": "penstock.kernel.restore_options",
         "SaveFuture": "penstock.kernel.futures",
+        "Transform": "penstock.kernel.restore_options",
         "convert": "penstock.api",
         "export_safetensors": "penstock.api",
         "metadata": "penstock.api",

@@ -37,7 +37,7 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
 
     Args:
         path: A checkpoint.
-        **options: Those of `Checkpointer.restore`: `like`, `split`, `prioritise`, `pipeline`.
+        **options: Those of `Checkpointer.restore`: `like`, `split`, `rename`, `transforms`, `dtype`, ...
 
     Raises:
         PenstockError: What `Checkpointer.restore` raises.

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -33,11 +33,13 @@ from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline
+from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
 from penstock.verifying import VerifyReport, verify_checkpoint
 
@@ -146,14 +148,13 @@ class Checkpointer:
     ) -> SaveFuture:
         """Begin to save `tree` at `path`; return once it is staged.
 
-        Either the whole checkpoint becomes visible under `path`, durably and in one step, or
-        nothing does. Saves to one path follow each other, saves to different paths run together.
+        Either the whole checkpoint becomes visible, durably and in one step, or nothing does. Saves
+        to one path follow each other, saves to different paths run together.
 
         Args:
             path: A directory that does not exist yet; its parents may be missing.
             tree: Any PyTree of handled leaf types.
-            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete. A
-                directory of anything else is never replaced.
+            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete.
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
@@ -161,12 +162,11 @@ class Checkpointer:
             base: An earlier checkpoint. Leaves that are as they are there are linked and not written;
                 each checkpoint is whole by itself, whichever is deleted first.
             compare: How that is known. `"identity"`: a leaf is the very jax.Array that this Checkpointer
-                saved there, or restored from there. `"digest"`: its bytes have the SHA-256 that was
-                recorded there, by a save that was told the same; every byte of the tree is read.
+                saved there. `"digest"`: its bytes have the SHA-256 that a save with it recorded there.
             pipeline: Stages for this save alone.
 
         Returns:
-            The save that goes on in the background. Await it for the durable checkpoint.
+            The save in the background. Await it for the durable checkpoint.
 
         Raises:
             SpecError: If the tree or the path cannot be saved; nothing was written.
@@ -199,9 +199,12 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         like: Any = _ABSENT,
+        mmap: bool = False,
         split: str | None = None,
         prioritise: First | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
+        on_report: Callable[[RestoreReport], object] | None = None,
+        **onto: Unpack[RestoreKeywords],
     ) -> Any:
         """Return the tree saved at `path`.
 
@@ -211,14 +214,22 @@ class Checkpointer:
                 `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
                 shardings. Without it the result is made of dicts and lists, on the devices it was
                 saved from where they are here.
+            mmap: Whether leaves live in the page cache where they can, instead of memory of their own:
+                NumPy arrays, read-only, and jax.Arrays on CPU devices, in time that does not depend
+                on their size. Their checksums are not compared. The files must not be changed.
             split: For safetensors, whose names carry no structure: what separates the keys in them,
                 as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
                 With `like` there is no need for it: names are those of its keys joined by dots.
-            prioritise: Says which leaves are read first, by key path.
+            prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
+            on_report: Called with the `RestoreReport` when the result is complete.
+            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+                `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
+            SpecError: If the options contradict each other, or need a `like`.
             StructureMismatchError: If `like` does not fit; it lists every difference.
+            HandlerFailedError: If one of the functions given raises.
             NotACheckpointError: If there is none at `path`.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document or a data file is damaged.
@@ -229,23 +240,17 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
-        request = RestoreRequest(final, like if has_like else None, has_like, split)
+        options = restore_options(onto, has_like=has_like)
+        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = with_derive(chosen, options)
 
-        async def restore() -> Any:
-            run = self._engine.restore_run(final, threads)
-            since = time.perf_counter()
-            result = await run_pipeline(chosen, run, request)
-            self._engine.events.info(
-                "restore.finished",
-                path=final,
-                n_leaves=run.progress.leaves_total,
-                nbytes=run.progress.bytes_done,
-                seconds=time.perf_counter() - since,
-            )
-            return result.value.tree
+        read = partial(self._restore_once, chosen, request, threads)
+        tree, run = await self._engine.read_unchanged(final, threads, read)
+        if on_report is not None:
+            on_report(report_of(run))
 
-        return await self._engine.read_unchanged(final, threads, restore)
+        return tree
 
     async def metadata(self, path: str | os.PathLike[str]) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -287,6 +292,21 @@ class Checkpointer:
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
+
+    async def _restore_once(
+        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
+    ) -> tuple[Any, RestoreRun]:
+        run = self._engine.restore_run(request.path, threads)
+        since = time.perf_counter()
+        result = await run_pipeline(pipeline, run, request)
+        self._engine.events.info(
+            "restore.finished",
+            path=request.path,
+            n_leaves=run.progress.leaves_total,
+            nbytes=run.progress.bytes_done,
+            seconds=time.perf_counter() - since,
+        )
+        return result.value.tree, run
 
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:

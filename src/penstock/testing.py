@@ -233,13 +233,8 @@ class _FaultyReadableFile:
     def transfers(self) -> Transfers:
         return self._inner.transfers
 
-    def read_at(
-        self,
-        offset: int,
-        buffers: Sequence[memoryview],
-        seen: Callable[[memoryview], object] | None = None,
-    ) -> None:
-        self._store.perform("file.read_at", self._path, lambda: self._inner.read_at(offset, buffers, seen))
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self._store.perform("file.read_at", self._path, lambda: self._inner.read_at(offset, buffers))
 
     def close(self) -> None:
         if self._is_open:

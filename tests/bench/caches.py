@@ -49,15 +49,19 @@ def warm(path: Path) -> None:
 
 
 def drop(path: Path) -> bool:
-    """Ask the kernel to forget every page of the files; say whether it did."""
+    """Have the kernel forget every page of the files; say whether it did."""
+    forget(path)
+    return resident(path) <= STILL_COLD
+
+
+def forget(path: Path) -> None:
+    """Ask the kernel to forget every page of the files that is not dirty."""
     for name in files_of(path):
         descriptor = os.open(name, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-
-    return resident(path) <= STILL_COLD
 
 
 def resident(path: Path) -> float:

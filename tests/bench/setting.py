@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any, final
@@ -53,6 +54,11 @@ class Setting:
             return await contender.save(path, self.state)
 
         return await contender.restore(path, self.target(operation))
+
+    def finish(self, contender: Contender, operation: Operation) -> None:
+        """Leave no pages in the cache: the kernel would have to find room among them for the next one's."""
+        os.sync()
+        caches.forget(self.place(contender, operation))
 
     async def warm_up(self, contender: Contender) -> None:
         """Have it save once: two leaves, or, for penstock, the tree that it is to know."""

@@ -109,6 +109,7 @@ class _Bench:
                 await self._setting.perform(contender, operation)
                 stall = Stall(self._workload.name, contender.label, operation, heartbeat.worst_s())
                 self.results.stalls.append(stall)
+                await to_thread.run_sync(self._setting.finish, contender, operation)
 
             for contender in contenders:
                 for operation in self._watched(contender):
@@ -183,7 +184,9 @@ class _Bench:
         elif operation is not Operation.METADATA:
             self._check(contender, operation, value)
 
+        del value
         self.results.samples.append(sample)
+        await to_thread.run_sync(self._setting.finish, contender, operation)
 
     def _saved(
         self, sample: Sample, contender: Contender, operation: Operation, saved: Saved, before: int | None

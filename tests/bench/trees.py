@@ -50,7 +50,9 @@ def build(workload: str, scale: float) -> State:
 
 def filled(seed: int, leaf: Any) -> Any:
     """Normal numbers: what zstd can save of them is what it saves of real weights."""
-    numbers = np.random.default_rng(seed).standard_normal(leaf.shape, np.float32).astype(leaf.dtype)
+    numbers = (
+        np.random.default_rng(seed).standard_normal(leaf.shape, np.float32).astype(leaf.dtype, copy=False)
+    )
     if isinstance(leaf.sharding, SingleDeviceSharding):
         return jnp.array(numbers)  # a copy that is jax's own
 

@@ -42,6 +42,12 @@ class FakeStore:
         self.held: set[str] = set()
         self.before: dict[str, Callable[[], object]] = {}
 
+    def link(self, source: str, destination: str) -> None:
+        raise NotImplementedError
+
+    def map_file(self, path: str) -> memoryview:
+        raise NotImplementedError
+
     def _do(self, operation: str, *paths: str) -> None:
         self.done.append((operation, *paths))
         if operation in self.before:

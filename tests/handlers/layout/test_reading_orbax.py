@@ -20,6 +20,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.stored import OrbaxCheckpoint
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages import KeyKind
@@ -207,7 +208,7 @@ async def test_a_missing_compressed_chunk_is_an_error_only_if_all_were_written(
     v0(tmp_path / "ckpt")
     checkpoint = OrbaxLayout().open(LocalStore(), str(tmp_path / "ckpt"))
     (big,) = [leaf for leaf in checkpoint.leaves if leaf.info.name == "big"]
-    fewer = {key: value for key, value in checkpoint.index.items() if key != b"big/1.1"}
+    fewer = Index.of({key: value for key, value in checkpoint.index.items() if key != b"big/1.1"})
 
     with pytest.raises(CorruptCheckpointError, match=r"chunk 'big/1\.1' is missing \(leaf \['big'\]\)"):
         await read_part(replace(checkpoint, index=fewer), big)

@@ -1,0 +1,131 @@
+"""Makes the leaves of a result that are not simply read, from values that were."""
+
+from __future__ import annotations
+
+__all__ = ("Derive",)
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.kernel.errors import IncompletePipelineError, StructureMismatchError, TreeDifference
+from penstock.kernel.messages import RestoredBatch
+from penstock.kernel.restore_options import Making, Recipe
+from penstock.kernel.run import RestoreRun
+from penstock.kernel.stage import Actor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Derive:
+    """Takes `RestoredBatch`es, yields them with what functions made of values instead of those values.
+
+    A function is called, in a worker thread, as soon as its last input is there; an input is let go
+    of once the last function that needs it was called. What the target keeps is added at the end.
+
+    Raises:
+        HandlerFailedError: If a function raises.
+        StructureMismatchError: If what functions made does not fit the target; it lists every one.
+        IncompletePipelineError: If an input did not arrive.
+    """
+
+    @property
+    def concurrency(self) -> int:
+        """One: what the caller's functions do is not ours to run side by side."""
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
+        """Yield the actor of one restore."""
+        yield _Deriver(run)
+
+
+@final
+class _Deriver:
+    def __init__(self, run: RestoreRun) -> None:
+        self._run = run
+        self._begun = False
+        self._inputs: dict[int, Any] = {}
+        self._users: Counter[int] = Counter()  #: functions that still need an input
+        self._waiting: defaultdict[int, list[Making]] = defaultdict(list)  #: by each absent input
+        self._absent: dict[int, int] = {}  #: of a making, by its leaf: how many inputs are not there
+        self._differences: list[TreeDifference] = []
+
+    async def __call__(self, batch: RestoredBatch, /) -> RestoredBatch | None:
+        self._begin()
+        values = [pair for pair in batch.values if pair[0] not in self._users]
+        ready = self._arrived([pair for pair in batch.values if pair[0] in self._users])
+        if ready:
+            values += await self._run.threads.run(self._make, ready)
+
+        return RestoredBatch(values) if values else None
+
+    async def finish(self) -> AsyncIterator[RestoredBatch]:
+        self._begin()
+        recipe = self._recipe
+        values = list(recipe.kept)
+        alone = [making for making in recipe.makings if not making.inputs]
+        if alone:
+            values += await self._run.threads.run(self._make, alone)
+        if self._absent:
+            raise self._incomplete()
+        if self._differences:
+            raise StructureMismatchError(self._run.path, self._differences)
+
+        yield RestoredBatch(values)
+
+    @property
+    def _recipe(self) -> Recipe:
+        return self._run.recipe or Recipe()
+
+    def _begin(self) -> None:
+        """Look at the recipe, which the planning stage made after this one was opened."""
+        if self._begun:
+            return
+
+        self._begun = True
+        for making in self._recipe.makings:
+            inputs = set(making.inputs)
+            self._users.update(inputs)
+            if inputs:
+                self._absent[making.index] = len(inputs)
+            for at in inputs:
+                self._waiting[at].append(making)
+
+    def _arrived(self, values: Sequence[tuple[int, object]]) -> list[Making]:
+        """Keep inputs, and return what can be made now."""
+        ready: list[Making] = []
+        for at, value in values:
+            self._inputs[at] = value
+            for making in self._waiting.pop(at, ()):
+                self._absent[making.index] -= 1
+                if not self._absent[making.index]:
+                    del self._absent[making.index]
+                    ready.append(making)
+
+        return ready
+
+    def _make(self, makings: Sequence[Making]) -> list[tuple[int, object]]:
+        made: list[tuple[int, object]] = []
+        for making in makings:
+            value = making.make([self._inputs[at] for at in making.inputs])
+            for at in set(making.inputs):
+                self._users[at] -= 1
+                if not self._users[at]:
+                    del self._inputs[at]
+
+            if isinstance(value, TreeDifference):
+                self._differences.append(value)
+            else:
+                made.append((making.index, value))
+
+        return made
+
+    def _incomplete(self) -> IncompletePipelineError:
+        total = len(self._recipe.makings)
+        outline = self._run.outline
+        first = next(iter(self._absent))
+        key_path = "" if outline is None else outline.infos[first].key_path
+        return IncompletePipelineError(total, total - len(self._absent), key_path)
