@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final, overload
 
 if TYPE_CHECKING:
-    from penstock.kernel.leaf_spec import LeafSpec
+    from penstock.kernel.leaf_spec import LeafSpec, ParamInfo
     from penstock.kernel.messages import ReadLeaf
     from penstock.kernel.protocols import PackingHandler
 
@@ -42,6 +42,7 @@ class ReadPack(Sequence["ReadLeaf"]):
     offsets: Sequence[int]  #: bytes from the start of the file
     crc32cs: Sequence[int]  #: of the bytes as they were written; -1 if it is not known
     sizes: Sequence[int]  #: bytes
+    info: Callable[[int], ParamInfo]  #: where a leaf stands, by place in the result
     make: Callable[[int], ReadLeaf]  #: by place in the result
     made: dict[int, ReadLeaf]  #: by place; leaves that were looked at, for there must be one of each
 
@@ -70,6 +71,10 @@ class ReadPack(Sequence["ReadLeaf"]):
         leaf = self.made.get(index)
         return self.made.setdefault(index, self.make(index)) if leaf is None else leaf
 
+    def key_path(self, number: int) -> str:
+        """Say, for people, where one of its leaves stands."""
+        return self.info(self.indices[number]).key_path
+
     def part(self, numbers: Sequence[int]) -> ReadPack:
         """Return a pack of some of its leaves."""
         return ReadPack(
@@ -81,6 +86,7 @@ class ReadPack(Sequence["ReadLeaf"]):
             offsets=[self.offsets[at] for at in numbers],
             crc32cs=[self.crc32cs[at] for at in numbers],
             sizes=[self.sizes[at] for at in numbers],
+            info=self.info,
             make=self.make,
             made=self.made,
         )

@@ -99,7 +99,7 @@ class _Limiter:
         for part in pack.cut(len(pack), self._most):
             # The bytes are copied out of the buffer that they are read into, which dies then.
             oversize = part.nbytes > self._run.memory.limit
-            key_path = part[0].info.key_path if oversize else ""
+            key_path = part.key_path(0) if oversize else ""
             staged = await self._run.lease(part.nbytes, key_path, prioritised=prioritised)
             try:
                 lease = await self._in_flight.acquire(part.nbytes, admit_oversize=True)

@@ -11,7 +11,7 @@ from operator import is_not
 from typing import Any, Final, TypeVar, final
 
 from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.messages import LeafSpec, ReadLeaf
+from penstock.kernel.messages import LeafSpec, ParamInfo, ReadLeaf
 from penstock.kernel.protocols import LeafHandler, PackedCheckpoint, PackingHandler, StoredCheckpoint
 from penstock.kernel.read_pack import ReadPack
 from penstock.kernel.run import RunLimits
@@ -52,11 +52,15 @@ def make_packs(
     Returns:
         The packs, and the places of all other leaves.
     """
+
+    def info(place: int) -> ParamInfo:
+        return checkpoint.leaves[wanted.rows[place]].info
+
     others = set(range(len(wanted.rows)))
     packs: list[ReadPack] = []
     if isinstance(checkpoint, PackedCheckpoint):
         for handler, places in _by_handler(wanted):
-            for pack in _packs(checkpoint, wanted, handler, places, make):
+            for pack in _packs(checkpoint, wanted, handler, places, info, make):
                 others.difference_update(pack.indices)
                 packs.extend(pack.cut(limits.batch_leaves, limits.batch_bytes))
 
@@ -82,6 +86,7 @@ def _packs(
     wanted: Wanted,
     handler: PackingHandler,
     places: Sequence[int],
+    info: Callable[[int], ParamInfo],
     make: Callable[[int], ReadLeaf],
 ) -> Iterator[ReadPack]:
     details = handler.pack_details(
@@ -107,6 +112,7 @@ def _packs(
                 offsets=_chosen(chunks.offsets, there),
                 crc32cs=_chosen(chunks.crc32cs, there),
                 sizes=list(map(nbytes.__getitem__, map(id, specs))),
+                info=info,
                 make=make,
                 made=made,
             )

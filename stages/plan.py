@@ -194,7 +194,7 @@ def _handlers(
     likes: Sequence[Any] | None,
 ) -> list[LeafHandler | AdaptedHandler]:
     """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
-    wanted: list[Any]  # type names, or types
+    wanted: list[Any]
     if likes is None:
         wanted = [spec.typestr for spec in specs]
     else:
@@ -203,14 +203,14 @@ def _handlers(
         if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
             wanted = [like if isinstance(like, type) else type(like) for like in likes]
 
-    known: dict[str | type, LeafHandler | AdaptedHandler] = {}
-    for kind in dict.fromkeys(wanted):
+    def find(kind: Any) -> LeafHandler | AdaptedHandler:
         key_path = checkpoint.leaves[rows[wanted.index(kind)]].info.key_path
         if isinstance(kind, str):
-            known[kind] = run.registry.for_typestr(kind, key_path)
-        else:
-            known[kind] = run.registry.lookup(kind, key_path)
+            return run.registry.for_typestr(kind, key_path)
 
+        return run.registry.lookup(kind, key_path)
+
+    known = {kind: find(kind) for kind in dict.fromkeys(wanted)}
     return list(map(known.__getitem__, wanted))
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, final
 
-from penstock.kernel.messages import KeyPath, LeafBatch
+from penstock.kernel.messages import KeyPath, LeafBatch, ParamInfo
+from penstock.kernel.read_pack import ReadPack
 from penstock.kernel.run import Run
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
@@ -41,11 +42,11 @@ class Prioritise:
         """Yield the actor of one run."""
         yield _Prioritiser(self._is_first, run) if self.first else _pass_on
 
-    def _is_first(self, leaf: Any) -> bool:
+    def _is_first(self, info: ParamInfo) -> bool:
         if callable(self.first):
-            return bool(self.first(leaf.info.keys))
+            return bool(self.first(info.keys))
 
-        name = leaf.info.name
+        name = info.name
         return any(fnmatchcase(name, pattern) for pattern in self.first)
 
 
@@ -55,33 +56,62 @@ async def _pass_on(batch: LeafBatch[Any], /) -> LeafBatch[Any]:
 
 @final
 class _Prioritiser:
-    __slots__ = ("_is_first", "_leaves", "_run")
+    __slots__ = ("_is_first", "_leaves", "_packs", "_run")
 
-    def __init__(self, is_first: Callable[[Any], bool], run: Run) -> None:
+    def __init__(self, is_first: Callable[[ParamInfo], bool], run: Run) -> None:
         self._is_first = is_first
         self._run = run
         self._leaves: list[Any] = []
+        self._packs: list[ReadPack] = []
 
     async def __call__(self, batch: LeafBatch[Any], /) -> None:
-        self._leaves.extend(batch.leaves)
+        if isinstance(batch.leaves, ReadPack):
+            self._packs.append(batch.leaves)
+        else:
+            self._leaves.extend(batch.leaves)
 
     async def finish(self) -> AsyncIterator[LeafBatch[Any]]:
         leaves, self._leaves = self._leaves, []
+        packs, self._packs = self._packs, []
+        first_packs, other_packs = await self._run.threads.run(_partition_packs, packs, self._is_first)
         first, rest = await self._run.threads.run(_partition, leaves, self._is_first)
         del leaves
+        for pack in first_packs:
+            yield LeafBatch(pack, prioritised=True)
+
         for batch in batched(first, self._run.limits, prioritised=True):
             yield batch
             del batch  # the leaves belong to whoever comes next
+
+        for pack in other_packs:
+            yield LeafBatch(pack)
 
         for batch in batched(rest, self._run.limits):
             yield batch
             del batch
 
 
-def _partition(leaves: list[Any], is_first: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
+def _partition(leaves: list[Any], is_first: Callable[[ParamInfo], bool]) -> tuple[list[Any], list[Any]]:
     first: list[Any] = []
     rest: list[Any] = []
     for leaf in leaves:
-        (first if is_first(leaf) else rest).append(leaf)
+        (first if is_first(leaf.info) else rest).append(leaf)
 
     return first, rest
+
+
+def _partition_packs(
+    packs: list[ReadPack], is_first: Callable[[ParamInfo], bool]
+) -> tuple[list[ReadPack], list[ReadPack]]:
+    first: list[ReadPack] = []
+    rest: list[ReadPack] = []
+    for pack in packs:
+        chosen = [is_first(pack.info(index)) for index in pack.indices]
+        parts = [
+            pack.part([number for number, is_chosen in enumerate(chosen) if is_chosen is wanted])
+            for wanted in (True, False)
+        ]
+        first.append(parts[0])
+        rest.append(parts[1])
+
+    return [pack for pack in first if len(pack)], [pack for pack in rest if len(pack)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("read_pack",)
 
 from collections.abc import Iterator, Sequence
+from operator import gt
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
         ChecksumError: If bytes differ from those written; names the leaf.
     """
     order: Sequence[int] = range(len(pack))
-    if any(later < earlier for earlier, later in zip(pack.offsets, pack.offsets[1:], strict=False)):
+    if any(map(gt, pack.offsets, pack.offsets[1:])):
         order = sorted(order, key=pack.offsets.__getitem__)
 
     runs = list(_runs(pack, order))
@@ -71,7 +72,7 @@ def _read(file: ReadableFile, pack: ReadPack, offset: int, buffer: memoryview) -
         ends = [start + nbytes for start, nbytes in zip(pack.offsets, pack.sizes, strict=True)]
         cut = [number for number, end in enumerate(ends) if end > error.found]
         raise TruncatedDataError(
-            error.path, error.needed, error.found, key_path=pack[cut[0] if cut else -1].info.key_path
+            error.path, error.needed, error.found, key_path=pack.key_path(cut[0] if cut else -1)
         ) from error
 
 
@@ -81,4 +82,4 @@ def _verify(pack: ReadPack, data: memoryview, starts: Sequence[int]) -> None:
         if crc32c(data[start : start + nbytes]) != expected and expected >= 0:
             at = pack.offsets[number]
             problem = f"bytes {at} to {at + nbytes} differ from those written"
-            raise ChecksumError(pack.file, problem, key_path=pack[number].info.key_path)
+            raise ChecksumError(pack.file, problem, key_path=pack.key_path(number))

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 import penstock
 from penstock.handlers.layout.every import EveryLayout
 from penstock.handlers.layout.opening import open_checkpoint
-from penstock.handlers.leaves.stored_value import StoredValue, StoredValueHandler
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ChecksumError,
@@ -332,7 +332,7 @@ class TestRefusals:
         store = LocalStore()
         opened = EveryLayout().open(store, str(path))
         path.write_bytes(path.read_bytes()[:-8])
-        leaf = leaf_of(StoredValue(store, opened, opened.leaves[0]))
+        leaf = leaf_of(StoredValue(SourceFiles(store), opened, opened.leaves[0]))
 
         with pytest.raises(TruncatedDataError) as raised:
             [piece.take() for piece in StoredValueHandler().pieces(leaf, 1 << 20)]
@@ -341,7 +341,7 @@ class TestRefusals:
 
     def test_a_third_partys_leaf(self, tmp_path: Path) -> None:
         stored = StoredLeaf(ParamInfo(("a",), (), "['a']"), LeafSpec("theirs"))
-        value = StoredValue(LocalStore(), None, stored)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        value = StoredValue(SourceFiles(LocalStore()), None, stored)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
         with pytest.raises(InvalidLeafError, match="a theirs is stored in files of its own handler"):
             StoredValueHandler().describe(value, stored.info)
@@ -350,6 +350,24 @@ class TestRefusals:
 def leaf_of(value: StoredValue) -> Leaf:
     handler = StoredValueHandler()
     return Leaf(0, value.stored.info, value, handler.describe(value, value.stored.info), handler)
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
+    for at in range(5):
+        (tmp_path / str(at)).write_bytes(bytes([at] * 4))
+
+    store = FaultyStore(LocalStore())
+    files = SourceFiles(store, most=2)
+    found = bytearray(1)
+    for at in (0, 0, 1, 0, 2, 0, 1, 3, 4):
+        files.read_at(str(tmp_path / str(at)), 1, memoryview(found))
+        assert found[0] == at
+        assert store.open_files <= 2
+
+    assert [done.name for done in store.operations].count("open_data_file") == 6
+    files.close()
+    files.close()
+    assert store.open_files == 0
 
 
 @pytest.mark.anyio

@@ -355,6 +355,13 @@ class TestPartial:
         assert set(refused(path, like=like, on_unexpected="skip")) == {("missing", "['new']")}
         assert {kind for kind, _ in refused(path, like=like, on_missing="keep")} == {"unexpected"}
 
+    def test_the_list_begins_with_what_cannot_be_done(self, path: Path) -> None:
+        like = {"steps": np.zeros(9), "new": 1}
+        with pytest.raises(StructureMismatchError) as raised:
+            penstock.sync.restore(path, like=like, rename={"none": "x"})
+        kinds = [each.kind for each in raised.value.differences]
+        assert list(dict.fromkeys(kinds)) == ["rule", "missing", "unexpected", "dtype"]
+
     def test_other_differences_stay_errors(self, path: Path) -> None:
         like = {"steps": np.zeros(3), "count": np.ndarray, "name": 5}
         found = refused(path, like=like, on_missing="keep", on_unexpected="skip")
@@ -395,6 +402,34 @@ class TestTransforms:
         double = Transform(original_key="layers/0/kernel", value_fn=lambda value: value * 2)
         found = Restored(path, like={"x": jnp.zeros((3, 4))}, transforms={"x": double})
         assert_same(found.tree, {"x": TREE["layers"][0]["kernel"] * 2})
+
+    def test_an_input_that_cannot_lie_there_comes_as_it_was_saved(
+        self, path: Path, assert_same: AssertSame
+    ) -> None:
+        like = {"x": struct((8, 4), np.float32, sharding=over(4, "x"))}
+        rule = Transform(
+            original_key="layers/0/kernel", value_fn=lambda value: jnp.concatenate([value, jnp.zeros((5, 4))])
+        )
+        found = Restored(path, like=like, transforms={"x": rule})
+        expected = jnp.concatenate([TREE["layers"][0]["kernel"], jnp.zeros((5, 4))])
+        assert_same(found.tree, {"x": jax.device_put(expected, over(4, "x"))})
+
+    def test_wide_values_stay_wide(self, path: Path) -> None:
+        like = {"x": struct((4,), np.float64, sharding=over(4, "x")), "y": jax.Array}
+        rule = Transform(original_key="layers/0/bias", value_fn=np.asarray)
+        found = Restored(path, like=like, transforms={"x|y": rule})
+        assert [leaf.dtype for leaf in found.tree.values()] == [np.float64, np.float64]
+
+    def test_an_input_that_others_need_too_cannot_be_changed(self, path: Path) -> None:
+        def change(value: Any) -> Any:
+            value[0] = 1
+            return value
+
+        like = {"x": np.zeros(3, np.uint8), "y": np.zeros(3, np.uint8)}
+        alone = Restored(path, like={"x": like["x"]}, transforms={"x": Transform("steps", value_fn=change)})
+        assert alone.tree["x"].tolist() == [1, 251, 252]
+        with pytest.raises(HandlerFailedError, match="read-only"):
+            Restored(path, like=like, transforms={"x|y": Transform("steps", value_fn=change)})
 
     def test_keys_strings_and_types(self, path: Path, assert_same: AssertSame) -> None:
         rules = {

@@ -13,6 +13,7 @@ from anyio import create_task_group, to_thread
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import Store
+from penstock.kernel.transfers import Transfers
 from penstock.testing import Crash, CrashStore, FaultyStore, Operation
 
 pytestmark = pytest.mark.anyio
@@ -41,8 +42,10 @@ def exercise(store: Store, root: str) -> None:
     store.make_directory(a)
     store.make_directory(b)
     with closing(store.create_data_file(data)) as file:
+        file.allocate(100)
         file.write_at(0, [view(b"01234567")])
         file.sync()
+        assert file.transfers == Transfers(0, 8)
     store.write_file(f"{a}/document", b"text")
     store.sync_directory(a)
     store.sync_tree(a)
@@ -51,18 +54,21 @@ def exercise(store: Store, root: str) -> None:
     store.rename(b, f"{root}/c")
     with closing(store.open_data_file(f"{root}/c/data")) as readable:
         readable.read_at(0, [memoryview(bytearray(8))])
+        assert readable.transfers == Transfers(0, 8)
+    store.link(f"{root}/c/data", f"{root}/c/second")
+    assert store.map_file(f"{root}/c/second").tobytes() == b"01234567"
     assert store.kind(f"{root}/c") == "directory"
     assert store.size(f"{root}/c/data") == 8
-    assert store.list_directory(f"{root}/c") == ["data", "document"]
+    assert store.list_directory(f"{root}/c") == ["data", "document", "second"]
     assert store.read_file(f"{root}/c/document") == b"text"
     store.remove_tree(f"{root}/a")
 
 
 EXERCISE = (
-    *("check_writable", "make_directory", "make_directory", "create_data_file", "data.write_at"),
-    *("data.sync", "data.close", "write_file", "sync_directory", "sync_tree", "hold", "exchange", "rename"),
-    "open_data_file",
-    *("file.read_at", "file.close", "kind", "size", "list_directory", "read_file", "remove_tree"),
+    *("check_writable", "make_directory", "make_directory", "create_data_file", "data.allocate"),
+    *("data.write_at", "data.sync", "data.close", "write_file", "sync_directory", "sync_tree", "hold"),
+    *("exchange", "rename", "open_data_file", "file.read_at", "file.close", "link", "map_file"),
+    *("kind", "size", "list_directory", "read_file", "remove_tree"),
 )
 
 
@@ -70,9 +76,14 @@ def test_every_operation_is_passed_on_and_logged(store: FaultyStore, tmp_path: P
     exercise(store, str(tmp_path))
 
     assert tuple(operation.name for operation in store.operations) == EXERCISE
-    assert store.operations[4] == Operation("data.write_at", str(tmp_path / "a" / "data"))
+    assert store.operations[5] == Operation("data.write_at", str(tmp_path / "a" / "data"))
     assert store.open_files == 0
-    assert tree(tmp_path) == {"c": None, "c/data": b"01234567", "c/document": b"text"}
+    assert tree(tmp_path) == {
+        "c": None,
+        "c/data": b"01234567",
+        "c/document": b"text",
+        "c/second": b"01234567",
+    }
 
 
 @pytest.mark.parametrize("k", range(1, len(EXERCISE) + 1))
@@ -250,6 +261,35 @@ def test_an_exchange_survives_once_the_directory_is_synced(
 
     inside_a = "b" if synced else "a"
     assert f"a/{inside_a}" in after_power_loss(crashing, tmp_path)
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_second_name_survives_once_the_directory_is_synced(
+    crashing: CrashStore, tmp_path: Path, synced: bool
+) -> None:
+    save(crashing, str(tmp_path))
+    crashing.make_directory(str(tmp_path / "next"))
+    crashing.link(f"{tmp_path}/runs/step/data", f"{tmp_path}/next/data")
+    if synced:
+        crashing.sync_directory(f"{tmp_path}/next")
+    crashing.remove_tree(f"{tmp_path}/runs/step")
+    crashing.sync_directory(f"{tmp_path}/runs")
+
+    found = after_power_loss(crashing, tmp_path)
+    assert found == {"runs": None, "next": None, **({"next/data": b"01234567"} if synced else {})}
+
+
+def test_bytes_written_under_one_name_are_synced_under_the_other(
+    crashing: CrashStore, tmp_path: Path
+) -> None:
+    with closing(crashing.create_data_file(f"{tmp_path}/a")) as file:
+        file.allocate(100)
+        file.write_at(0, [view(b"text")])
+        crashing.link(f"{tmp_path}/a", f"{tmp_path}/b")
+        crashing.sync_directory(str(tmp_path))
+        file.sync()
+
+    assert after_power_loss(crashing, tmp_path) == {"a": b"text", "b": b"text"}
 
 
 def test_a_machine_that_stopped_does_nothing_more(crashing: CrashStore, tmp_path: Path) -> None:

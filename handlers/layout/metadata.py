@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Any, Final, final
+from typing import Final, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.handlers.layout import quick_metadata
@@ -191,5 +191,10 @@ def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
         return columns
 
     kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
-    taken: list[Any] = [[column[at] for at in kept] for column in columns]
-    return Columns(*taken)
+    return Columns(
+        [columns.keys[at] for at in kept],
+        [columns.kinds[at] for at in kept],
+        [columns.typestrs[at] for at in kept],
+        [columns.write_shapes[at] for at in kept],
+        [columns.skips[at] for at in kept],
+    )

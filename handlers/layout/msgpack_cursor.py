@@ -8,10 +8,10 @@ from __future__ import annotations
 
 __all__ = ("Cursor", "Kind", "Token")
 
-import struct
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from enum import Enum, auto
+from struct import Struct
 from typing import Any, Final, NamedTuple, final
 
 from penstock.kernel.errors import CorruptCheckpointError
@@ -42,38 +42,38 @@ class Token(NamedTuple):
 
 # First byte: what it is, and how the bytes behind it are to be understood.
 _NUMBERS: Final = {
-    0xCA: ">f",
-    0xCB: ">d",
-    0xCC: ">B",
-    0xCD: ">H",
-    0xCE: ">I",
-    0xCF: ">Q",
-    0xD0: ">b",
-    0xD1: ">h",
-    0xD2: ">i",
-    0xD3: ">q",
+    0xCA: Struct(">f"),
+    0xCB: Struct(">d"),
+    0xCC: Struct(">B"),
+    0xCD: Struct(">H"),
+    0xCE: Struct(">I"),
+    0xCF: Struct(">Q"),
+    0xD0: Struct(">b"),
+    0xD1: Struct(">h"),
+    0xD2: Struct(">i"),
+    0xD3: Struct(">q"),
 }
 _SIZED: Final = {
-    0xC4: (Kind.BINARY, ">B"),
-    0xC5: (Kind.BINARY, ">H"),
-    0xC6: (Kind.BINARY, ">I"),
-    0xC7: (Kind.EXTENSION, ">B"),
-    0xC8: (Kind.EXTENSION, ">H"),
-    0xC9: (Kind.EXTENSION, ">I"),
-    0xD9: (Kind.TEXT, ">B"),
-    0xDA: (Kind.TEXT, ">H"),
-    0xDB: (Kind.TEXT, ">I"),
-    0xDC: (Kind.ARRAY, ">H"),
-    0xDD: (Kind.ARRAY, ">I"),
-    0xDE: (Kind.MAP, ">H"),
-    0xDF: (Kind.MAP, ">I"),
+    0xC4: (Kind.BINARY, Struct(">B")),
+    0xC5: (Kind.BINARY, Struct(">H")),
+    0xC6: (Kind.BINARY, Struct(">I")),
+    0xC7: (Kind.EXTENSION, Struct(">B")),
+    0xC8: (Kind.EXTENSION, Struct(">H")),
+    0xC9: (Kind.EXTENSION, Struct(">I")),
+    0xD9: (Kind.TEXT, Struct(">B")),
+    0xDA: (Kind.TEXT, Struct(">H")),
+    0xDB: (Kind.TEXT, Struct(">I")),
+    0xDC: (Kind.ARRAY, Struct(">H")),
+    0xDD: (Kind.ARRAY, Struct(">I")),
+    0xDE: (Kind.MAP, Struct(">H")),
+    0xDF: (Kind.MAP, Struct(">I")),
 }
 _CONSTANTS: Final = {
     0xC0: Token(Kind.NIL),
     0xC2: Token(Kind.NUMBER, value=False),
     0xC3: Token(Kind.NUMBER, value=True),
 }
-_LEAST_BYTES: Final = {Kind.ARRAY: 1, Kind.MAP: 2}  # that an item, a pair takes
+_SIGNED_BYTE: Final = Struct(">b")
 
 
 @final
@@ -107,7 +107,7 @@ class Cursor:
         Raises:
             CorruptCheckpointError: If the file ends before it does, or it is no msgpack.
         """
-        first = self._take(1)[0]
+        first = self._byte()
         if first < 0x80:
             return Token(Kind.NUMBER, first)
         if first >= 0xE0:
@@ -153,11 +153,11 @@ class Cursor:
 
     def _sized(self, kind: Kind, size: int) -> Token:
         if kind is Kind.EXTENSION:
-            value = struct.unpack(">b", self._take(1))[0]
+            value = self._number(_SIGNED_BYTE)
             self._check(size)
             return Token(kind, value, size)
 
-        self._check(size * _LEAST_BYTES.get(kind, 1))
+        self._check(2 * size if kind is Kind.MAP else size)  # nothing takes less than a byte
         if kind is not Kind.TEXT:
             return Token(kind, None, size)
 
@@ -166,9 +166,16 @@ class Cursor:
         except UnicodeDecodeError as error:
             raise self.corrupt(f"a text before byte {self.at} is not UTF-8: {error.reason}") from error
 
-    def _number(self, form: str) -> Any:
-        unpack: Callable[[bytes], tuple[Any, ...]] = struct.Struct(form).unpack
-        return unpack(self._take(struct.calcsize(form)))[0]
+    def _number(self, form: Struct) -> Any:
+        return form.unpack(self._take(form.size))[0]
+
+    def _byte(self) -> int:
+        offset = self.at - self._start
+        if self.at >= self._end or not 0 <= offset < len(self._window):
+            return self._take(1)[0]
+
+        self.at += 1
+        return self._window[offset]
 
     def _check(self, nbytes: int) -> None:
         if self.at + nbytes > self._end:

@@ -38,9 +38,8 @@ def put_small(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> l
         return []
     if not os.environ.get(PUBLIC_VARIABLE):
         device = default_device() if sharding is None else next(iter(devices_of(sharding)))
-        shape, dtype, memory_kind = views[0].shape, views[0].dtype, _memory_kind(sharding)
-        committed = sharding is not None
-        put = _fast_put(shape, dtype, cast("Any", device), memory_kind, committed, x64=_x64())
+        place = (device, _memory_kind(sharding), sharding is not None)
+        put = _fast_put(views[0].shape, views[0].dtype, place, x64=_x64())
         if put is not None:
             return [put(view) for view in views]
 
@@ -67,13 +66,12 @@ def _memory_kind(sharding: Sharding | None) -> str | None:
 def _fast_put(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    device: Any,
-    memory_kind: str | None,
-    committed: bool,
+    place: tuple[Any, str | None, bool],
     *,
     x64: bool,
 ) -> _Put | None:
     """Make the fast call for arrays of one kind, if it gives just what the public call gives."""
+    device, memory_kind, committed = place
     del x64  # a part of the key: what jax makes of 64-bit types depends on it
     try:
         sharding = SingleDeviceSharding(device, memory_kind=memory_kind)
@@ -86,15 +84,16 @@ def _fast_put(
 def _private_put(
     shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, sharding: Sharding, *, committed: bool
 ) -> _Put:
-    # Imported here, so that a version without these names is one without the fast call.
-    core, lib = import_module("jax._src.core"), import_module("jax._src.lib")
-    put: Callable[..., jax.Array] = lib.xla_client.batched_device_put
-    aval = core.ShapedArray(shape, dtype)
+    # Looked for here, so that a version without these names is one without the fast call.
+    private: Any = import_module("jax._src.lib")
+    aval = cast("Any", import_module("jax._src.core")).ShapedArray(shape, dtype)
+    put: Callable[..., jax.Array] = private.xla_client.batched_device_put
+    during_call = private._jax.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
     devices = [device]
-    during_call = lib._jax.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+    force_copy = False
 
     def one(view: npt.NDArray[Any]) -> jax.Array:
-        return put(aval, sharding, (view,), devices, committed, False, during_call)
+        return put(aval, sharding, (view,), devices, committed, force_copy, during_call)
 
     return one
 

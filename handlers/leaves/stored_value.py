@@ -6,13 +6,14 @@ an array is on the host at a time.
 
 from __future__ import annotations
 
-__all__ = ("StoredValue", "StoredValueHandler")
+__all__ = ("SourceFiles", "StoredValue", "StoredValueHandler")
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock
 from typing import Any, final
 
 import anyio.from_thread
@@ -35,7 +36,44 @@ from penstock.kernel.messages import (
     StoredLeaf,
     Target,
 )
-from penstock.kernel.protocols import Store, StoredCheckpoint
+from penstock.kernel.protocols import ReadableFile, Store, StoredCheckpoint
+
+
+@final
+class SourceFiles:
+    """The files of a checkpoint that is being read, of which few are open at a time.
+
+    A checkpoint may have more files than a process may open, and opening one costs more than reading
+    a small leaf. Thread-safe; one read at a time.
+
+    Args:
+        store: Where they lie.
+        most: Files that may be open.
+    """
+
+    __slots__ = ("_lock", "_most", "_open", "_store")
+
+    def __init__(self, store: Store, most: int = 32) -> None:
+        self._store = store
+        self._most = most
+        self._lock = Lock()
+        self._open: dict[str, ReadableFile] = {}  # the one used last at the end
+
+    def read_at(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer from the file at `path`; see `ReadableFile.read_at` for what it raises."""
+        with self._lock:
+            file = self._open.pop(path, None) or self._store.open_data_file(path)
+            self._open[path] = file
+            if len(self._open) > self._most:
+                self._open.pop(next(iter(self._open))).close()
+
+            file.read_at(offset, [buffer])
+
+    def close(self) -> None:
+        """Close them all. Idempotent."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
 
 
 @final
@@ -43,7 +81,7 @@ from penstock.kernel.protocols import Store, StoredCheckpoint
 class StoredValue:
     """A leaf with array bytes, where it lies."""
 
-    store: Store
+    files: SourceFiles
     checkpoint: StoredCheckpoint
     stored: StoredLeaf
 
@@ -83,6 +121,14 @@ class StoredValueHandler:
             write_shape = spec.shape
 
         return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
+
+    def buffer(self, leaf: Leaf) -> Any:
+        """Read a leaf that is one range of a file; None of any other."""
+        value = leaf.value
+        assert isinstance(value, StoredValue)
+        bounds = tuple([(0, size) for size in leaf.spec.shape or ()])
+        reads = _tiling(_reads(value, bounds, leaf.spec.nbytes), leaf.spec.nbytes)
+        return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the reads of each chunk. What lies in a file as it is, is a piece for every read of it."""
@@ -179,18 +225,15 @@ async def _perform(read: DriverRead) -> None:
 
 
 def _fill(value: StoredValue, read: DirectRead | ScatterRead, buffer: memoryview) -> None:
-    """Perform one read. The file is opened for it alone: a checkpoint may have more than can be open."""
+    """Perform one read, and check what was read if that can be done."""
     if not read.nbytes:
         return
 
     key_path = value.stored.info.key_path
-    file = value.store.open_data_file(read.file)
     try:
-        file.read_at(read.offset, [buffer])
+        value.files.read_at(read.file, read.offset, buffer)
     except TruncatedDataError as error:
         raise TruncatedDataError(error.path, error.needed, error.found, key_path=key_path) from error
-    finally:
-        file.close()
 
     if read.crc32c is not None and crc32c(buffer) != read.crc32c:
         problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"

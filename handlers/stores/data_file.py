@@ -82,9 +82,7 @@ class LocalDataFile:
             StorageError: If there is no room.
         """
         self._check()
-        with self._lock:
-            start = max(self._allocated, self._end)
-
+        start = self._allocated
         if nbytes > start:
             with translated("allocate", self.path):
                 done = allocate(self._descriptor.number, start, nbytes - start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Format", "convert", "export_safetensors")
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, final
 
@@ -15,7 +15,7 @@ from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.safetensors.folder import SUFFIX
 from penstock.handlers.layout.safetensors.layout import SafetensorsLayout
 from penstock.handlers.leaves.registry import default_handlers
-from penstock.handlers.leaves.stored_value import StoredValue, StoredValueHandler
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.capabilities import NamedTensors
 from penstock.kernel.errors import PathError, SpecError, StorageError
@@ -27,6 +27,7 @@ from penstock.kernel.run import SaveRun
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import save_pipeline
+from penstock.stages.closing import closing
 from penstock.stages.locate import split_names
 from penstock.stages.trees import nest
 
@@ -119,18 +120,17 @@ async def convert(
     unchanged = _Unchanged(store, threads, start, await threads.run(store.identity, start))
     opened = await threads.run(_open, store, start, split, item)
     pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", unchanged, called="unchanged")
-    async with Checkpointer(
-        registry=_handlers(), save_pipeline=pipeline, layout=layout, **options
-    ) as checkpointer:
-        return await (
-            await checkpointer.save(
-                final,
-                _tree(store, opened),
-                overwrite=overwrite,
-                custom_metadata={**(opened.custom_metadata or {}), **(custom_metadata or {})} or None,
-                staging="overlap",
-            )
+    custom = {**(opened.custom_metadata or {}), **(custom_metadata or {})} or None
+    files = SourceFiles(store)
+    async with (
+        closing(threads, lambda: [files]),
+        Checkpointer(registry=_handlers(), save_pipeline=pipeline, layout=layout, **options) as checkpointer,
+    ):
+        tree = await threads.run(_tree, files, opened)
+        save = await checkpointer.save(
+            final, tree, overwrite=overwrite, custom_metadata=custom, staging="overlap"
         )
+        return await save
 
 
 @final
@@ -186,12 +186,12 @@ def _handlers() -> HandlerRegistry:
     return registry
 
 
-def _tree(store: Store, opened: StoredCheckpoint) -> object:
-    leaves: Sequence[StoredLeaf] = opened.leaves
-    return nest([leaf.info for leaf in leaves], [_value(store, opened, leaf) for leaf in leaves])
+def _tree(files: SourceFiles, opened: StoredCheckpoint) -> object:
+    leaves = list(opened.leaves)
+    return nest([leaf.info for leaf in leaves], [_value(files, opened, leaf) for leaf in leaves])
 
 
-def _value(store: Store, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
+def _value(files: SourceFiles, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
     """Return what saves as the leaf is stored."""
     match leaf.spec.typestr:
         case "None" | "NamedTuple":
@@ -203,4 +203,4 @@ def _value(store: Store, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
         case "Tuple":
             return ()
         case _:
-            return StoredValue(store, opened, leaf) if leaf.spec.text is None else leaf.spec.text
+            return StoredValue(files, opened, leaf) if leaf.spec.text is None else leaf.spec.text

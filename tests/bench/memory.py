@@ -28,7 +28,7 @@ from tests.bench.workloads import Workload
 INTERVAL_S = 0.001
 OPERATIONS = (Operation.SAVE, Operation.RESTORE_JAX)
 # The variants of penstock differ in time only; the system calls have no memory to speak of.
-WATCHED = ("penstock", "Orbax", "Orbax async", "Orbax uncompressed", "safetensors", "numpy")
+WATCHED = ("penstock", "Orbax", "Orbax uncompressed", "safetensors", "numpy")
 
 
 def measure_memory(workload: Workload, options: Options, place: Path) -> Results:
@@ -44,7 +44,7 @@ def measure_memory(workload: Workload, options: Options, place: Path) -> Results
         check_space(place, int(workload.nbytes * scale), 1)
         folder = Path(tempfile.mkdtemp(prefix=f"memory-{workload.name}-", dir=place))
         try:
-            for operation in OPERATIONS if label != "Orbax async" else OPERATIONS[:1]:
+            for operation in OPERATIONS:
                 sys.stderr.write(f"{workload.name} memory: {label}: {operation}\n")
                 asked = {"workload": workload.name, "scale": scale, "label": label, "operation": operation}
                 results.memory.append(_watched(workload, {**asked, "path": str(folder / "checkpoint")}))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from penstock.kernel.config import Config, FlowOptions, MemoryOptions, load_options
+from penstock.kernel.config import Config, FlowOptions, MemoryOptions, StoreOptions, load_options
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.units import parse_bytes, parse_seconds
 
@@ -264,7 +264,10 @@ def test_an_option_without_a_default_is_required() -> None:
 
 def test_the_defaults() -> None:
     expected = Config(
-        MemoryOptions("auto"), FlowOptions(16 * MIB, 512, 4 * MIB), FlowOptions(16 * MIB, 512, 4 * MIB)
+        MemoryOptions("auto"),
+        FlowOptions(16 * MIB, 512, 4 * MIB),
+        FlowOptions(16 * MIB, 512, 4 * MIB),
+        StoreOptions("auto"),
     )
 
     assert Config.load(environ={}) == expected == Config()

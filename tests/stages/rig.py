@@ -80,6 +80,11 @@ class Rig:
         """Names of what was logged."""
         return [entry["event"] for entry in self._capture.entries]
 
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The fields of each event of this name, without those that logging adds."""
+        fields = [dict(entry) for entry in self._capture.entries if entry["event"] == event]
+        return [{k: v for k, v in entry.items() if k not in {"event", "log_level"}} for entry in fields]
+
     @property
     def operations(self) -> list[str]:
         """Names of what was done with the store."""

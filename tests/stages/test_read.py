@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,39 @@ async def test_direct_reads_fill_their_places(rig: Rig, file: str) -> None:
     assert bytes(region.data) == DATA[100:130]
     assert [leaf.index for leaf in batch.leaves] == [0]
     assert rig.operations == ["open_data_file", "file.read_at", "file.close"]  # ranges in a row are one read
+
+
+async def test_which_way_the_bytes_came_is_told(rig: Rig, file: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(DATA)
+
+    await read_all(rig, [leaf_of(0, direct(0, file, 0, 10)[0], direct(0, str(other), 3, 7)[0])])
+
+    assert rig.logged("data.read") == [{"n_files": 2, "direct_bytes": 0, "buffered_bytes": 17}]
+
+    await read_all(rig, [leaf_of(0)])
+    assert len(rig.logged("data.read")) == 1
+
+
+@pytest.mark.parametrize("verify", [False, True])
+async def test_large_reads_stay_by_themselves(rig: Rig, tmp_path: Path, verify: bool) -> None:
+    path = tmp_path / "large"
+    data = random.Random(0).randbytes(3 * module.LARGE)
+    path.write_bytes(data)
+    limits = [0, 5, 10, 10 + module.LARGE, 2 * module.LARGE, len(data)]
+    got = bytearray(len(data))
+    reads: list[Read] = []
+    for start, end in pairwise(limits):
+
+        def place(view: memoryview, start: int = start, end: int = end) -> None:
+            got[start:end] = view
+
+        reads.append(ScatterRead(0, str(path), start, end - start, place, crc32c(data[start:end])))
+
+    await read_all(rig, [leaf_of(0, *reads)], module.Read(verify=verify))
+
+    assert got == data
+    assert rig.operations.count("file.read_at") == 4  # the two small ones together
 
 
 async def test_scattered_reads_get_their_bytes(rig: Rig, file: str) -> None:

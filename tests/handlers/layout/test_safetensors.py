@@ -370,8 +370,9 @@ class TestNote:
         with pytest.raises(UnsupportedFormatError, match="version 2"):
             opened(with_note(tmp_path / "a.safetensors", {"version": 2}, "a"))
 
-    def test_recorded_paths_may_collide_too(self, tmp_path: Path) -> None:
-        note = {"version": 1, "paths": {"a": ["x"], "b": ["x", "y"]}}
+    @pytest.mark.parametrize("second", [["x", "y"], ["x"]])
+    def test_recorded_paths_may_collide_too(self, tmp_path: Path, second: list[str]) -> None:
+        note = {"version": 1, "paths": {"a": ["x"], "b": second}}
 
         with pytest.raises(SpecError, match="'a' and 'b'"):
             opened(with_note(tmp_path / "a.safetensors", note, "a", "b")).split(".")

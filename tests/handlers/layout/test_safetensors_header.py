@@ -114,6 +114,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "offsets true": (file_of({"a": entry(shape=(0,), begin=True, end=1)}, b"x"), "data_offsets"),
     "length not shape": (file_of({"a": entry("F32", (2,), 0, 4)}, bytes(4)), "takes 8 bytes, not 4"),
     "endless shape": (file_of({"a": entry(shape=(0, 2**62, 2**62), end=0)}), "beyond any memory"),
+    "length beyond shape": (file_of({"a": entry("F32", (1,), 0, 8)}, bytes(8)), "takes 4 bytes, not 8"),
+    "one axis too long": (file_of({"a": entry(shape=(0, 2**63), end=0)}), "beyond any memory"),
     "too many axes": (file_of({"a": entry(shape=(1,) * 65)}, b"x"), "beyond any memory"),
     "a hole before": (file_of({"a": entry(begin=1, end=2)}, b"xy"), "hole after the header"),
     "a hole between": (

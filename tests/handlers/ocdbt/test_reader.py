@@ -16,6 +16,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.handlers.ocdbt import wire
 from penstock.handlers.ocdbt.columns import encode_files
 from penstock.handlers.ocdbt.reader import read_index
 from penstock.handlers.ocdbt.values import Indirect, Inline, Value
@@ -593,3 +594,37 @@ def test_damage_under_a_right_checksum_in_a_compressed_node(
             return
 
     assert list(index) == sorted(index)
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=17, max_size=60), st.binary(max_size=20))
+def test_a_column_of_numbers_is_read_alike_all_at_once_and_one_by_one(
+    numbers: list[int], behind: bytes
+) -> None:
+    encoded = b"".join(map(wire.varint, numbers))
+    origin = wire.Origin("path", "part")
+    cursor = wire.Cursor(origin, encoded + behind, 0, len(encoded) + len(behind))
+
+    assert list(cursor.varints(len(numbers))) == numbers
+    assert cursor.take(len(behind)) == behind
+    cursor.finish()
+
+
+@pytest.mark.parametrize(
+    ("encoded", "problem"),
+    [
+        (b"\x80" * 20 + b"\x00" * 30, "more than 64 bits"),
+        (b"\xff" * 9 + b"\x02" + b"\x00" * 40, "more than 64 bits"),
+        (b"\x01" * 25 + b"\x80" * 5, "ends within a number"),
+        (b"\x81\x01" * 15, "ends within a number"),
+    ],
+)
+def test_a_column_of_impossible_numbers_is_corrupt(encoded: bytes, problem: str) -> None:
+    cursor = wire.Cursor(wire.Origin("path", "part"), encoded, 0, len(encoded))
+    with pytest.raises(CorruptCheckpointError, match=problem):
+        cursor.varints(30)
+
+
+def test_numbers_of_64_bits_are_read_in_a_column() -> None:
+    numbers = [2**64 - 1, 0, 2**63] * 10
+    encoded = b"".join(map(wire.varint, numbers))
+    assert wire.Cursor(wire.Origin("path", "part"), encoded, 0, len(encoded)).varints(30) == numbers
