@@ -112,8 +112,8 @@ class ItemsLayout:
     def recognises(self, store: Store, path: str) -> bool:
         return self._layout.recognises(store, path)
 
-    def open(self, store: Store, path: str) -> StoredCheckpoint:
-        return self._layout.open(store, path)
+    def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
+        return self._layout.open(store, path, item)
 
     def _part(self, leaf: Leaf) -> TreePart:
         keys = leaf.info.keys

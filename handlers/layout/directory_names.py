@@ -73,9 +73,8 @@ def check_directories(arrays: Iterable[Leaf], version: int, *, single: bool = Fa
                 raise DuplicateNameError(key, other.info.key_path, leaf.info.key_path)
 
     for key, leaf in files.items():
-        other = folders.get(key)
-        if other is not None:
-            raise DuplicateNameError(key, leaf.info.key_path, other.info.key_path)
+        if key in folders:
+            raise DuplicateNameError(key, leaf.info.key_path, folders[key].info.key_path)
 
 
 def _keys(leaf: Leaf, version: int) -> Iterator[str]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Final, final
+from typing import Any, Final, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
 from penstock.handlers.layout import quick_metadata
