@@ -112,12 +112,6 @@ class FakeStore:
     def open_data_file(self, path: str) -> ReadableFile:
         raise NotImplementedError
 
-    def map_file(self, path: str) -> memoryview:
-        raise NotImplementedError
-
-    def link(self, source: str, destination: str) -> None:
-        raise NotImplementedError
-
 
 def space(store: Store, *, overwrite: bool = False) -> Workspace:
     return Workspace(store, Threads(), FINAL, TEMPORARY, overwrite=overwrite)
