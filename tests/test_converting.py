@@ -332,12 +332,14 @@ class TestRefusals:
         store = LocalStore()
         opened = EveryLayout().open(store, str(path))
         path.write_bytes(path.read_bytes()[:-8])
-        leaf = leaf_of(StoredValue(SourceFiles(store), opened, opened.leaves[0]))
+        files = SourceFiles(store)
+        leaf = leaf_of(StoredValue(files, opened, opened.leaves[0]))
 
         with pytest.raises(TruncatedDataError) as raised:
             [piece.take() for piece in StoredValueHandler().pieces(leaf, 1 << 20)]
 
         assert raised.value.key_path == "['a']"
+        files.close()
 
     def test_a_third_partys_leaf(self, tmp_path: Path) -> None:
         stored = StoredLeaf(ParamInfo(("a",), (), "['a']"), LeafSpec("theirs"))
