@@ -256,14 +256,7 @@ class Checkpointer:
         options = restore_options(onto, has_like=has_like)
         request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
         chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
-        chosen = with_derive(chosen, options)
-
-        read = partial(self._restore_once, chosen, request, threads)
-        tree, run = await self._engine.read_unchanged(final, threads, read)
-        if run.references:
-            identity = await threads.run(run.store.identity, final)
-            run.shared.of(KnownValues).remember(final, identity, run.references)
-
+        tree, run = await self._restore(with_derive(chosen, options), request, threads)
         if on_report is not None:
             on_report(report_of(run))
 
@@ -319,6 +312,17 @@ class Checkpointer:
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
+
+    async def _restore(
+        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
+    ) -> tuple[Any, RestoreRun]:
+        read = partial(self._restore_once, pipeline, request, threads)
+        tree, run = await self._engine.read_unchanged(request.path, threads, read)
+        if run.references:
+            identity = await threads.run(run.store.identity, request.path)
+            run.shared.of(KnownValues).remember(request.path, identity, run.references)
+
+        return tree, run
 
     async def _restore_once(
         self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads

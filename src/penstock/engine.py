@@ -87,7 +87,7 @@ class Engine:
         """
         unknown = next((name for name in keywords if name not in SaveKeywords.__annotations__), None)
         if unknown is not None:
-            raise TypeError(f"save has no argument {unknown!r}")
+            raise TypeError(f"save() got an unexpected keyword argument {unknown!r}")
 
         base, compare = keywords.get("base"), keywords.get("compare", "identity")
         if compare not in ("identity", "digest"):

@@ -265,8 +265,8 @@ def test_an_option_without_a_default_is_required() -> None:
 def test_the_defaults() -> None:
     expected = Config(
         MemoryOptions("auto"),
-        FlowOptions(16 * MIB, 512, 4 * MIB),
-        FlowOptions(16 * MIB, 512, 4 * MIB),
+        FlowOptions(16 * MIB, 2048, 4 * MIB),
+        FlowOptions(16 * MIB, 2048, 4 * MIB),
         StoreOptions("auto"),
     )
 
@@ -307,7 +307,7 @@ def test_a_file_is_read(file: Path, named_by: str) -> None:
         config = Config.load(environ={"PENSTOCK_CONFIG": str(file)})
 
     assert config.memory.limit_bytes == 2 * 2**30
-    assert (config.save.piece_bytes, config.save.batch_leaves) == (8 * MIB, 512)
+    assert (config.save.piece_bytes, config.save.batch_leaves) == (8 * MIB, 2048)
     assert config.save.stages == ("flatten", "write")
     assert config.restore.batch_leaves == 100
     assert load_options(Options, arguments=config.save.stage_options["write"]) == Options(4, verify=False)
