@@ -111,7 +111,7 @@ class _Describer:
         self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
         self._asked = asked
         self._registry = run.registry
-        self._directory = run.workspace.temporary
+        self._directory = run.workspace.path(run.folder)
         # For each type: its handler, and how that tells whether a value is of a known kind.
         self._handlers: dict[type, tuple[LeafHandler | AdaptedHandler, Callable[[Any], object] | None]] = {}
         self._specs: dict[tuple[int, object], LeafSpec] = {}
