@@ -96,7 +96,8 @@ class CheckpointManager:
         self._metadata = metadata
         self._read_only = read_only
         self._clean = clean and not read_only
-        self._sigterm = awaits_preemption(save_when) if sigterm is None else sigterm
+        self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
+        self._sigterm = self.awaits_preemption if sigterm is None else sigterm
         self._owns = checkpointer is None
         self._checkpointer = Checkpointer(**options) if checkpointer is None else checkpointer
         self._saves = StepSaves(
