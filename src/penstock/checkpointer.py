@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("Checkpointer", "Staging")
 
 import os
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -36,16 +35,16 @@ from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.restore_messages import Only, Order
 from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
-from penstock.kernel.runner import run_pipeline
 from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline, fitting_pipeline, prioritised
-from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
+from penstock.restoring import RestoreKeywords, report_of, restore_options, restore_tree, with_derive
 from penstock.saving import SaveTask
-from penstock.stages.known_values import KnownValues
+from penstock.streaming import LeafStream, Streams
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -122,6 +121,7 @@ class Checkpointer:
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
         self._background = BackgroundSaves()
+        self._streams = Streams()
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
         self._life: AbstractAsyncContextManager[None] | None = None
@@ -235,7 +235,7 @@ class Checkpointer:
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
-            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+            **onto: How the result may depart from what is stored: `only`, `rename`, `transforms`, `dtype`,
                 `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
@@ -253,13 +253,45 @@ class Checkpointer:
         final = absolute_path(path)
         has_like = like is not _ABSENT
         options = restore_options(onto, has_like=has_like)
-        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
+        target, only = like if has_like else None, onto.get("only")
+        request = RestoreRequest(final, target, has_like, options, mmap, split, item, only)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
-        tree, run = await self._restore(with_derive(chosen, options), request, threads)
+        tree, run = await restore_tree(self._engine, threads, with_derive(chosen, options), request)
         if on_report is not None:
             on_report(report_of(run))
 
         return tree
+
+    def stream(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        like: Any = _ABSENT,
+        order: Order | None = None,
+        only: Only | None = None,
+        item: str | None = None,
+        pipeline: Pipeline[RestoreRun] | None = None,
+    ) -> LeafStream:
+        """Restore leaf by leaf: `async for key_path, value in checkpointer.stream(path)`.
+
+        Args:
+            path: As for `restore`.
+            like: As for `restore`.
+            order: Which leaves come first: shell patterns over dotted names, the first pattern's first;
+                or a function from the key path to anything that can be compared, the least first. By
+                default each comes as soon as it is complete.
+            only: As for `restore`.
+            item: As for `restore`.
+            pipeline: Stages for this restore alone; its `assemble` and `prioritise` are replaced.
+
+        Returns:
+            Pairs of key path and value, to be iterated over; see `LeafStream` for what it raises.
+        """
+        tasks, threads = self._running()
+        final, target = absolute_path(path), None if like is _ABSENT else like
+        request = RestoreRequest(final, target, like is not _ABSENT, item=item, only=only)
+        chosen = self._restore_pipeline if pipeline is None else pipeline
+        return self._streams.open(self._engine, tasks, threads, chosen, request, order)
 
     async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -317,32 +349,6 @@ class Checkpointer:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
 
-    async def _restore(
-        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
-    ) -> tuple[Any, RestoreRun]:
-        read = partial(self._restore_once, pipeline, request, threads)
-        tree, run = await self._engine.read_unchanged(request.path, threads, read)
-        if run.references:
-            identity = await threads.run(run.store.identity, request.path)
-            run.shared.of(KnownValues).remember(request.path, identity, {run.directory: run.references})
-
-        return tree, run
-
-    async def _restore_once(
-        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
-    ) -> tuple[Any, RestoreRun]:
-        run = self._engine.restore_run(request.path, threads)
-        since = time.perf_counter()
-        result = await run_pipeline(pipeline, run, request)
-        self._engine.events.info(
-            "restore.finished",
-            path=request.path,
-            n_leaves=run.progress.leaves_total,
-            nbytes=run.progress.bytes_done,
-            seconds=time.perf_counter() - since,
-        )
-        return result.value.tree, run
-
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:
         failure: BaseException | None = None
@@ -351,6 +357,7 @@ class Checkpointer:
                 self._tasks, self._threads = tasks, Threads()
                 try:
                     yield
+                    self._streams.stop()
                 except (get_cancelled_exc_class(), GeneratorExit):
                     raise
                 except BaseException as error:

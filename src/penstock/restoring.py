@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("RestoreKeywords", "report_of", "restore_options", "with_derive")
+__all__ = ("RestoreKeywords", "report_of", "restore_options", "restore_tree", "with_derive")
 
+import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
+from penstock.engine import Engine
 from penstock.kernel.pipeline import Pipeline
+from penstock.kernel.restore_messages import Only, RestoreRequest
 from penstock.kernel.restore_options import Rename, RestoreOptions, RestoreReport, Transform
 from penstock.kernel.run import RestoreRun
+from penstock.kernel.runner import run_pipeline
+from penstock.kernel.threads import Threads
 from penstock.stages.derive import Derive
+from penstock.stages.known_values import KnownValues
 
 
 class RestoreKeywords(TypedDict, total=False):
@@ -19,6 +25,9 @@ class RestoreKeywords(TypedDict, total=False):
     Without them every difference is an error. What they do is in the report, and told by events.
 
     Attributes:
+        only: Which leaves are restored, and nothing else is read: shell patterns over dotted stored
+            names (`"params"`, `["opt.*.mu"]`), where a name stands for all below it, too; or a
+            function from the tuple of stored keys. A target has just those leaves.
         rename: Stored names to names in the result: dotted names, as they are stored (`"opt.0.mu"`),
             or tuples of keys. A name stands for all below it, too; the longest one counts, and
             None leaves out. Or a function from the tuple of stored keys to one of those.
@@ -37,6 +46,7 @@ class RestoreKeywords(TypedDict, total=False):
         on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
     """
 
+    only: Only | None
     rename: Rename | None
     transforms: Mapping[str, Transform] | None
     transforms_default_to_original: bool
@@ -53,7 +63,8 @@ def restore_options(keywords: RestoreKeywords, *, has_like: bool) -> RestoreOpti
         SpecError: If they contradict each other, or need a target.
         TypeError: If there is no option of a name.
     """
-    options = RestoreOptions(**keywords)
+    changing: dict[str, Any] = {name: value for name, value in keywords.items() if name != "only"}
+    options = RestoreOptions(**changing)
     if options == RestoreOptions():
         return None
 
@@ -77,3 +88,34 @@ def with_derive(pipeline: Pipeline[RestoreRun], options: RestoreOptions | None) 
 def report_of(run: RestoreRun) -> RestoreReport:
     """Say what a finished restore was."""
     return RestoreReport(run.path, run.progress.leaves_total, run.progress.bytes_done, run.changes)
+
+
+async def restore_tree(
+    engine: Engine, threads: Threads, pipeline: Pipeline[RestoreRun], request: RestoreRequest
+) -> tuple[Any, RestoreRun]:
+    """Restore a tree, again if it was replaced meanwhile; and remember what can be told apart of it.
+
+    Raises:
+        PenstockError: What the stages raise.
+    """
+    path = request.path
+
+    async def read() -> tuple[Any, RestoreRun]:
+        run = engine.restore_run(path, threads)
+        since = time.perf_counter()
+        result = await run_pipeline(pipeline, run, request)
+        engine.events.info(
+            "restore.finished",
+            path=path,
+            n_leaves=run.progress.leaves_total,
+            nbytes=run.progress.bytes_done,
+            seconds=time.perf_counter() - since,
+        )
+        return result.value.tree, run
+
+    tree, run = await engine.read_unchanged(path, threads, read)
+    if run.references:
+        identity = await threads.run(run.store.identity, path)
+        run.shared.of(KnownValues).remember(path, identity, {run.directory: run.references})
+
+    return tree, run
