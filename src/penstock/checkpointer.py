@@ -198,8 +198,8 @@ class Checkpointer:
             custom_metadata=custom_metadata,
             keywords=keywords,
         )
-        chosen = self._save_pipeline if pipeline is None else pipeline
-        chosen = _prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
+        chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
+        chosen = _prioritised(chosen, prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
