@@ -121,7 +121,7 @@ class ItemsLayout:
 
     def _by_part(self, leaves: Sequence[Leaf]) -> Iterator[tuple[TreePart, list[Leaf]]]:
         found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
-        for leaf in leaves:
+        for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
             found[part.directory].append(_within(part, leaf))
 
