@@ -29,6 +29,9 @@ class ParamInfo:
     kinds: tuple[KeyKind, ...]  #: one for each key
     key_path: str  #: for people, as `jax.tree_util.keystr` prints it: `['opt'][0].mu`
     directory: str = ""  #: the checkpoint being written or read, for handlers with files of their own
+    nodes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Where it is to be recorded: of each node on the way, root first, and of the leaf itself, `tuple`,
+    or module and class of a named tuple, as in `optax:EmptyState`, or nothing."""
     name: str = field(init=False, compare=False, repr=False)
     """The stored name: the keys joined by dots, with no escaping."""
 

@@ -133,7 +133,10 @@ def _within(part: TreePart, leaf: Leaf) -> Leaf:
     """The leaf with the keys that it has in its item. For people it keeps its whole path."""
     n, info = len(part.keys), leaf.info
     return replace(
-        leaf, info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:]), value=None, staged=None
+        leaf,
+        info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:]),
+        value=None,
+        staged=None,
     )
 
 
