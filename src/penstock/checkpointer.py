@@ -189,7 +189,7 @@ class Checkpointer:
         self._background.raise_unseen()
         final, engine = absolute_path(path), self._engine
         if isinstance(tree, Composite):
-            engine, tree = for_items(engine, tree, keywords)
+            engine, tree = await threads.run(for_items, engine, tree, keywords)
 
         run = engine.save_run(
             final,
