@@ -100,6 +100,7 @@ def _of_leaves(place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
         checksums={},
         index=Index.of({}),
         root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
     )
 
 
