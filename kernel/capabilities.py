@@ -10,6 +10,7 @@ __all__ = (
     "ItemsLayout",
     "NamedTensors",
     "Place",
+    "StorageDetails",
 )
 
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,24 @@ class ChunkingHandler(Protocol):
         The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
         allows it.
         """
+        ...
+
+
+@runtime_checkable
+class StorageDetails(Protocol):
+    """What a `StoredCheckpoint` adds that knows what its leaves take on the medium."""
+
+    @property
+    def started_at_ns(self) -> int | None:
+        """When the save began, nanoseconds since the epoch; None if that was not recorded."""
+        ...
+
+    def codec(self, number: int) -> str | None:
+        """What the chunks of a leaf went through, as in `zstd:3`; None if nothing. `number`: in `leaves`."""
+        ...
+
+    def stored_nbytes(self, number: int) -> int:
+        """Bytes that the chunks of a leaf take, encoded as they are. Reads none of them."""
         ...
 
 

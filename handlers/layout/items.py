@@ -113,6 +113,7 @@ def _of_leaves(place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
         checksums={},
         index=Index.of({}),
         root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
     )
 
 

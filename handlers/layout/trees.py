@@ -76,6 +76,7 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
         index=index,
         tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
         root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
     )
 
 
