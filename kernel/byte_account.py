@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, final
 
@@ -32,9 +33,21 @@ class AccountStatistics:
 
 
 @dataclass(eq=False, slots=True)
+class _Room:
+    limit: int
+    leased: int = 0
+    peak: int = 0
+    waited_s: float = 0.0
+
+    def fits(self, nbytes: int) -> bool:
+        return self.leased + nbytes <= self.limit or self.leased == 0
+
+
+@dataclass(eq=False, slots=True)
 class _Waiter:
     nbytes: int
     flow: str
+    rooms: tuple[_Room, ...]  #: that of its flow, if it has one, and the whole
     turn: Event
 
 
@@ -45,6 +58,9 @@ class ByteAccount:
     The prioritised wait before the others, but not for ever: after `PATIENCE` limits' worth of bytes
     that went to them past somebody who waits, it is that one's turn. Among equals the flows (saves,
     restores) get equal bytes while both wait, and within a flow nobody overtakes.
+
+    A flow may have a limit of its own within the whole (`bound`). Who waits because of it stands in
+    nobody's way but that of his own flow.
 
     To be used from one event loop; `release` only, never `acquire`, may be reached through a batch
     that is dropped.
@@ -57,16 +73,14 @@ class ByteAccount:
         ConfigError: If `limit` is not positive.
     """
 
-    __slots__ = ("_leased", "_limit", "_overtaken", "_peak", "_prioritised", "_waited_s", "_waiting")
+    __slots__ = ("_bounded", "_overtaken", "_prioritised", "_waiting", "_whole")
 
     def __init__(self, limit: int, name: str = "memory.limit_bytes") -> None:
         if limit <= 0:
             raise ConfigError(name, f"must be positive, not {limit}")
 
-        self._limit = limit
-        self._leased = 0
-        self._peak = 0
-        self._waited_s = 0.0
+        self._whole = _Room(limit)
+        self._bounded: dict[str, _Room] = {}
         self._overtaken = 0
         self._prioritised = _Line()
         self._waiting = _Line()
@@ -74,12 +88,22 @@ class ByteAccount:
     @property
     def limit(self) -> int:
         """Bytes that may be leased at once."""
-        return self._limit
+        return self._whole.limit
+
+    def limit_of(self, flow: str) -> int:
+        """Bytes that one flow may lease at once."""
+        bounded = self._bounded.get(flow)
+        return self.limit if bounded is None else min(self.limit, bounded.limit)
 
     def resize(self, limit: int) -> None:
         """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""
         assert limit > 0
-        self._limit = limit
+        self._whole.limit = limit
+        self._grant()
+
+    def bound(self, flow: str, limit: int) -> None:
+        """Give a flow a limit of its own, or change it. To be called first before it leases anything."""
+        self._bounded.setdefault(flow, _Room(limit)).limit = limit
         self._grant()
 
     async def acquire(
@@ -106,23 +130,25 @@ class ByteAccount:
             grant and a native `Task.cancel` meet in one tick.
         """
         _refuse_negative(nbytes)
-        if nbytes > self._limit and not admit_oversize:
-            raise LeaseTooLargeError(nbytes, self._limit)
+        if nbytes > self.limit_of(flow) and not admit_oversize:
+            raise LeaseTooLargeError(nbytes, self.limit_of(flow))
 
+        rooms = self._rooms(flow)
         await checkpoint_if_cancelled()
-        if nbytes and (self._waiting or self._prioritised or not self._fits(nbytes)):
+        if nbytes and (self._waiting or self._prioritised or not _fits(rooms, nbytes)):
             line = self._prioritised if prioritised else self._waiting
-            await self._wait(_Waiter(nbytes, flow, Event()), line)
+            await self._wait(_Waiter(nbytes, flow, rooms, Event()), line)
         else:
-            self._take(nbytes)
-            await self._checkpoint(nbytes)
+            _take(rooms, nbytes)
+            await self._checkpoint(rooms, nbytes)
 
-        return ByteLease(nbytes, self._give_back)
+        return ByteLease(nbytes, partial(self._give_back, rooms))
 
-    def statistics(self) -> AccountStatistics:
-        """Return a snapshot, for tests and for logs."""
-        waiting = len(self._waiting) + len(self._prioritised)
-        return AccountStatistics(self._limit, self._leased, self._peak, waiting, self._waited_s)
+    def statistics(self, flow: str | None = None) -> AccountStatistics:
+        """Return a snapshot of the whole, or of a flow that is bounded, for tests and for logs."""
+        room = self._whole if flow is None else self._bounded[flow]
+        waiting = sum([line.waiting(flow) for line in (self._prioritised, self._waiting)])
+        return AccountStatistics(room.limit, room.leased, room.peak, waiting, room.waited_s)
 
     async def _wait(self, waiter: _Waiter, line: _Line) -> None:
         line.append(waiter)
@@ -133,46 +159,65 @@ class ByteAccount:
             await waiter.turn.wait()
         except BaseException:
             if waiter.turn.is_set():  # granted and cancelled in the same tick
-                self._give_back(waiter.nbytes)
+                self._give_back(waiter.rooms, waiter.nbytes)
             else:
                 line.remove(waiter)
                 self._grant()
 
             raise
         finally:
-            self._waited_s += time.perf_counter() - since
+            for room in waiter.rooms:
+                room.waited_s += time.perf_counter() - since
 
-    async def _checkpoint(self, nbytes: int) -> None:
+    async def _checkpoint(self, rooms: tuple[_Room, ...], nbytes: int) -> None:
         """Let others run, so that a loop of grants cannot starve them."""
         try:
             await cancel_shielded_checkpoint()
         except BaseException:  # a native Task.cancel goes through every shield
-            self._give_back(nbytes)
+            self._give_back(rooms, nbytes)
             raise
 
-    def _fits(self, nbytes: int) -> bool:
-        return self._leased + nbytes <= self._limit or self._leased == 0
+    def _rooms(self, flow: str) -> tuple[_Room, ...]:
+        bounded = self._bounded.get(flow)
+        return (self._whole,) if bounded is None else (bounded, self._whole)
 
-    def _take(self, nbytes: int) -> None:
-        self._leased += nbytes
-        self._peak = max(self._peak, self._leased)
+    def _give_back(self, rooms: tuple[_Room, ...], nbytes: int) -> None:
+        for room in rooms:
+            room.leased -= nbytes
 
-    def _give_back(self, nbytes: int) -> None:
-        self._leased -= nbytes
         self._grant()
 
     def _grant(self) -> None:
         while self._prioritised or self._waiting:
-            first = bool(self._prioritised) and self._overtaken < PATIENCE * self._limit
-            line = self._prioritised if first or not self._waiting else self._waiting
-            waiter = line.head()
-            if not self._fits(waiter.nbytes):
+            found = self._next()
+            if found is None or not self._whole.fits(found.nbytes):
                 return
 
-            line.serve(waiter)
-            self._overtaken = self._overtaken + waiter.nbytes if first and self._waiting else 0
-            self._take(waiter.nbytes)
-            waiter.turn.set()
+            ahead = self._prioritised.serve(found)
+            if not ahead:
+                self._waiting.serve(found)
+
+            self._overtaken = self._overtaken + found.nbytes if ahead and self._waiting else 0
+            _take(found.rooms, found.nbytes)
+            found.turn.set()
+
+    def _next(self) -> _Waiter | None:
+        """Find whose turn it is: the first whose flow has room, if nobody else of that flow comes before."""
+        lines = (self._prioritised, self._waiting)
+        if self._overtaken >= PATIENCE * self.limit:
+            lines = (self._waiting, self._prioritised)
+
+        full: set[str] = set()
+        for line in lines:
+            for waiter in line.heads():
+                if waiter.flow not in full and waiter.rooms[0].fits(waiter.nbytes):
+                    return waiter
+                if waiter.rooms[0] is self._whole:
+                    return waiter  # nobody fits before it does
+
+                full.add(waiter.flow)
+
+        return None
 
 
 @final
@@ -185,8 +230,11 @@ class _Line:
         self._flows: dict[str, deque[_Waiter]] = {}
         self._served: dict[str, int] = {}  # while anybody waits
 
-    def __len__(self) -> int:
-        return sum([len(flow) for flow in self._flows.values()])
+    def __bool__(self) -> bool:
+        return bool(self._flows)
+
+    def waiting(self, flow: str | None) -> int:
+        return sum([len(line) for name, line in self._flows.items() if flow is None or name == flow])
 
     def append(self, waiter: _Waiter) -> None:
         if waiter.flow not in self._flows:
@@ -197,12 +245,19 @@ class _Line:
 
         self._flows[waiter.flow].append(waiter)
 
-    def head(self) -> _Waiter:
-        return self._flows[min(self._flows, key=self._served.__getitem__)][0]
+    def heads(self) -> list[_Waiter]:
+        """The first of each flow, of the one that got least before the others."""
+        return [self._flows[flow][0] for flow in sorted(self._flows, key=self._served.__getitem__)]
 
-    def serve(self, waiter: _Waiter) -> None:
+    def serve(self, waiter: _Waiter) -> bool:
+        """Let a head go, if it is one of this line."""
+        flow = self._flows.get(waiter.flow)
+        if flow is None or flow[0] is not waiter:
+            return False
+
         self._served[waiter.flow] += waiter.nbytes
         self.remove(waiter)
+        return True
 
     def remove(self, waiter: _Waiter) -> None:
         flow = self._flows[waiter.flow]
@@ -281,6 +336,16 @@ async def acquire_from_both(
         raise
 
     return lease.joined(other)
+
+
+def _fits(rooms: tuple[_Room, ...], nbytes: int) -> bool:
+    return all(room.fits(nbytes) for room in rooms)
+
+
+def _take(rooms: tuple[_Room, ...], nbytes: int) -> None:
+    for room in rooms:
+        room.leased += nbytes
+        room.peak = max(room.peak, room.leased)
 
 
 def _refuse_negative(nbytes: int) -> None:

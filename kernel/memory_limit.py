@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("MemoryReading", "MemorySource", "SystemMemory", "adjusted_limit", "auto_limit", "auto_memory_limit")
+__all__ = (
+    "MemoryReading",
+    "MemorySource",
+    "SystemMemory",
+    "adjusted_limit",
+    "auto_limit",
+    "auto_memory_limit",
+)
 
 import os
 from collections.abc import Iterator

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
-from penstock.kernel.byte_account import AccountStatistics, ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.errors import ClosedError, ConfigError, LeaseTooLargeError
+from penstock.kernel.byte_account import AccountStatistics, ByteAccount, ByteLease
+from penstock.kernel.errors import ClosedError, ConfigError
 from penstock.kernel.memory_limit import MemorySource, SystemMemory, adjusted_limit, auto_limit
 from penstock.kernel.units import parse_bytes
 
@@ -56,7 +56,16 @@ class MemoryRegulator:
         ConfigError: If a limit is not positive, or no number of bytes.
     """
 
-    __slots__ = ("_auto", "_entered", "_host", "_in_flight", "_staged", "_staged_limit", "_thread", "_whole", "watcher")
+    __slots__ = (
+        "_auto",
+        "_entered",
+        "_host",
+        "_in_flight",
+        "_staged_limit",
+        "_thread",
+        "_whole",
+        "watcher",
+    )
 
     def __init__(
         self,
@@ -76,11 +85,12 @@ class MemoryRegulator:
             limit = adjusted_limit(whole, whole, 0, reading)
 
         staged = save_device_host_concurrent_bytes
-        self._staged_limit = None if staged is None else _bytes("save_device_host_concurrent_bytes", staged)
+        self._staged_limit = (
+            None if staged is None else _account("save_device_host_concurrent_bytes", staged).limit
+        )
         self._host = _account("limit_bytes", limit)
         self._whole = _bytes("limit_bytes", whole)
-        most = self._host.limit if self._staged_limit is None else self._staged_limit
-        self._staged = _account("save_device_host_concurrent_bytes", most)
+        self._host.bound("save", self._host.limit if self._staged_limit is None else self._staged_limit)
         self._in_flight = {
             "save": _account("save_concurrent_bytes", save_concurrent_bytes),
             "restore": _account("restore_concurrent_bytes", restore_concurrent_bytes),
@@ -93,6 +103,10 @@ class MemoryRegulator:
     def limit(self) -> int:
         """Host bytes that may be leased at once, at present."""
         return self._host.limit
+
+    def limit_of(self, flow: Flow) -> int:
+        """Host bytes that saves, or that restores, may hold at once, at present."""
+        return self._host.limit_of(flow)
 
     @property
     def whole(self) -> int:
@@ -107,7 +121,7 @@ class MemoryRegulator:
     def resize(self, limit: int) -> None:
         """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""
         if self._staged_limit is None:
-            self._staged.resize(limit)
+            self._host.bound("save", limit)
 
         self._host.resize(limit)
 
@@ -142,13 +156,6 @@ class MemoryRegulator:
         Cancellation:
             As `ByteAccount.acquire`.
         """
-        if nbytes > self.limit and not admit_oversize:
-            raise LeaseTooLargeError(nbytes, self.limit)
-        if flow == "save":
-            return await acquire_from_both(
-                self._staged, self._host, nbytes, prioritised=prioritised, flow=flow
-            )
-
         return await self._host.acquire(
             nbytes, prioritised=prioritised, admit_oversize=admit_oversize, flow=flow or ""
         )
@@ -163,7 +170,7 @@ class MemoryRegulator:
             host.tasks_waiting,
             host.waited_s,
             {
-                "save_device_host_concurrent_bytes": self._staged.statistics(),
+                "save_device_host_concurrent_bytes": self._host.statistics("save"),
                 "save_concurrent_bytes": self._in_flight["save"].statistics(),
                 "restore_concurrent_bytes": self._in_flight["restore"].statistics(),
             },

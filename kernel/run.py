@@ -87,12 +87,10 @@ class Run:
         Cancellation:
             As `MemoryRegulator.acquire`.
         """
-        if nbytes > self.memory.limit:
+        if nbytes > self.memory.limit_of(self.flow):
             self.events.warning("memory.oversize", key_path=key_path, nbytes=nbytes)
 
-        return await self.memory.acquire(
-            nbytes, prioritised=prioritised, admit_oversize=True, flow=self.flow
-        )
+        return await self.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=self.flow)
 
 
 @final

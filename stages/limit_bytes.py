@@ -41,20 +41,19 @@ class LimitBytes:
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one run."""
-        shared = run.memory.in_flight(run.flow)
-        own = ByteAccount(shared.limit if self.in_flight_bytes is None else self.in_flight_bytes)
-        yield _Limiter(run, shared, own)
+        own = None if self.in_flight_bytes is None else ByteAccount(self.in_flight_bytes)
+        yield _Limiter(run, run.memory.in_flight(run.flow), own)
 
 
 @final
 class _Limiter:
     __slots__ = ("_most", "_own", "_run", "_shared")
 
-    def __init__(self, run: Run, shared: ByteAccount, own: ByteAccount) -> None:
+    def __init__(self, run: Run, shared: ByteAccount, own: ByteAccount | None) -> None:
         self._run = run
         self._shared = shared
         self._own = own
-        self._most = min(own.limit, shared.limit, run.limits.piece_bytes)
+        self._most = min(shared.limit if own is None else own.limit, shared.limit, run.limits.piece_bytes)
 
     def __call__(
         self, batch: StagedBatch | LeafBatch[ReadLeaf], /
@@ -115,9 +114,11 @@ class _Limiter:
             yield ReadBatch((), (), ((part.indices[0], staged),), lease, part)
 
     async def _let_in(self, nbytes: int, *, prioritised: bool = False) -> ByteLease:
-        return await acquire_from_both(
-            self._own, self._shared, nbytes, prioritised=prioritised, flow=self._run.path
-        )
+        shared, flow = self._shared, self._run.path
+        if self._own is None:
+            return await shared.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=flow)
+
+        return await acquire_from_both(self._own, shared, nbytes, prioritised=prioritised, flow=flow)
 
     async def _stage(
         self, unit: Sequence[ReadLeaf], *, prioritised: bool
