@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -126,9 +125,9 @@ class Place:
 
     folder: Path
     saving: Saving
-    untouched: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     store: FaultyStore = field(default_factory=lambda: FaultyStore(LocalStore()))
     made: list[Checkpointer] = field(default_factory=list[Checkpointer])
+    before: dict[str, Found] = field(default_factory=dict[str, "Found"])
 
     @property
     def new(self) -> Path:
@@ -146,12 +145,9 @@ class Place:
             keywords = {"compare": "digest"} if self.saving.based else {}
             await (await checkpointer.save(self.folder / "old", self.saving.tree(1), **keywords))
 
-        if (self.folder / "old").is_dir():
-            shutil.copytree(self.folder / "old", self.new)
-        else:
-            shutil.copy(self.folder / "old", self.new)
-
-        self.untouched = self._files_of_old()
+        copy = shutil.copytree if (self.folder / "old").is_dir() else shutil.copy
+        copy(self.folder / "old", self.new)
+        self.before = {name: found_at(self.folder / name) for name in ("old", "new")}
         self.made.clear()
 
     async def save(self, checkpointer: Checkpointer, number: int, **keywords: Any) -> Any:
@@ -165,20 +161,33 @@ class Place:
             (number,) = numbers_in(await checkpointer.restore(self.new, item=self.saving.item))
             return number
 
-    async def check(self) -> int:
-        """Nothing is held or left; `old` is as it was; `new` is whole; return what it is made of."""
-        self.check_idle()
-        assert self._files_of_old() == self.untouched
-        assert sorted(os.listdir(self.folder)) == ["new", "old"]
-        return await self.number()
+    async def check(self, number: int) -> bool:
+        """Nothing is held or left, `old` is as it was, and so is `new`, or it is all made of `number`.
 
-    async def check_next_save(self) -> None:
-        """The next save works, though another one ended badly."""
+        Returns:
+            Whether `new` is new.
+        """
+        self.check_idle()
+        assert sorted(os.listdir(self.folder)) == ["new", "old"]
+        assert found_at(self.folder / "old") == self.before["old"]
+        if found_at(self.new) == self.before["new"]:
+            return False
+
+        assert await self.number() == number
+        return True
+
+    def found_new(self) -> Found:
+        """What `new` consists of."""
+        return found_at(self.new)
+
+    async def check_next_save(self, *, read: bool) -> None:
+        """The next save works, though another one ended badly; read it if told to."""
         async with self.open() as checkpointer:
             await (await self.save(checkpointer, 9))
 
-        assert await self.number() == 9
+        assert not read or await self.number() == 9
         self.check_idle()
+        self.before["new"] = self.found_new()
         self.made.clear()
 
     def check_idle(self) -> None:
@@ -192,10 +201,16 @@ class Place:
         assert self.store.open_files == 0
         assert descriptors_below(self.folder) == []
 
-    def _files_of_old(self) -> dict[str, tuple[int, int]]:
-        old = self.folder / "old"
-        files = [old] if old.is_file() else [path for path in old.rglob("*") if path.is_file()]
-        return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+Found: TypeAlias = dict[str, tuple[int, int, int]]
+"""The files of a checkpoint: inode, size and time of each."""
+
+
+def found_at(path: Path) -> Found:
+    """Return what the file or directory at `path` consists of."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    stats = {str(each): each.stat() for each in files}
+    return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def descriptors_below(folder: Path) -> list[str]:
@@ -235,8 +250,7 @@ class Restoring:
     """A kind of restore of a plain tree."""
 
     keywords: Callable[[], Mapping[str, Any]] = dict[str, Any]
-    options: Callable[[], Mapping[str, Any]] = dict[str, Any]
-    saving: str = "plain"
+    saving: Saving = field(default_factory=Saving)
 
 
 def resharded() -> Mapping[str, Any]:
@@ -251,18 +265,10 @@ def resharded() -> Mapping[str, Any]:
 RESTORINGS: dict[str, Restoring] = {
     "plain": Restoring(),
     "like": Restoring(lambda: {"like": plain(0)}),
-    "mmap": Restoring(lambda: {"mmap": True}),
+    # Of NumPy arrays: jax keeps what a jax.Array lay in until something else is done with jax.
+    "mmap": Restoring(lambda: {"mmap": True}, Saving(arrays)),
     "resharded": Restoring(resharded),
-    "codec": Restoring(saving="codec"),
-    "third party": Restoring(saving="third party"),
+    "codec": Restoring(saving=SAVINGS["codec"]),
+    "third party": Restoring(saving=SAVINGS["third party"]),
 }
 
-
-def collected(work: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
-    """Collect after the work, so that what was left unclosed warns there."""
-
-    async def wrapped() -> None:
-        await work()
-        gc.collect()
-
-    return wrapped
