@@ -43,7 +43,7 @@ async def test_a_save_whose_kth_operation_fails_leaves_nothing_behind(
         if at > len(operations):
             break
         place.check_idle()
-        if published:
+        if published:  # what was replaced may lie beside it, until the next save
             assert operations[at - 1] in AFTER_PUBLISHING
             assert await place.number() == 2
         else:
@@ -53,6 +53,7 @@ async def test_a_save_whose_kth_operation_fails_leaves_nothing_behind(
         await place.check_next_save(read=at % 10 == 0)
 
     assert published
+    place.store = FaultyStore(LocalStore())
     assert await place.check(2)
 
 
@@ -83,7 +84,7 @@ async def test_a_restore_whose_kth_operation_fails_holds_nothing(folder: Path, k
         if at > len(place.store.operations):
             break
         assert raised == [error] or (not raised and found == {1})
-        assert await place.check(2) is False
+        assert await place.check(2, files=kind != "mmap") is False
         place.made.clear()
 
     assert at > 10
