@@ -15,17 +15,19 @@ __all__ = (
     "SingleReplicaArrayRestoreArgs",
     "TransferPriority",
     "check_input_arguments",
+    "keys_of",
 )
 
 import copy
 import enum
-import warnings
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
+
+from penstock.kernel.events import get_logger
 
 
 class TransferPriority(enum.Enum):
@@ -164,7 +166,7 @@ class SaveArgs:
     """How one leaf is to be saved.
 
     Attributes:
-        aggregate: Has had no effect in Orbax since 0.5, and has none here: a warning says so.
+        aggregate: Has had no effect in Orbax since 0.5, and has none here; that is logged.
         dtype: What the elements are cast to, as C would; nothing records what they were.
         chunk_byte_size: Bytes of a chunk, at most.
         shard_axes: Axes that are cut first.
@@ -177,9 +179,7 @@ class SaveArgs:
 
     def __post_init__(self) -> None:
         if self.aggregate:
-            warnings.warn(
-                "aggregate has no effect: every leaf is stored on its own", DeprecationWarning, stacklevel=3
-            )
+            get_logger().warning("orbax.ignored", option="aggregate", why="every leaf is stored on its own")
 
 
 @dataclass
@@ -237,7 +237,7 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     """How one leaf is to be restored by reading one replica and broadcasting it to the others.
 
     Attributes:
-        single_replica_sharding: Not needed: it follows from `sharding`. A warning says so.
+        single_replica_sharding: Not needed: it follows from `sharding`; that is logged.
     """
 
     single_replica_sharding: jax.sharding.NamedSharding | None = None
@@ -245,8 +245,7 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.single_replica_sharding is not None:
-            message = "single_replica_sharding is not needed: it is made from sharding"
-            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            get_logger().warning("orbax.not_needed", option="single_replica_sharding", instead="sharding")
 
 
 def check_input_arguments(*args: Sized) -> None:
