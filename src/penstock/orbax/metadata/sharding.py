@@ -15,7 +15,7 @@ __all__ = (
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -277,6 +277,3 @@ def _rest(of: NamedShardingMetadata) -> tuple[object, ...]:
 def _device_name(name: str) -> str:
     return name.replace("TFRT_CPU_", "cpu:")
 
-
-def _is_device(node: object) -> bool:
-    return isinstance(node, Mapping)
