@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
 
 from penstock.kernel.capabilities import ArrangedLayout, ItemsLayout
-from penstock.kernel.config import Config
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.reading import hold_for_reading
@@ -26,7 +25,7 @@ from penstock.paths import absolute_path
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.config import FlowOptions
+    from penstock.kernel.config import Config, FlowOptions
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import MemoryRegulator
