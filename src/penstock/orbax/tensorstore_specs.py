@@ -269,7 +269,9 @@ def chunk_shape_for(
         elif file_size and most is not None:
             most = min(most, file_size)
     if most is not None and most < itemsize:
-        raise ValueError(f"chunk_byte_size {most} of {info.name!r} is less than one element, {itemsize} bytes")
+        raise ValueError(
+            f"chunk_byte_size {most} of {info.name!r} is less than one element, {itemsize} bytes"
+        )
     if any(not 0 <= axis < len(write_shape) for axis in arg.shard_axes):
         raise ValueError(f"shard_axes {arg.shard_axes} of {info.name!r} are not all within shape {shape}")
 

@@ -276,4 +276,3 @@ def _rest(of: NamedShardingMetadata) -> tuple[object, ...]:
 
 def _device_name(name: str) -> str:
     return name.replace("TFRT_CPU_", "cpu:")
-
