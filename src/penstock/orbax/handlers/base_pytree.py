@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 
@@ -17,9 +17,12 @@ from penstock.checkpointer import Checkpointer
 from penstock.description import CheckpointMetadata
 from penstock.handlers.layout.alone import CUSTOM, TreeLayout
 from penstock.handlers.layout.every import EveryLayout
-from penstock.kernel.errors import NoHandlerError, NotACheckpointError
+from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import KeyPath
+from penstock.kernel.pipeline import Pipeline
+from penstock.kernel.registry import HandlerRegistry
+from penstock.kernel.run import SaveRun
 from penstock.kernel.save_format import SaveArgs as LeafFormat
 from penstock.kernel.save_format import SaveFormat
 from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
@@ -27,11 +30,18 @@ from penstock.orbax.future import CommitFuture, Future
 from penstock.orbax.handlers.base import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.handlers.describing import describe_tree
 from penstock.orbax.handlers.restoring import Asked, Calls, restore_tree
-from penstock.orbax.leaf_args import PathAwaitingCreation, SaveArgs, TransferPriority
+from penstock.orbax.handlers.type_calls import CallRegistry, serving
+from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
+from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers
+from penstock.orbax.merging import MergeProcessFiles
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions
+from penstock.orbax.paths import handler_path
 from penstock.orbax.running import LoopThread
-from penstock.orbax.tree import get_param_names
+from penstock.orbax.tree import get_param_names, to_flat_dict
+from penstock.orbax.type_handlers import default_registry
 from penstock.stages.trees import step
+
+T = TypeVar("T")
 
 Limit: TypeAlias = int | None
 Resources: TypeAlias = tuple[Checkpointer, ...]
@@ -96,6 +106,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             restore_concurrent_bytes,
         )
         self._layout = TreeLayout(self._form, single=self._single)
+        self._type_handler_registry = type_handler_registry
         self._loop = LoopThread(partial(_make, self._layout, limits))
 
     def get_param_names(self, item: Any) -> Any:
@@ -125,18 +136,14 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             "save_args": _leaf_formats(args.save_args),
             "prioritise": self._prioritise(item),
             "custom_metadata": None if args.custom_metadata is None else {CUSTOM: args.custom_metadata},
+            "pipeline": self._pipeline(args.ocdbt_target_data_file_size),
         }
-        size = args.ocdbt_target_data_file_size
-        if size is not None and self._form.ocdbt:
-            keywords["pipeline"] = pipelines.save_pipeline(self._layout).configure(
-                "write", file_bytes=size or pipelines.UNLIMITED
-            )
-
-        try:
-            save = await self._loop.acall(_start_save, os.fspath(directory), item, keywords)
-        except NoHandlerError as error:
-            raise ValueError(f"TypeHandler lookup failed for: {error}") from error
-
+        workers = self._workers(
+            ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
+            save_args=_by_name(args.save_args, SaveArgs),
+        )
+        serves = StageRegistry(self._registry, workers).as_kernel()
+        save = await self._loop.acall(_start_save, serves, os.fspath(directory), item, keywords)
         return [CommitFuture(save, keep=self._loop)]
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -159,9 +166,11 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
         asked = Asked(args.item, args.restore_args, args.partial_restore)
+        workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
+        serves = StageRegistry(self._registry, workers).as_kernel()
         calls = Calls(
             metadata=partial(self._loop.call, _describe, path),
-            restore=lambda **keywords: self._loop.call(_restore, path, keywords),
+            restore=lambda **keywords: self._loop.call(_restore, serves, path, keywords),
         )
         return restore_tree(asked, calls)
 
@@ -172,7 +181,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        return describe_tree(self._loop.call(_describe, os.fspath(directory)), directory)
+        about = self._loop.call(_describe, os.fspath(directory))
+        return describe_tree(about, handler_path(directory), self._registry)
 
     def finalize(self, directory: Any) -> None:
         """Nothing is left to do: what the processes wrote was merged when it was committed."""
@@ -180,6 +190,31 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     def close(self) -> None:
         """End the thread. Used again, the handler begins another one."""
         self._loop.close()
+
+    @property
+    def _registry(self) -> Any:
+        """Of type handlers: that which was given, or the one of the process as it is now."""
+        return self._type_handler_registry or default_registry()
+
+    def _workers(self, **options: Any) -> StageWorkers:
+        form = {
+            "use_ocdbt": self._form.ocdbt,
+            "use_zarr3": self._form.zarr == 3,
+            "use_compression": self._form.codec != "none",
+        }
+        return StageWorkers(**(form | options))
+
+    def _pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
+        pipeline = pipelines.save_pipeline(self._layout)
+        if not self._form.ocdbt:
+            return pipeline
+
+        # For type handlers that write databases of their own.
+        pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
+        if data_file_size is None:
+            return pipeline
+
+        return pipeline.configure("write", file_bytes=data_file_size or pipelines.UNLIMITED)
 
     def _prioritise(self, item: Any) -> Callable[[KeyPath], bool] | None:
         if self._is_first is None:
@@ -231,18 +266,24 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
 def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
     """Make what saves and what restores."""
     chosen = EveryLayout(layout)
-    made = [Checkpointer(layout=chosen, memory_limit=limit) for limit in dict.fromkeys(limits)]
-    return tuple(made)
+    registry = CallRegistry().as_kernel()
+    return tuple(
+        [Checkpointer(layout=chosen, memory_limit=limit, registry=registry) for limit in dict.fromkeys(limits)]
+    )
 
 
 async def _start_save(
-    resources: Resources, path: str, item: Any, keywords: dict[str, Any]
+    resources: Resources, serves: HandlerRegistry, path: str, item: Any, keywords: dict[str, Any]
 ) -> SaveFuture:
-    return await resources[0].save(path, item, overwrite=True, **keywords)
+    with serving(serves):
+        return await resources[0].save(path, item, overwrite=True, **keywords)
 
 
-async def _restore(resources: Resources, path: str, keywords: dict[str, Any]) -> Any:
-    return await resources[-1].restore(path, **keywords)
+async def _restore(
+    resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]
+) -> Any:
+    with serving(serves):
+        return await resources[-1].restore(path, **keywords)
 
 
 async def _describe(resources: Resources, path: str) -> CheckpointMetadata:
@@ -266,6 +307,15 @@ def _save_limit(
         given.append(int(most * 10**9))
 
     return min(given) if given else None
+
+
+def _by_name(args: Any, kind: type[T]) -> dict[str, T]:
+    """Return what is said of each leaf, by its stored name."""
+    if args is None:
+        return {}
+
+    flat = to_flat_dict(args, sep=".", is_leaf=lambda node: isinstance(node, kind))
+    return {name: one for name, one in flat.items() if isinstance(one, kind)}
 
 
 def _leaf_formats(save_args: Any) -> Any:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from penstock.description import LeafMetadata
 from penstock.handlers.leaves.empty import EmptyNamedTuple
+from penstock.orbax.handlers.type_calls import as_stored
 from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.metadata.sharding import to_sharding
 
@@ -70,11 +71,11 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
     """
     kind = args.restore_type
     if kind is None:
-        kind = _saved_type(leaf)
+        kind = leaf.kind
     if kind == "jax.Array" or (isinstance(kind, type) and issubclass(kind, jax.Array)):
         return _want_array(leaf, args, in_item)
     if leaf.shape is None:
-        return Wanted(kind if isinstance(kind, type) else str)
+        return Wanted(as_stored(kind) if isinstance(kind, str) else kind)
     if kind == "np.ndarray" or kind is np.ndarray:
         return Wanted(np.ndarray, args.dtype)
     if kind == "scalar" or (isinstance(kind, type) and issubclass(kind, int | float | complex | np.number)):
@@ -82,11 +83,7 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
         finish = cast("Callable[[Any], Any]", kind) if isinstance(kind, type) else None
         return Wanted(_NUMBERS.get(dtype.kind, float), args.dtype, finish)
 
-    return Wanted(kind)
-
-
-def _saved_type(leaf: LeafMetadata) -> Any:
-    return str if leaf.kind == "string" else leaf.kind
+    return Wanted(as_stored(kind) if isinstance(kind, str) else kind)
 
 
 def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
