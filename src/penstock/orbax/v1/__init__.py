@@ -30,6 +30,7 @@ __all__ = (
     "metadata",
     "multihost",
     "options",
+    "partial",
     "path",
     "pytree_metadata",
     "save",
@@ -41,7 +42,7 @@ __all__ = (
     "tree",
 )
 
-from penstock.orbax.v1 import arrays, errors, handlers, multihost, options, path, tree
+from penstock.orbax.v1 import arrays, errors, handlers, multihost, options, partial, path, tree
 from penstock.orbax.v1.checkpoint_info import CheckpointMetadata, PyTreeMetadata
 from penstock.orbax.v1.context import Context
 from penstock.orbax.v1.handlers import (

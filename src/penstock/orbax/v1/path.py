@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ("Path", "PathAwaitingCreation", "PathLike")
 
-import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ else:
     except ImportError:
         from pathlib import Path
 
-PathLike: TypeAlias = str | os.PathLike[str]
+PathLike: TypeAlias = Path | str
 
 
 @runtime_checkable

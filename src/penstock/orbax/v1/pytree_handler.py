@@ -8,18 +8,25 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Final, final
 
+import jax
+import numpy as np
 from anyio import to_thread
 from jax import tree_util
 
 from penstock.api import Checkpointer
 from penstock.engine import SaveKeywords
-from penstock.kernel.errors import StructureMismatchError
+from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.save_format import SaveArgs
 from penstock.orbax.v1.array_options import ArrayMetadataValidator, ArrayOptions, storage_options_of
 from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.leaf_metadata import leaf_metadata
-from penstock.orbax.v1.leaf_registry import LeafHandlerRegistry, StandardLeafHandlerRegistry, check_types
+from penstock.orbax.v1.leaf_registry import (
+    LeafHandlerRegistry,
+    StandardLeafHandlerRegistry,
+    UnregisteredTypeError,
+    check_types,
+)
 from penstock.orbax.v1.matching import Plan, mismatch, plan_load
 from penstock.orbax.v1.memory_options import TransferPriority
 from penstock.orbax.v1.operation import Operation, begin
@@ -68,6 +75,7 @@ class PyTreeHandler:
         if not _jax.tree_leaves(checkpointable) and not checkpointable:
             raise ValueError("Found empty item.")
 
+        _check_sizes(checkpointable)
         saving = begin("save", partial(self._save, directory, checkpointable))
         await saving.begun()
         return saving
@@ -119,7 +127,11 @@ class PyTreeHandler:
         path = await directory.await_creation()
         async with Checkpointer(memory_limit=limit, layout=layout) as checkpointer:
             first = _first(self._context, tree)
-            future = await checkpointer.save(str(path), tree, overwrite=True, prioritise=first, **keywords)
+            try:
+                future = await checkpointer.save(str(path), tree, prioritise=first, **keywords)
+            except NoHandlerError as error:
+                raise UnregisteredTypeError(str(error)) from error
+
             del tree
             operation.mark_begun()
             await future
@@ -156,6 +168,17 @@ class _Later:
 
     def __await__(self) -> Any:
         return self._start().__await__()
+
+
+def _check_sizes(tree: PyTree) -> None:
+    """Refuse arrays without elements, as Orbax does, which could not read them.
+
+    Raises:
+        InvalidLeafError: If there is one. It is a ValueError.
+    """
+    for path, leaf in _jax.tree_flatten_with_path(tree)[0]:
+        if isinstance(leaf, np.ndarray | jax.Array) and not leaf.size:
+            raise InvalidLeafError(_jax.keystr(path), "Cannot save arrays with zero size")
 
 
 def _save_args(saving: ArrayOptions.Saving, tree: PyTree) -> Any:

@@ -13,12 +13,16 @@ __all__ = (
     "global_registry",
     "local_registry",
     "register_handler",
+    "resolve_handler_for_load",
+    "resolve_handler_for_save",
 )
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 from penstock.kernel.errors import HandlerError
+from penstock.kernel.events import get_logger
+from penstock.orbax.v1.handler_types import StatefulCheckpointable, typestr
 
 HandlerType: TypeAlias = type[Any]
 RegistryEntry: TypeAlias = tuple[HandlerType, str | None]
@@ -163,13 +167,13 @@ class ReadOnlyCheckpointableHandlerRegistry(CheckpointableHandlerRegistry):
         return f"{type(self).__name__}({self.get_all_entries()})"
 
 
-_GLOBAL: Final[CheckpointableHandlerRegistry] = _Registry()
+_GLOBAL_REGISTRY: Final[CheckpointableHandlerRegistry] = _Registry()
 """What `register_handler` adds to: Orbax's API has a registry of the process."""
 
 
 def global_registry() -> CheckpointableHandlerRegistry:
     """Return the registry of the process, which `register_handler` adds to."""
-    return _GLOBAL
+    return _GLOBAL_REGISTRY
 
 
 def local_registry(
@@ -185,7 +189,7 @@ def local_registry(
     """
     registry: CheckpointableHandlerRegistry = _Registry()
     if include_global_registry:
-        add_all(registry, _GLOBAL)
+        add_all(registry, _GLOBAL_REGISTRY)
     if other_registry is not None:
         add_all(registry, other_registry)
 
@@ -218,5 +222,105 @@ def register_handler(
     secondary_typestrs: Sequence[str] | None = None,
 ) -> HandlerT:
     """Add a handler to the registry of the process; return it, so that this can decorate a class."""
-    _GLOBAL.add(cls, checkpointable_name=checkpointable_name, secondary_typestrs=secondary_typestrs)
+    _GLOBAL_REGISTRY.add(cls, checkpointable_name=checkpointable_name, secondary_typestrs=secondary_typestrs)
     return cls
+
+
+def resolve_handler_for_save(
+    registry: CheckpointableHandlerRegistry, checkpointable: Any, *, name: str
+) -> Any:
+    """Return a handler for an object.
+
+    An object that saves itself does. Else the handler registered for the name is taken, and else the
+    one registered last of those that can handle the object.
+
+    Raises:
+        ValueError: If the object is None.
+        NoEntryError: If no handler fits.
+    """
+    if checkpointable is None:
+        raise ValueError("checkpointable must not be None for saving.")
+
+    fitting = _last_fitting(registry, lambda handler: handler.is_handleable(checkpointable))
+    if fitting is not None and isinstance(checkpointable, StatefulCheckpointable):
+        return fitting
+    if registry.has(name):
+        return _make(name, registry.get(name))
+    if fitting is not None:
+        return fitting
+
+    raise NoEntryError(
+        f'Could not identify a valid handler for the checkpointable: "{name}" and checkpointable '
+        f"type={type(checkpointable)}. Register one with `register_handler`, or in a local registry "
+        f"(`CheckpointablesOptions`), whose `is_handleable` says yes to it. There are: {_types(registry)}"
+    )
+
+
+def resolve_handler_for_load(
+    registry: CheckpointableHandlerRegistry,
+    abstract_checkpointable: Any,
+    *,
+    name: str,
+    handler_typestr: str | None = None,
+) -> Any:
+    """Return a handler for what was saved under a name.
+
+    Args:
+        registry: The handlers.
+        abstract_checkpointable: What is asked for; None for what was saved.
+        name: Of the item.
+        handler_typestr: The handler that saved it, as the checkpoint says; None if it does not.
+
+    Raises:
+        NoEntryError: If no handler fits.
+    """
+    named = _make(name, registry.get(name)) if registry.has(name) else None
+    saver = _by_typestr(registry, handler_typestr) if handler_typestr else None
+    if handler_typestr and saver is None:
+        get_logger().warning("load.handler_unknown", item=name, handler=handler_typestr)
+
+    def fits(handler: Any) -> bool:
+        return abstract_checkpointable is None or bool(
+            handler.is_abstract_handleable(abstract_checkpointable)
+        )
+
+    stateful = isinstance(abstract_checkpointable, StatefulCheckpointable)
+    for handler in (saver, named) if stateful else (named, saver):
+        if handler is not None and fits(handler):
+            return handler
+
+    found = None if abstract_checkpointable is None else _last_fitting(registry, fits)
+    if found is not None or named is not None:
+        return found or named
+
+    raise NoEntryError(
+        f"No entry for checkpointable={name} in the registry, saved by {handler_typestr} and asked for as "
+        f"{abstract_checkpointable!r}. There are: {_types(registry)}"
+    )
+
+
+def _by_typestr(registry: CheckpointableHandlerRegistry, recorded: str) -> Any:
+    for handler_type, name in reversed(registry.get_all_entries()):
+        if typestr(handler_type) == recorded or recorded in registry.get_secondary_typestrs(handler_type):
+            return _make(name, handler_type)
+
+    return None
+
+
+def _last_fitting(registry: CheckpointableHandlerRegistry, fits: Callable[[Any], Any]) -> Any:
+    """Of the handlers for any name, return the one added last that fits."""
+    handlers = [_make(name, kind) for kind, name in registry.get_all_entries() if name is None]
+    return next((handler for handler in reversed(handlers) if fits(handler)), None)
+
+
+def _make(name: str | None, handler_type: type[Any]) -> Any:
+    try:
+        return handler_type()
+    except TypeError as error:
+        raise ValueError(
+            f"the handler {handler_type} for checkpointable={name} could not be default-constructed"
+        ) from error
+
+
+def _types(registry: CheckpointableHandlerRegistry) -> list[type[Any]]:
+    return [handler_type for handler_type, _ in registry.get_all_entries()]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 __all__ = (
+    "Saving",
     "begin_save",
+    "check_state",
     "save",
     "save_async",
     "save_checkpointables",
     "save_checkpointables_async",
     "save_pytree",
     "save_pytree_async",
+    "staged",
 )
 
 import os
@@ -17,7 +20,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 from anyio import create_task_group, fail_after, move_on_after
 from jax import tree_util
@@ -34,7 +37,7 @@ from penstock.orbax.v1.handler_types import Checkpointable, typestr
 from penstock.orbax.v1.names import STATE, check_item_names
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished, hosting
 from penstock.orbax.v1.path import PathLike
-from penstock.orbax.v1.resolution import handler_for_save
+from penstock.orbax.v1.registration import resolve_handler_for_save
 from penstock.orbax.v1.tree import JsonType, Leaf, PyTreeOf, is_supported_leaf
 from penstock.paths import absolute_path
 
@@ -104,7 +107,7 @@ def save_async(
     """
     check_state(state)
     items = {checkpointable_name: state}
-    return _staged(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
+    return staged(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
 def save_checkpointables_async(
@@ -115,7 +118,7 @@ def save_checkpointables_async(
     custom_metadata: JsonType | None = None,
 ) -> AsyncResponse[None]:
     """Begin to save named objects; return when they may be changed. See `save_checkpointables`."""
-    return _staged(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
+    return staged(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
 def save_pytree(*args: Any, **kwargs: Any) -> None:
@@ -145,9 +148,9 @@ def begin_save(
     context = get_context()
     registry = context.checkpointables.registry
     handlers = {
-        name: handler_for_save(registry, item, name=name) for name, item in checkpointables.items()
+        name: resolve_handler_for_save(registry, item, name=name) for name, item in checkpointables.items()
     }
-    saving = _Saving(absolute_path(path), dict(checkpointables), handlers, context, overwrite, custom_metadata)
+    saving = Saving(absolute_path(path), dict(checkpointables), handlers, context, overwrite, custom_metadata)
     return begin(f"save of {saving.path!r}", saving)
 
 
@@ -164,8 +167,18 @@ def check_state(state: Any) -> None:
         )
 
 
-class _Saving:
-    """One save: makes the directory, lets the handlers fill it, completes and publishes it."""
+@final
+class Saving:
+    """One save: makes the directory, lets the handlers fill it, completes and publishes it.
+
+    Args:
+        path: Where the checkpoint is to be.
+        items: The objects by name; forgotten once they are taken.
+        handlers: Of each.
+        context: Its options.
+        overwrite: Whether a checkpoint may be replaced.
+        custom_metadata: The caller's own.
+    """
 
     def __init__(
         self,
@@ -253,7 +266,7 @@ class _Saving:
         self._store.sync_directory(self._workspace.temporary)
 
 
-def _staged(operation: Operation[None]) -> Operation[None]:
+def staged(operation: Operation[None]) -> Operation[None]:
     """Wait in this thread until the caller may go on."""
     try:
         operation.wait_begun()

@@ -35,7 +35,7 @@ class TreeLayout:
         return self._layout.save_format
 
     def temporary_name(self, path: str) -> str:
-        return self._layout.temporary_name(path)
+        return path  # which somebody else made, and publishes or discards
 
     def data_file(self) -> str:
         return self._layout.data_file()
