@@ -7,17 +7,20 @@ __all__ = (
     "Arrangement",
     "ChunkingHandler",
     "FormattedLayout",
+    "FoundItems",
+    "ItemKind",
     "ItemsLayout",
+    "ListedItems",
     "NamedTensors",
     "Place",
 )
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo
-from penstock.kernel.protocols import StoredCheckpoint
+from penstock.kernel.protocols import Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
 
 
@@ -96,6 +99,32 @@ class ItemsLayout(Protocol):
 
     def folder(self, leaf: Leaf) -> str:
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
+        ...
+
+
+ItemKind: TypeAlias = Literal["tree", "array", "proto"]
+"""What an item is, as far as its value is not simply what is restored of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItems:
+    """The items of one checkpoint."""
+
+    path: str  #: of the checkpoint: as asked for, or the latest step there
+    kinds: Mapping[str, ItemKind]  #: by name
+
+
+@runtime_checkable
+class ListedItems(Protocol):
+    """What a `Layout` adds that reads checkpoints of several items."""
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of the checkpoint at `path`. Blocking.
+
+        Raises:
+            CorruptCheckpointError: What `Layout.open` raises.
+            UnsupportedFormatError: If the checkpoint has none.
+        """
         ...
 
 

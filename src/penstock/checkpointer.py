@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
+from typing import Any, Final, Literal, TypeAlias, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from penstock import pipelines
 from penstock.background import BackgroundSaves
 from penstock.description import CheckpointMetadata, describe_checkpoint
-from penstock.engine import Engine, SaveKeywords
+from penstock.engine import Engine, SaveKeywords, load_config
 from penstock.handlers.layout.every import EveryLayout
 from penstock.handlers.layout.fitting import CODED_CHUNK
 from penstock.handlers.layout.orbax import OrbaxLayout
@@ -31,7 +31,7 @@ from penstock.kernel.errors import ClosedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.futures import Milestone, SaveFuture
 from penstock.kernel.memory_limit import auto_memory_limit
-from penstock.kernel.messages import KeyPath, RestoreRequest, TreeToSave
+from penstock.kernel.messages import RestoreRequest, TreeToSave
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
@@ -42,15 +42,14 @@ from penstock.kernel.runner import run_pipeline
 from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
-from penstock.pipelines import configured_pipeline, fitting_pipeline
+from penstock.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
+from penstock.restoring_items import ItemsKeywords, restore_items
 from penstock.saving import SaveTask
 from penstock.stages.known_values import KnownValues
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
-First: TypeAlias = Callable[[KeyPath], bool]
-RunT = TypeVar("RunT")
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -101,7 +100,7 @@ class Checkpointer:
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
-        options = _load(config, memory_limit)
+        options = load_config(config, memory_limit)
         limit = options.memory.limit_bytes
         memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
         if layout is None:
@@ -199,7 +198,7 @@ class Checkpointer:
             keywords=keywords,
         )
         chosen = self._save_pipeline if pipeline is None else pipeline
-        chosen = _prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
+        chosen = prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
@@ -255,12 +254,19 @@ class Checkpointer:
         has_like = like is not _ABSENT
         options = restore_options(onto, has_like=has_like)
         request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
-        chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         tree, run = await self._restore(with_derive(chosen, options), request, threads)
         if on_report is not None:
             on_report(report_of(run))
 
         return tree
+
+    async def restore_items(
+        self, path: str | os.PathLike[str], **options: Unpack[ItemsKeywords]
+    ) -> dict[str, Any]:
+        """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
+        _, threads = self._running()
+        return await restore_items(self._engine, threads, self.restore, absolute_path(path), **options)
 
     async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -387,14 +393,3 @@ class Checkpointer:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
         return self._tasks, self._threads
-
-
-def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
-    arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
-    return (
-        config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
-    )
-
-
-def _prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
-    return pipeline if first is None else pipeline.configure("prioritise", first=first)

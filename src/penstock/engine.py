@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Compare", "Engine", "SaveKeywords")
+__all__ = ("Compare", "Engine", "SaveKeywords", "load_config")
 
 import json
 import os
@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
 
 from penstock.kernel.capabilities import ArrangedLayout
+from penstock.kernel.config import Config
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
@@ -24,7 +25,7 @@ from penstock.paths import absolute_path
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.config import Config, FlowOptions
+    from penstock.kernel.config import FlowOptions
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import MemoryRegulator
@@ -153,6 +154,19 @@ class Engine:
             "shared": self.shared,
             "limits": RunLimits(piece_bytes, options.batch_leaves, options.batch_bytes),
         }
+
+
+def load_config(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
+    """Return the options that a Checkpointer was given, or those that its surroundings say.
+
+    Raises:
+        ConfigError: If an option is unknown or does not fit.
+    """
+    arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
+    if isinstance(config, Config):
+        return config.changed(arguments)
+
+    return Config.load(config, arguments=arguments)
 
 
 def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
