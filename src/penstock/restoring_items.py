@@ -110,7 +110,7 @@ def _message(name: str, text: str, like: Any) -> Any:
     except ImportError as error:
         raise SpecError("a Proto item needs protobuf: pip install penstock[proto]") from error
 
-    cls: Any = cast("Any", like) if isinstance(like, type) else type(like)
+    cls: Any = like if isinstance(like, type) else like.__class__
     if not issubclass(cls, Message):
         raise SpecError(f"the item {name!r} is a protobuf message, and {like!r} is neither one nor its class")
     try:
