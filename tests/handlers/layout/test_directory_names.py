@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,8 +23,13 @@ def save(path: Path, tree: object, zarr: Literal[2, 3] = 2, **options: Any) -> N
         checkpointer.save(path, tree).result()
 
 
+def show(tree: Any) -> str:
+    """Order of keys does not matter."""
+    return str(jax.tree.map(str, tree))
+
+
 def assert_nothing_was_written(path: Path) -> None:
-    assert list(path.parent.iterdir()) == []
+    assert list(path.iterdir()) == []
 
 
 @pytest.mark.parametrize("zarr", ZARRS)
@@ -41,29 +47,38 @@ def assert_nothing_was_written(path: Path) -> None:
 def test_names_that_can_be_paths(tmp_path: Path, tree: Any, zarr: Literal[2, 3]) -> None:
     save(tmp_path / "ckpt", tree, zarr)
 
-    found = penstock.sync.restore(tmp_path / "ckpt", like=tree)
-    if isinstance(tree, dict):
-        assert str(found) == str(tree)
-    else:
-        np.testing.assert_array_equal(found, tree)
+    assert show(penstock.sync.restore(tmp_path / "ckpt", like=tree)) == show(tree)
 
 
 @pytest.mark.parametrize("zarr", ZARRS)
 @pytest.mark.parametrize(
     "name",
-    ["..", ".", "a/../b", "/a", "a/", "a//b", "", "a\0b", "n" * 256, "漢" * 86, "x.orbax-checkpoint-tmp"]
-    + ["_METADATA", "_sharding", "array_metadatas", "manifest.ocdbt", "checkpoint", "a/_CHECKPOINT_METADATA"]
-    + ["commit_success.txt", "orbax.checkpoint", "_strings.json"],
+    [
+        *(
+            "..",
+            ".",
+            "a/../b",
+            "/a",
+            "a/",
+            "a//b",
+            "a\0b",
+            "/",
+            "n" * 256,
+            "漢" * 86,
+            "x.orbax-checkpoint-tmp",
+        ),
+        *("_METADATA", "_sharding", "array_metadatas", "manifest.ocdbt", "checkpoint", "_strings.json"),
+        *("a/_CHECKPOINT_METADATA", "commit_success.txt", "orbax.checkpoint"),
+    ],
+    ids=repr,
 )
 def test_names_that_cannot(tmp_path: Path, name: str, zarr: Literal[2, 3]) -> None:
     tree = {"good": np.ones(2), name: np.ones(2)}
-    if name == "":
-        tree = {"good": np.ones(2), "/": np.ones(2)}
 
     with pytest.raises(InvalidLeafError, match="ocdbt=True") as caught:
         save(tmp_path / "ckpt", tree, zarr)
 
-    assert caught.value.key_path == f"[{[key for key in tree if key != 'good'][0]!r}]"
+    assert caught.value.key_path == f"[{name!r}]"
     assert_nothing_was_written(tmp_path)
 
 
@@ -102,7 +117,7 @@ def test_collisions_are_refused_with_both_key_paths(
 )
 def test_what_only_looks_like_a_collision_is_none(tmp_path: Path, tree: Any, zarr: Literal[2, 3]) -> None:
     save(tmp_path / "ckpt", tree, zarr)
-    assert str(penstock.sync.restore(tmp_path / "ckpt")) == str(tree)
+    assert show(penstock.sync.restore(tmp_path / "ckpt")) == show(tree)
 
 
 def test_with_more_chunks_there_are_more_collisions(tmp_path: Path) -> None:
