@@ -7,8 +7,11 @@ __all__ = (
     "Arrangement",
     "ChunkingHandler",
     "FormattedLayout",
+    "FoundItems",
+    "ItemKind",
     "ItemLayout",
     "ItemsLayout",
+    "ListedItems",
     "NamedTensors",
     "Place",
     "StorageDetails",
@@ -16,7 +19,7 @@ __all__ = (
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store, StoredCheckpoint
@@ -139,6 +142,32 @@ class ItemsLayout(Protocol):
 
         Raises:
             CorruptCheckpointError: As `Layout.open`.
+        """
+        ...
+
+
+ItemKind: TypeAlias = Literal["tree", "array", "proto"]
+"""What an item is, as far as its value is not simply what is restored of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItems:
+    """The items of one checkpoint."""
+
+    path: str  #: of the checkpoint: as asked for, or the latest step there
+    kinds: Mapping[str, ItemKind]  #: by name
+
+
+@runtime_checkable
+class ListedItems(Protocol):
+    """What a `Layout` adds that reads checkpoints of several items."""
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of the checkpoint at `path`. Blocking.
+
+        Raises:
+            CorruptCheckpointError: What `Layout.open` raises.
+            UnsupportedFormatError: If the checkpoint has none.
         """
         ...
 

@@ -31,7 +31,7 @@ from penstock.kernel.errors import ClosedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.futures import Milestone, SaveFuture
 from penstock.kernel.memory_watch import watching_memory
-from penstock.kernel.messages import KeyPath, RestoreRequest, TreeToSave
+from penstock.kernel.messages import RestoreRequest, TreeToSave
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
@@ -43,14 +43,14 @@ from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.memory import MemoryKeywords, config_and_regulator
 from penstock.paths import absolute_path
-from penstock.pipelines import configured_pipeline, fitting_pipeline, prioritised
+from penstock.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
+from penstock.restoring_items import ItemsKeywords, restore_items
 from penstock.saving import SaveTask
 from penstock.stages.known_values import KnownValues
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
-First: TypeAlias = Callable[[KeyPath], bool]
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -258,6 +258,13 @@ class Checkpointer:
             on_report(report_of(run))
 
         return tree
+
+    async def restore_items(
+        self, path: str | os.PathLike[str], **options: Unpack[ItemsKeywords]
+    ) -> dict[str, Any]:
+        """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
+        _, threads = self._running()
+        return await restore_items(self._engine, threads, self.restore, absolute_path(path), **options)
 
     async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.

@@ -9,7 +9,16 @@ with penstock.sync.Checkpointer() as checkpointer:
 
 from __future__ import annotations
 
-__all__ = ("Checkpointer", "convert", "export_safetensors", "metadata", "restore", "save", "verify")
+__all__ = (
+    "Checkpointer",
+    "convert",
+    "export_safetensors",
+    "metadata",
+    "restore",
+    "restore_items",
+    "save",
+    "verify",
+)
 
 import os
 from collections.abc import Awaitable, Callable
@@ -75,6 +84,10 @@ class Checkpointer:
         """Return the tree saved at `path`."""
         return self._open().call(partial(self._inner.restore, path, **options))
 
+    def restore_items(self, path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+        """Return the values of the items saved at `path`, by name."""
+        return self._open().call(partial(self._inner.restore_items, path, **options))
+
     def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds."""
         return self._open().call(partial(self._inner.metadata, path, item=item))
@@ -103,6 +116,11 @@ def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveRepo
 def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     """Return the tree saved at `path`; as `penstock.restore`."""
     return _once(partial(api.restore, path, **options))
+
+
+def restore_items(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+    """Return the values of the items saved at `path`, by name; as `penstock.restore_items`."""
+    return _once(partial(api.restore_items, path, **options))
 
 
 def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:

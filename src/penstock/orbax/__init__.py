@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = (
+    "PLACEHOLDER",
     "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
@@ -26,7 +27,6 @@ __all__ = (
     "JaxRandomKeyCheckpointHandler",
     "JsonCheckpointHandler",
     "NumpyRandomKeyCheckpointHandler",
-    "PLACEHOLDER",
     "ProtoCheckpointHandler",
     "PyTreeCheckpointHandler",
     "PyTreeCheckpointer",

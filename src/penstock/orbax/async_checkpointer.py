@@ -201,7 +201,7 @@ def _stopped(futures: Sequence[Future]) -> bool:
             future.result(timeout=max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return False
-        except BaseException:  # noqa: S112  # it is over, and why the save failed is known
+        except BaseException:  # it is over, and why the save failed is known
             continue
 
     return True

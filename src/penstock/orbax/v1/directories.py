@@ -13,7 +13,6 @@ from anyio import Lock
 from penstock.orbax.v1.path import Path, PathAwaitingCreation, PathLike
 
 
-
 @final
 class Building(PathAwaitingCreation):
     """A directory that is made, with those of all items, when somebody first awaits it.
