@@ -2,6 +2,7 @@
 
     [memory]
     limit_bytes = "2GiB"         # PENSTOCK_MEMORY__LIMIT_BYTES=2GiB
+    save_concurrent_bytes = "64MiB"
 
     [store]
     io = "buffered"              # PENSTOCK_STORE__IO=buffered
@@ -43,6 +44,12 @@ class MemoryOptions:
     """`[memory]`: the budget that all saves and restores share."""
 
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+    save_device_host_concurrent_bytes: int | None = field(default=None, metadata={"positive": True})
+    """Of these, how many saves may hold staged; None for all."""
+    save_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
+    """Bytes that may be on their way to storage at once, of all saves together."""
+    restore_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
+    """Bytes that may be on their way from storage at once, of all restores together."""
 
 
 @final

@@ -214,6 +214,10 @@ def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned
 
 
 def _take(group: list[_Planned]) -> tuple[Piece, ...]:
+    for _, plan, _ in group:  # copies from several devices overlap
+        if plan is not None and plan.begin is not None:
+            plan.begin()
+
     return tuple(
         Piece(leaf, plan.chunk, plan.start, plan.take(), plan.cost)
         for leaf, plan, _ in group

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
 
+from penstock.kernel.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages import LeafBatch, Pack, Piece, ReadBatch, ReadLeaf, StagedBatch
 from penstock.kernel.read_pack import ReadPack
-from penstock.kernel.regulator import ByteLease, MemoryRegulator
 from penstock.kernel.run import Run
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import grouped
@@ -23,13 +23,15 @@ from penstock.stages.batching import grouped
 class LimitBytes:
     """Passes on pieces (of a save) or reads (of a restore) once their bytes fit into what is in flight.
 
-    A piece larger than the limit is cut; what weighs nothing passes. Order is kept.
+    A piece larger than the limit is cut; what weighs nothing passes. Order is kept. All saves share
+    one account of bytes in flight, and all restores another: those of the `MemoryRegulator`.
 
     Attributes:
-        in_flight_bytes: Bytes that may be on their way at once, in this save or restore.
+        in_flight_bytes: Bytes that may be on their way at once in this save or restore, which then
+            has an account of its own within the shared one; None for no such limit.
     """
 
-    in_flight_bytes: int = field(default=128 * 2**20, metadata={"positive": True})
+    in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
 
     @property
     def concurrency(self) -> int:
@@ -39,17 +41,19 @@ class LimitBytes:
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one run."""
-        yield _Limiter(run, MemoryRegulator(self.in_flight_bytes))
+        own = None if self.in_flight_bytes is None else ByteAccount(self.in_flight_bytes)
+        yield _Limiter(run, run.memory.in_flight(run.flow), own)
 
 
 @final
 class _Limiter:
-    __slots__ = ("_in_flight", "_most", "_run")
+    __slots__ = ("_most", "_own", "_run", "_shared")
 
-    def __init__(self, run: Run, in_flight: MemoryRegulator) -> None:
+    def __init__(self, run: Run, shared: ByteAccount, own: ByteAccount | None) -> None:
         self._run = run
-        self._in_flight = in_flight
-        self._most = min(in_flight.limit, run.limits.piece_bytes)
+        self._shared = shared
+        self._own = own
+        self._most = min(shared.limit if own is None else own.limit, shared.limit, run.limits.piece_bytes)
 
     def __call__(
         self, batch: StagedBatch | LeafBatch[ReadLeaf], /
@@ -65,14 +69,14 @@ class _Limiter:
         items = itertools.chain(_cut_packs(batch.packs, self._most), _cut(batch.pieces, self._most))
         groups = list(grouped(items, self._most))
         for group in groups[:-1]:
-            lease = await self._in_flight.acquire(sum([item.nbytes for item in group]))
+            lease = await self._let_in(sum([item.nbytes for item in group]))
             staged = batch.staged.split(sum([item.cost for item in group])) if batch.staged else None
             pieces, packs = _sorted_out(group)
             yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease)
 
         # The last group takes what is left of the batch: its leaves are complete with it.
         last = groups[-1] if groups else ()
-        lease = await self._in_flight.acquire(sum([item.nbytes for item in last]))
+        lease = await self._let_in(sum([item.nbytes for item in last]))
         pieces, packs = _sorted_out(last)
         yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
 
@@ -85,7 +89,7 @@ class _Limiter:
             for group in groups:
                 try:
                     nbytes = sum(read.nbytes for read in group)
-                    lease = await self._in_flight.acquire(nbytes, admit_oversize=True)
+                    lease = await self._let_in(nbytes, prioritised=batch.prioritised)
                 except BaseException:
                     for _, held in staged:
                         held.release()
@@ -102,12 +106,19 @@ class _Limiter:
             key_path = part.key_path(0) if oversize else ""
             staged = await self._run.lease(part.nbytes, key_path, prioritised=prioritised)
             try:
-                lease = await self._in_flight.acquire(part.nbytes, admit_oversize=True)
+                lease = await self._let_in(part.nbytes, prioritised=prioritised)
             except BaseException:
                 staged.release()
                 raise
 
             yield ReadBatch((), (), ((part.indices[0], staged),), lease, part)
+
+    async def _let_in(self, nbytes: int, *, prioritised: bool = False) -> ByteLease:
+        shared, flow = self._shared, self._run.path
+        if self._own is None:
+            return await shared.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=flow)
+
+        return await acquire_from_both(self._own, shared, nbytes, prioritised=prioritised, flow=flow)
 
     async def _stage(
         self, unit: Sequence[ReadLeaf], *, prioritised: bool

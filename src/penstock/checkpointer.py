@@ -30,17 +30,18 @@ from penstock.kernel.coordinator import SingleProcessCoordinator
 from penstock.kernel.errors import ClosedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.futures import Milestone, SaveFuture
-from penstock.kernel.memory_limit import auto_memory_limit
+from penstock.kernel.memory_watch import watching_memory
 from penstock.kernel.messages import KeyPath, RestoreRequest, TreeToSave
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
-from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.regulator import RegulatorStatistics
 from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
+from penstock.memory import MemoryKeywords, config_and_regulator
 from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline, fitting_pipeline
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
@@ -73,8 +74,6 @@ class Checkpointer:
     Args:
         config: Options, or the path of a TOML file that holds them; by default what the environment
             says.
-        memory_limit: Host bytes that all saves and restores together may hold, as a number, a
-            text such as `"2GiB"`, or `"auto"`; overrides the config.
         registry: Handlers for leaf types; by default those that come with penstock.
         save_pipeline: The stages of a save.
         restore_pipeline: The stages of a restore.
@@ -83,6 +82,7 @@ class Checkpointer:
         layout: What they look like there; by default Orbax's is written in that format, and all that
             penstock knows read.
         coordinator: What the processes of a job agree through.
+        **memory: How much may be used: `memory_limit`, `memory`, ...; see `penstock.memory.MemoryKeywords`.
 
     Raises:
         ConfigError: If an option is unknown or does not fit.
@@ -92,7 +92,6 @@ class Checkpointer:
         self,
         *,
         config: Config | str | os.PathLike[str] | None = None,
-        memory_limit: int | str | None = None,
         registry: HandlerRegistry | None = None,
         save_pipeline: Pipeline[SaveRun] | None = None,
         restore_pipeline: Pipeline[RestoreRun] | None = None,
@@ -100,17 +99,16 @@ class Checkpointer:
         save_format: SaveFormat | None = None,
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
+        **memory: Unpack[MemoryKeywords],
     ) -> None:
-        options = _load(config, memory_limit)
-        limit = options.memory.limit_bytes
-        memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
+        options, regulator = config_and_regulator(config, memory)
         if layout is None:
             form = options.format if save_format is None else save_format
-            layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, memory.limit // 4)))
+            layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
 
         self._engine = Engine(
             options,
-            memory,
+            regulator,
             default_handlers() if registry is None else registry,
             LocalStore(io=options.store.io) if store is None else store,
             layout,
@@ -189,7 +187,7 @@ class Checkpointer:
         self._background.raise_unseen()
         final, engine = absolute_path(path), self._engine
         if isinstance(tree, Composite):
-            engine, tree = for_items(engine, tree, keywords)
+            engine, tree = await threads.run(for_items, engine, tree, keywords)
 
         run = engine.save_run(
             final,
@@ -198,8 +196,8 @@ class Checkpointer:
             custom_metadata=custom_metadata,
             keywords=keywords,
         )
-        chosen = self._save_pipeline if pipeline is None else pipeline
-        chosen = _prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
+        chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
+        chosen = _prioritised(chosen, prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
@@ -346,7 +344,9 @@ class Checkpointer:
             async with create_task_group() as tasks:
                 self._tasks, self._threads = tasks, Threads()
                 try:
-                    yield
+                    with watching_memory(tasks, self._engine.memory, self._engine.events):
+                        yield
+                        await self._background.wait_ended()
                 except (get_cancelled_exc_class(), GeneratorExit):
                     raise
                 except BaseException as error:
@@ -387,13 +387,6 @@ class Checkpointer:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
         return self._tasks, self._threads
-
-
-def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
-    arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
-    return (
-        config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
-    )
 
 
 def _prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:

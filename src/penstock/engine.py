@@ -103,7 +103,7 @@ class Engine:
             file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
         )
         return SaveRun(
-            **self._shared(path, threads, self.config.save),
+            **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
             base=None if base is None else absolute_path(base),
             save_args=keywords.get("save_args"),
@@ -114,7 +114,7 @@ class Engine:
 
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make what the stages of one restore use."""
-        return RestoreRun(**self._shared(path, threads, self.config.restore))
+        return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
@@ -139,8 +139,8 @@ class Engine:
 
         raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
-    def _shared(self, path: str, threads: Threads, options: FlowOptions) -> dict[str, Any]:
-        piece_bytes = min(options.piece_bytes, self.memory.limit)
+    def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
+        piece_bytes = min(options.piece_bytes, limit)
         return {
             "path": path,
             "registry": self.registry,
