@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.interop.matrix.model import Asked, Reader
+from tests.interop.matrix.page import PAGE, render
 from tests.interop.matrix.sections import SECTIONS
 
 pytestmark = [
@@ -21,6 +22,11 @@ WRITTEN = [
     for writer in section.writers
     for variant in writer.variants
 ]
+
+
+def test_the_page_shows_it() -> None:
+    page = PAGE.read_text()
+    assert render(page) == page, "stale: run `make interop`"
 
 
 @pytest.mark.parametrize("what", WRITTEN)

@@ -17,6 +17,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.interop.matrix.model import Asked, Reader, Section, Tree, Writer, on, whole_tree
 
 import penstock
+from penstock.description import LeafMetadata
 
 _ocp: Any = ocp
 _v1: Any = ocp_v1
@@ -97,14 +98,12 @@ def chunked(leaf: Any) -> Any:
 
 
 def cut(leaf: Any) -> Any:
-    axes = (
-        (0,) if getattr(leaf, "ndim", 0) == 2 and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else ()
-    )
-    return _ocp.SaveArgs(chunk_byte_size=300, shard_axes=axes)
+    is_matrix = getattr(leaf, "ndim", 0) == 2
+    return _ocp.SaveArgs(chunk_byte_size=300, shard_axes=(0,) if is_matrix else ())
 
 
 def half(leaf: Any) -> Any:
-    return _ocp.SaveArgs(dtype=jnp.bfloat16) if is_float32(leaf) else _ocp.SaveArgs()
+    return _ocp.SaveArgs(dtype=np.dtype(jnp.bfloat16)) if is_float32(leaf) else _ocp.SaveArgs()
 
 
 def is_float32(leaf: Any) -> bool:
@@ -135,8 +134,18 @@ def v0_save_args() -> dict[str, Save]:
 
 
 WRITERS: Final = [
-    Writer("v0 `PyTreeCheckpointHandler(use_ocdbt=, use_zarr3=, use_compression=)`", v0_formats()),
-    Writer("v0 `SaveArgs`, `ocdbt_target_data_file_size`", v0_save_args(), expected=halved),
+    Writer(
+        "v0 `PyTreeCheckpointHandler`",
+        v0_formats(),
+        options="all eight of `use_ocdbt`, `use_zarr3`, `use_compression`",
+    ),
+    Writer(
+        "v0 `PyTreeSave`",
+        v0_save_args(),
+        expected=halved,
+        options="`SaveArgs` with `chunk_byte_size`, `shard_axes`, `dtype`, each with OCDBT and directories; "
+        "`ocdbt_target_data_file_size`",
+    ),
     Writer(
         "v0 `StandardCheckpointer`",
         {"": v0_standard},
@@ -222,8 +231,7 @@ def ours_metadata(asked: Asked) -> Tree:
 
 WRITTEN_BY_ORBAX: Final = Section(
     "What Orbax 0.12.8 writes",
-    "Each row is tried with all values of what it names. What earlier versions wrote, from 0.2.7 on, is tried "
-    "with checkpoints that they wrote (`tests/corpus`).",
+    "What earlier versions wrote, from 0.2.7 on, is tried with checkpoints that they wrote (`tests/corpus`).",
     whole_tree,
     WRITERS,
     [

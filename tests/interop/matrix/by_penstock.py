@@ -154,7 +154,7 @@ NO_DATABASES: Final = {"zarr-python": "knows no OCDBT databases"}
 
 WRITTEN_BY_PENSTOCK: Final = Section(
     "What penstock writes",
-    "Rows are what `SaveFormat` chooses: each with every codec, chunks of a size, axes that are cut.",
+    "What `SaveFormat` chooses, and along which axes `SaveArgs` cuts.",
     whole_tree,
     [
         Writer(

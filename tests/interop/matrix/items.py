@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from google.protobuf import text_format
 from google.protobuf.struct_pb2 import Value
 from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.interop.matrix.model import Asked, Reader, Section, Tree, Writer
@@ -91,6 +92,8 @@ def whole(asked: Asked, value: Any) -> Tree:
     kind = kind_at(asked.path)
     if kind == "array" and isinstance(value, dict):
         value = value["checkpoint"]
+    if kind == PROTO and isinstance(value, str):
+        value = text_format.Parse(value, Value())
 
     return {**asked.like, kind: value}
 
@@ -126,6 +129,13 @@ def ours_path(asked: Asked) -> Tree:
     return whole(asked, penstock.sync.restore(asked.path / str(STEP) / "item"))
 
 
+def cannot_read(kind: str) -> dict[str, str]:
+    if "random" in kind:
+        return {"v1 `load_checkpointables`": "v1 knows no random keys"}
+
+    return {"v0 `CheckpointManager`": "must be told the class of a message"} if kind == PROTO else {}
+
+
 OURS_READ: Final = [
     Reader("penstock, `item=`", ours, has_target=True),
     Reader("penstock, target", ours_like, has_target=True),
@@ -133,9 +143,10 @@ OURS_READ: Final = [
 ]
 ITEMS_OF_PENSTOCK: Final = Section(
     "Items that penstock writes",
-    "Each as an item of a `Composite`. Where an item is read as a tree, an array is one with the key `checkpoint`.",
+    "Each as an item of a `Composite`. Read as a tree, an array is one with the key `checkpoint`; without a "
+    "target a message is its text.",
     values,
-    [Writer(kind, {"": by_penstock(kind)}) for kind in OURS],
+    [Writer(kind, {"": by_penstock(kind)}, cannot=cannot_read(kind)) for kind in OURS],
     [
         Reader("v0 `CheckpointManager`", v0_manager, has_target=True),
         Reader("v0 `CheckpointManager`, args", v0_manager_args, has_target=True),

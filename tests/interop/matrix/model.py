@@ -24,11 +24,12 @@ def same(tree: Tree, variant: str) -> Tree:
 
 @dataclass(frozen=True)
 class Writer:
-    """A row: one way of writing, tried with several options."""
+    """One way of writing, tried with several options."""
 
     label: str
     variants: Mapping[str, Callable[[Path, Tree], None]]  #: each puts the tree where readers look for it
     expected: Callable[[Tree, str], Tree] = same  #: what a variant stores of the tree
+    options: str = ""  #: what the variants are, for the page, if their names do not say it well
     cannot: Mapping[str, str] = field(default_factory=dict[str, str])  #: why some readers fail, by label
 
 
@@ -42,7 +43,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reader:
-    """A column. It returns what it read, as dicts and lists unless it was given a target."""
+    """One way of reading. It returns what it read, as dicts and lists unless it was given a target."""
 
     label: str
     read: Callable[[Asked], Tree]
