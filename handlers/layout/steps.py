@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("is_unfinished", "latest_step", "read_root_metadata")
+__all__ = ("is_finished_step", "is_unfinished", "latest_step", "read_root_metadata")
 
 import os
 import re
@@ -72,7 +72,7 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     for step in steps:
         if step.prefix in latest:
             continue
-        match _state_of_step(store, os.path.join(path, step.name)):
+        match is_finished_step(store, os.path.join(path, step.name)):
             case True:
                 latest[step.prefix] = step.name
             case False:
@@ -123,7 +123,7 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _state_of_step(store: Store, directory: str) -> bool | None:
+def is_finished_step(store: Store, directory: str) -> bool | None:
     """Whether the step at `directory` is finished; None if it is none."""
     if store.kind(directory) != "directory":
         return None

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
+from typing import Any, Final, Literal, TypeAlias, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -43,7 +43,7 @@ from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.memory import MemoryKeywords, config_and_regulator
 from penstock.paths import absolute_path
-from penstock.pipelines import configured_pipeline, fitting_pipeline
+from penstock.pipelines import configured_pipeline, fitting_pipeline, prioritised
 from penstock.protobuf import message_target
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
@@ -52,7 +52,6 @@ from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
-RunT = TypeVar("RunT")
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -188,7 +187,7 @@ class Checkpointer:
         self._background.raise_unseen()
         final, engine = absolute_path(path), self._engine
         if isinstance(tree, Composite):
-            engine, tree = await threads.run(for_items, engine, tree, keywords)
+            engine, tree = await threads.run(for_items, engine, tree)
 
         run = engine.save_run(
             final,
@@ -198,7 +197,7 @@ class Checkpointer:
             keywords=keywords,
         )
         chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
-        chosen = _prioritised(chosen, prioritise)
+        chosen = prioritised(chosen, prioritise)
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
@@ -255,7 +254,7 @@ class Checkpointer:
         like, finish = message_target(like, final)
         options = restore_options(onto, has_like=has_like)
         request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
-        chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         tree, run = await self._restore(with_derive(chosen, options), request, threads)
         if on_report is not None:
             on_report(report_of(run))
@@ -300,6 +299,11 @@ class Checkpointer:
         check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory, item)
         return await self._engine.read_unchanged(final, threads, check)
 
+    @property
+    def engine(self) -> Engine:
+        """What all its saves and restores share."""
+        return self._engine
+
     async def wait(self) -> None:
         """Wait until no save is under way.
 
@@ -320,7 +324,7 @@ class Checkpointer:
         tree, run = await self._engine.read_unchanged(request.path, threads, read)
         if run.references:
             identity = await threads.run(run.store.identity, request.path)
-            run.shared.of(KnownValues).remember(request.path, identity, run.references)
+            run.shared.of(KnownValues).remember(request.path, identity, {run.directory: run.references})
 
         return tree, run
 
@@ -389,7 +393,3 @@ class Checkpointer:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
         return self._tasks, self._threads
-
-
-def _prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
-    return pipeline if first is None else pipeline.configure("prioritise", first=first)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("configured_pipeline", "fitting_pipeline", "restore_pipeline", "save_pipeline")
+__all__ = ("configured_pipeline", "fitting_pipeline", "prioritised", "restore_pipeline", "save_pipeline")
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.kernel.capabilities import ArrangedLayout, FormattedLayout
 from penstock.kernel.config import FlowOptions
 from penstock.kernel.futures import Milestone
+from penstock.kernel.messages import KeyPath
 from penstock.kernel.pipeline import Pipeline, Slot
 from penstock.kernel.protocols import Layout
 from penstock.kernel.run import RestoreRun, SaveRun
@@ -125,3 +127,8 @@ def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipel
         pipeline = Pipeline(tuple(slots))
 
     return pipeline.configured(options.stage_options)
+
+
+def prioritised(pipeline: Pipeline[RunT], first: Callable[[KeyPath], bool] | None) -> Pipeline[RunT]:
+    """Return `pipeline` as it takes the leaves first that `first` says; None leaves it as it is."""
+    return pipeline if first is None else pipeline.configure("prioritise", first=first)
