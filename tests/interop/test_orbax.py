@@ -218,12 +218,12 @@ FORMATS = st.builds(
     ocdbt=st.booleans(),
     zarr=st.sampled_from([2, 3]),
     codec=st.sampled_from(["none", "zstd", "auto"]),
-    chunk_byte_size=st.none() | st.integers(8, 20_000),
-    ocdbt_target_data_file_size=st.none() | st.integers(0, 5000),
+    chunk_byte_size=st.none() | st.integers(2000, 20_000),
+    ocdbt_target_data_file_size=st.sampled_from([None, 0, 5000]),
 )
 OPTIONS = st.fixed_dictionaries(
     {name: st.booleans() for name in ("use_ocdbt", "use_zarr3", "use_compression")},
-    optional={"chunk_byte_size": st.integers(64, 20_000)},
+    optional={"chunk_byte_size": st.integers(2000, 20_000)},
 )
 
 
