@@ -107,7 +107,7 @@ FORMATS = st.builds(
     ocdbt=st.booleans(),
     zarr=st.sampled_from([2, 3]),
     codec=st.sampled_from(["none", "zstd", "auto"]),
-    chunk_byte_size=st.none() | st.integers(500, 20_000),
+    chunk_byte_size=st.none() | st.integers(4000, 20_000),
     ocdbt_target_data_file_size=st.none() | st.integers(0, 300),
 )
 # Arrays from 16 KiB on may have a codec.
@@ -156,7 +156,7 @@ def test_what_comes_back_is_what_went_in(backend: str, assert_same: AssertSame) 
 
 @pytest.mark.timeout(120)
 def test_whatever_the_format(assert_same: AssertSame) -> None:
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(tree=TREES, large=LARGE, form=FORMATS)
     def check(tree: Any, large: Any, form: SaveFormat) -> None:
         both = {"tree": tree, "large array": large}

@@ -218,12 +218,12 @@ FORMATS = st.builds(
     ocdbt=st.booleans(),
     zarr=st.sampled_from([2, 3]),
     codec=st.sampled_from(["none", "zstd", "auto"]),
-    chunk_byte_size=st.none() | st.integers(2000, 20_000),
+    chunk_byte_size=st.none() | st.integers(6000, 20_000),
     ocdbt_target_data_file_size=st.sampled_from([None, 0, 5000]),
 )
 OPTIONS = st.fixed_dictionaries(
     {name: st.booleans() for name in ("use_ocdbt", "use_zarr3", "use_compression")},
-    optional={"chunk_byte_size": st.integers(2000, 20_000)},
+    optional={"chunk_byte_size": st.integers(6000, 20_000)},
 )
 
 
@@ -239,7 +239,7 @@ def orbax_save(version: str, path: Path, tree: Any, options: dict[str, Any]) -> 
 def test_any_tree_both_ways(
     tmp_path_factory: pytest.TempPathFactory, ours: Any, compare: Compare, to_plain: ToPlain, version: str
 ) -> None:
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     @given(tree=TREES, large=LARGE, form=FORMATS, options=OPTIONS)
     def check(tree: Any, large: Any, form: SaveFormat, options: dict[str, Any]) -> None:
         folder = tmp_path_factory.mktemp("any")
