@@ -97,6 +97,7 @@ def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> Le
         shardings=parts[2],
         random_keys=parts[3],
         packed=structure.packed,
+        ocdbt=documents.uses_ocdbt,
     )
     # What lies elsewhere may have changed the next time.
     if not arrays.far and not structure.packed:

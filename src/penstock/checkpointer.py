@@ -44,6 +44,7 @@ from penstock.kernel.threads import Threads
 from penstock.memory import MemoryKeywords, config_and_regulator
 from penstock.paths import absolute_path
 from penstock.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
+from penstock.protobuf import message_target
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.restoring_items import ItemsKeywords, restore_items
 from penstock.saving import SaveTask
@@ -220,9 +221,9 @@ class Checkpointer:
         Args:
             path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
             like: A tree of the structure wanted, whose leaves are concrete values,
-                `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
-                shardings. Without it the result is made of dicts and lists, on the devices it was
-                saved from where they are here.
+                `jax.ShapeDtypeStruct`s or types; for a message in protobuf, one or its class. The result
+                has exactly its node types, dtypes and shardings. Without it the result is made of dicts
+                and lists, on the devices it was saved from where they are here.
             mmap: Whether leaves live in the page cache where they can, instead of memory of their own:
                 NumPy arrays, read-only, and jax.Arrays on CPU devices, in time that does not depend
                 on their size. Their checksums are not compared. The files must not be changed.
@@ -250,6 +251,7 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
+        like, finish = message_target(like, final)
         options = restore_options(onto, has_like=has_like)
         request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
@@ -257,7 +259,7 @@ class Checkpointer:
         if on_report is not None:
             on_report(report_of(run))
 
-        return tree
+        return finish(tree)
 
     async def restore_items(
         self, path: str | os.PathLike[str], **options: Unpack[ItemsKeywords]

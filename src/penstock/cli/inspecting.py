@@ -62,8 +62,9 @@ def _show(found: CheckpointMetadata, output: Output) -> None:
     ]
     output.table(Table(columns, rows, n_left=4))
     arrays = sum(leaf.shape is not None for leaf in found.leaves)
-    stored = found.stored_nbytes
-    size = format_bytes(found.nbytes) + ("" if stored in (None, found.nbytes) else f" ({stored:,} as stored)")
+    size, stored = format_bytes(found.nbytes), found.stored_nbytes
+    if stored is not None and stored != found.nbytes:
+        size += f" ({format_bytes(stored)} as stored)"
     output.say(f"\n{len(found.leaves):,} leaves, {arrays:,} of them arrays, {size}")
     if found.committed_at_ns is not None:
         output.say(f"committed {_time(found.committed_at_ns)}")
