@@ -2,13 +2,13 @@
 
 They are the process's, not ours, so this is counted, bounded, undone and can be switched off:
 
-* **The cyclic collector.** A save or restore of thousands of leaves makes enough small objects to set off full
-  collections, each of which walks everything that jax and the application ever made: 130 ms here,
-  with every thread stopped. Meanwhile collections begin after `NET_ALLOCATIONS` container objects
-  instead of 700. It is a threshold and no `gc.disable`, so that whoever else disables, enables or
-  runs the collector gets what he asked for.
-* **The switch interval.** A thread that wants the interpreter waits 5 ms for one that computes; two that compute
-  can pass it to each other meanwhile. With 1 ms the event loop waits less.
+* **The cyclic collector.** A save or restore of thousands of leaves makes enough small objects to set
+  off full collections, each of which walks everything that jax and the application ever made: 130 ms
+  here, with every thread stopped. Meanwhile collections begin after `NET_ALLOCATIONS` container
+  objects instead of 700. It is a threshold and no `gc.disable`, so that whoever else disables,
+  enables or runs the collector gets what he asked for.
+* **The switch interval.** A thread that wants the interpreter waits 5 ms for one that computes; two
+  that compute can pass it to each other meanwhile. With 1 ms the event loop waits less.
 
 Both return to what they were when the last operation has ended, or `MOST_S` after it began, whichever
 comes first; unless somebody else has set them in between: then his value stays.
