@@ -107,8 +107,7 @@ class _Reader:
         try:
             await self._perform(batch)
         finally:
-            if batch.in_flight is not None:
-                batch.in_flight.release()
+            batch.release_read()
 
         ready = [
             (leaf.index, await leaf.handler.load(leaf))
@@ -124,8 +123,7 @@ class _Reader:
         try:
             host = await self._run.threads.run(read)
         finally:
-            if batch.in_flight is not None:
-                batch.in_flight.release()
+            batch.release_read()
 
         self._run.progress.advance(len(pack), pack.nbytes)
         return HostBatch((), staged=tuple([lease for _, lease in batch.staged]), packs=(host,))
