@@ -6,7 +6,7 @@ __all__ = ("Checkpointer", "Staging")
 
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -25,6 +25,7 @@ from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite, for_items
+from penstock.kernel.calm import calm_interpreter
 from penstock.kernel.config import Config
 from penstock.kernel.coordinator import SingleProcessCoordinator
 from penstock.kernel.errors import ClosedError
@@ -52,6 +53,7 @@ from penstock.stages.known_values import KnownValues
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
+T = TypeVar("T")
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -282,13 +284,8 @@ class Checkpointer:
         """
         _, threads = self._running()
         final = absolute_path(path)
-
-        async def describe() -> CheckpointMetadata:
-            return await threads.run(
-                describe_checkpoint, self._engine.layout, self._engine.store, final, item
-            )
-
-        return await self._engine.read_unchanged(final, threads, describe)
+        layout, store = self._engine.layout, self._engine.store
+        return await self._read(final, partial(threads.run, describe_checkpoint, layout, store, final, item))
 
     async def verify(self, path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
         """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
@@ -304,7 +301,7 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory, item)
-        return await self._engine.read_unchanged(final, threads, check)
+        return await self._read(final, check)
 
     @property
     def engine(self) -> Engine:
@@ -328,12 +325,17 @@ class Checkpointer:
         self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
     ) -> tuple[Any, RestoreRun]:
         read = partial(self._restore_once, pipeline, request, threads)
-        tree, run = await self._engine.read_unchanged(request.path, threads, read)
+        tree, run = await self._read(request.path, read)
         if run.references:
             identity = await threads.run(run.store.identity, request.path)
             run.shared.of(KnownValues).remember(request.path, identity, {run.directory: run.references})
 
         return tree, run
+
+    async def _read(self, path: str, read: Callable[[], Awaitable[T]]) -> T:
+        tasks, threads = self._running()
+        with calm_interpreter(tasks, self._engine.config.loop):
+            return await self._engine.read_unchanged(path, threads, read)
 
     async def _restore_once(
         self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
@@ -385,7 +387,12 @@ class Checkpointer:
     async def _start(self, tasks: TaskGroup, task: SaveTask, until: Milestone) -> None:
         """Start a save in the background; return when it has come so far."""
         self._background.add(task)
-        tasks.start_soon(task)
+
+        async def save() -> None:
+            with calm_interpreter(tasks, self._engine.config.loop):
+                await task()
+
+        tasks.start_soon(save)
         try:
             await task.future.wait(until)
         except BaseException:
