@@ -9,6 +9,9 @@
     [format]
     codec = "auto"               # PENSTOCK_FORMAT__CODEC=auto
 
+    [stopping]
+    sigterm_s = 30               # PENSTOCK_STOPPING__SIGTERM_S=30
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -32,6 +35,7 @@ from typing import Any, Literal, final
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import ENVIRONMENT_PREFIX, TABLES, Given, load_options, sourced
 from penstock.kernel.save_format import SaveFormat
+from penstock.kernel.stopping import StoppingOptions
 
 MIB = 2**20
 FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -78,6 +82,7 @@ class Config:
     restore: FlowOptions = field(default_factory=FlowOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     format: SaveFormat = field(default_factory=SaveFormat)
+    stopping: StoppingOptions = field(default_factory=StoppingOptions)
 
     @classmethod
     def load(

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
+from typing import Any, Final, Literal, TypeAlias, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -42,15 +42,15 @@ from penstock.kernel.runner import run_pipeline
 from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
-from penstock.pipelines import configured_pipeline, fitting_pipeline
+from penstock.pipelines import configured_pipeline, fitting_pipeline, prioritised
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
+from penstock.stopping import Stopping
 from penstock.stages.known_values import KnownValues
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
 First: TypeAlias = Callable[[KeyPath], bool]
-RunT = TypeVar("RunT")
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -123,6 +123,7 @@ class Checkpointer:
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
         self._background = BackgroundSaves()
+        self.stopping = Stopping(options.stopping, self._background)
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
         self._life: AbstractAsyncContextManager[None] | None = None
@@ -142,6 +143,9 @@ class Checkpointer:
         exc_tb: TracebackType | None,
     ) -> bool | None:
         assert self._life is not None
+        if not self.stopping.is_home:
+            return None  # the life of a fork's twin is not the fork's to end
+
         return await self._life.__aexit__(exc_type, exc_val, exc_tb)
 
     async def save(
@@ -199,8 +203,9 @@ class Checkpointer:
             keywords=keywords,
         )
         chosen = self._save_pipeline if pipeline is None else pipeline
-        chosen = _prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
-        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
+        chosen = prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
+        undo_s = self._engine.config.stopping.undo_s
+        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final), undo_s)
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
@@ -255,7 +260,7 @@ class Checkpointer:
         has_like = like is not _ABSENT
         options = restore_options(onto, has_like=has_like)
         request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
-        chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         tree, run = await self._restore(with_derive(chosen, options), request, threads)
         if on_report is not None:
             on_report(report_of(run))
@@ -345,8 +350,10 @@ class Checkpointer:
         try:
             async with create_task_group() as tasks:
                 self._tasks, self._threads = tasks, Threads()
+                self.stopping.entered(tasks)
                 try:
-                    yield
+                    with self.stopping.holding_sigterm():
+                        yield
                 except (get_cancelled_exc_class(), GeneratorExit):
                     raise
                 except BaseException as error:
@@ -355,24 +362,16 @@ class Checkpointer:
         finally:
             self._tasks = None
 
-        unseen = self._background.take_unseen()
-        failure = failure or next(iter(unseen.values()), None)
-        if failure is None:
-            return
-
-        for path, other in unseen.items():
-            if other is not failure:
-                failure.add_note(f"in the background, the save of {path!r} failed too: {other!r}")
-
         try:
-            raise failure
+            self._background.raise_on_leaving(failure)
         finally:
-            del failure, unseen  # the traceback refers to this frame
+            del failure  # the traceback refers to this frame
 
     async def _start(self, tasks: TaskGroup, task: SaveTask, until: Milestone) -> None:
         """Start a save in the background; return when it has come so far."""
         self._background.add(task)
         tasks.start_soon(task)
+        self.stopping.keep_alive(task.future)
         try:
             await task.future.wait(until)
         except BaseException:
@@ -383,6 +382,7 @@ class Checkpointer:
             raise
 
     def _running(self) -> tuple[TaskGroup, Threads]:
+        self.stopping.check_process()
         if self._tasks is None or self._threads is None:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
@@ -394,7 +394,3 @@ def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | st
     return (
         config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
     )
-
-
-def _prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
-    return pipeline if first is None else pipeline.configure("prioritise", first=first)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("configured_pipeline", "fitting_pipeline", "restore_pipeline", "save_pipeline")
+__all__ = ("configured_pipeline", "fitting_pipeline", "prioritised", "restore_pipeline", "save_pipeline")
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.kernel.capabilities import ArrangedLayout, FormattedLayout
 from penstock.kernel.config import FlowOptions
 from penstock.kernel.futures import Milestone
+from penstock.kernel.messages import KeyPath
 from penstock.kernel.pipeline import Pipeline, Slot
 from penstock.kernel.protocols import Layout
 from penstock.kernel.run import RestoreRun, SaveRun
@@ -102,6 +104,11 @@ def restore_pipeline() -> Pipeline[RestoreRun]:
             Slot("assemble", Assemble()),
         )
     )
+
+
+def prioritised(pipeline: Pipeline[RunT], first: Callable[[KeyPath], bool] | None) -> Pipeline[RunT]:
+    """Return `pipeline` with the leaves that `first` chooses going first, if it is not None."""
+    return pipeline if first is None else pipeline.configure("prioritise", first=first)
 
 
 def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipeline[RunT]:
