@@ -348,12 +348,10 @@ class Checkpointer:
     async def _live(self) -> AsyncGenerator[None, None]:
         failure: BaseException | None = None
         try:
-            async with create_task_group() as tasks:
+            async with self.stopping.watching(), create_task_group() as tasks:
                 self._tasks, self._threads = tasks, Threads()
-                self.stopping.entered(tasks)
                 try:
-                    with self.stopping.holding_sigterm():
-                        yield
+                    yield
                 except (get_cancelled_exc_class(), GeneratorExit):
                     raise
                 except BaseException as error:

@@ -9,13 +9,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any, final
 
-from anyio import move_on_after
-from anyio.abc import TaskGroup
+from anyio import Event, create_task_group, move_on_after
 
 from penstock.background import BackgroundSaves
 from penstock.kernel.futures import SaveFuture
@@ -35,14 +34,14 @@ class Stopping:
         background: The saves it is about.
     """
 
-    __slots__ = ("_background", "_home", "_loop", "_options", "_previous", "_sigterm_came", "_tasks", "keeps")
+    __slots__ = ("_background", "_came", "_home", "_loop", "_options", "_previous", "_sigterm_came", "keeps")
 
     def __init__(self, options: StoppingOptions, background: BackgroundSaves) -> None:
         self._options = options
         self._background = background
         self._home = HomeProcess()
-        self._tasks: TaskGroup | None = None
         self._loop: LoopHandle | None = None
+        self._came: Event | None = None
         self._previous: Any = None
         self._sigterm_came = False
         self.keeps: object = None  #: not to be collected before the loop that this belongs to
@@ -52,13 +51,29 @@ class Stopping:
         """Whether this is the process that it was entered in, and not a fork of that."""
         return self._home.is_here
 
+    @property
+    def sigterm_came(self) -> bool:
+        """Whether a SIGTERM is being held back, or was."""
+        return self._sigterm_came
+
     def check_process(self) -> None:
         """Raise `ForkedError` in a fork of the process that it was entered in."""
         self._home.check("this Checkpointer")
 
-    def entered(self, tasks: TaskGroup) -> None:
-        """Note the loop, which is the running one, and where tasks of it are started."""
-        self._home, self._tasks, self._loop = HomeProcess(), tasks, LoopHandle()
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[None]:
+        """Be ready, in the loop that runs, for what may come while the Checkpointer is open."""
+        self._home, self._loop, self._came = HomeProcess(), LoopHandle(), Event()
+        if self._options.sigterm_s <= 0:
+            yield
+            return
+
+        async with create_task_group() as watch:
+            watch.start_soon(self._wait_and_go, self._came, name="penstock SIGTERM")
+            with self.holding_sigterm():
+                yield
+
+            watch.cancel_scope.cancel()
 
     def keep_alive(self, save: SaveFuture) -> None:
         """Have the interpreter wait for a save at its end, if the loop's thread would die with it.
@@ -97,19 +112,16 @@ class Stopping:
 
     def _on_sigterm(self, _: int, __: FrameType | None) -> None:
         """Begin to wait for the saves; the second time, or without any, let the signal do what it does."""
-        if self._sigterm_came or self._loop is None or not self._background.under_way:
+        if self._sigterm_came or self._loop is None or self._came is None or not self._background.under_way:
             self._sigterm_came = True
             self._let_go()
             return
 
         self._sigterm_came = True
-        self._loop.post(self._begin_to_wait)
+        self._loop.post(self._came.set)
 
-    def _begin_to_wait(self) -> None:
-        if self._tasks is not None:
-            self._tasks.start_soon(self._wait_and_go, name="penstock SIGTERM")
-
-    async def _wait_and_go(self) -> None:
+    async def _wait_and_go(self, came: Event) -> None:
+        await came.wait()
         with move_on_after(self._options.sigterm_s):
             await self._background.wait_ended()
 
@@ -141,7 +153,8 @@ def _keep_alive(save: SaveFuture, loop_thread: threading.Thread, most_s: float) 
             _tell(f"the save of {save.path!r} did not end within {most_s:g} s of the interpreter's end")
             return
 
-    if ending_since is not None and save.exception() is not None:
+    # Else there is code yet that it can be raised to.
+    if not threading.main_thread().is_alive() and save.exception() is not None:
         _tell(f"the save of {save.path!r} failed while the interpreter ended: {save.exception()}")
 
 
