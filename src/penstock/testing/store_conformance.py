@@ -173,8 +173,7 @@ class StoreConformance(ABC):
         trial = Trial(Path(self.root(tmp_path)), tree, tree, _same, dict, self.make_store)
         trial.run(trial.there_and_back)
         trial.make_store().remove_tree(str(trial.path))
-        trial.run(trial.save_fails_everywhere)
-        trial.run(trial.save_is_cancelled_everywhere)
+        trial.sweep_save()
 
 
 def _same(found: object, expected: object) -> bool:

