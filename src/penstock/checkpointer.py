@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, Unpack, final
+from typing import Any, Final, Literal, TypeAlias, Unpack, TypeVar, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -50,6 +50,7 @@ from penstock.restoring import RestoreKeywords, report_of, restore_options, with
 from penstock.restoring_items import ItemsKeywords, restore_items
 from penstock.saving import SaveTask
 from penstock.stages.known_values import KnownValues
+from penstock.stopping import Stopping
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -123,6 +124,7 @@ class Checkpointer:
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
         self._background = BackgroundSaves()
+        self.stopping = Stopping(options.stopping, self._background)
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
         self._life: AbstractAsyncContextManager[None] | None = None
@@ -142,6 +144,9 @@ class Checkpointer:
         exc_tb: TracebackType | None,
     ) -> bool | None:
         assert self._life is not None
+        if not self.stopping.is_home:
+            return None  # the life of a fork's twin is not the fork's to end
+
         return await self._life.__aexit__(exc_type, exc_val, exc_tb)
 
     async def save(
@@ -200,7 +205,8 @@ class Checkpointer:
         )
         chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
         chosen = prioritised(chosen, prioritise)
-        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
+        undo_s = engine.config.stopping.undo_s
+        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final), undo_s)
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
@@ -356,7 +362,7 @@ class Checkpointer:
     async def _live(self) -> AsyncGenerator[None, None]:
         failure: BaseException | None = None
         try:
-            async with create_task_group() as tasks:
+            async with self.stopping.watching(), create_task_group() as tasks:
                 self._tasks, self._threads = tasks, Threads()
                 try:
                     with watching_memory(tasks, self._engine.memory, self._engine.events):
@@ -370,19 +376,10 @@ class Checkpointer:
         finally:
             self._tasks = None
 
-        unseen = self._background.take_unseen()
-        failure = failure or next(iter(unseen.values()), None)
-        if failure is None:
-            return
-
-        for path, other in unseen.items():
-            if other is not failure:
-                failure.add_note(f"in the background, the save of {path!r} failed too: {other!r}")
-
         try:
-            raise failure
+            self._background.raise_on_leaving(failure)
         finally:
-            del failure, unseen  # the traceback refers to this frame
+            del failure  # the traceback refers to this frame
 
     async def _start(self, tasks: TaskGroup, task: SaveTask, until: Milestone) -> None:
         """Start a save in the background; return when it has come so far."""
@@ -393,6 +390,7 @@ class Checkpointer:
                 await task()
 
         tasks.start_soon(save)
+        self.stopping.keep_alive(task.future)
         try:
             await task.future.wait(until)
         except BaseException:
@@ -403,6 +401,7 @@ class Checkpointer:
             raise
 
     def _running(self) -> tuple[TaskGroup, Threads]:
+        self.stopping.check_process()
         if self._tasks is None or self._threads is None:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
