@@ -180,7 +180,8 @@ class _Uncancelled(Generic[T]):
         self._future = future
 
     def add_done_callback(self, callback: Callable[[Any], None], /) -> object:
-        return self._future.add_done_callback(callback)
+        self._future.add_done_callback(callback)
+        return None
 
     def cancel(self) -> object:
         return False

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, Unpack, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
