@@ -24,8 +24,10 @@ LEAVES: Final[Section] = {
         "Orbax warns that each leaf opens caches of its own.",
     ),
     "type_handlers.TypeHandler": (
-        "It has `memory_size(values)`, which says how many bytes of host memory it takes to write and to "
-        "read each value, and `stage_worker()`, which makes a worker of penstock's pipelines of it.",
+        (
+            "It has `memory_size(values)`, the bytes of host memory that writing and reading each value takes, and "
+            "`stage_worker()`, which makes a worker of penstock's pipelines of it."
+        ),
         "Whatever holds host memory holds it under the one budget. Both have defaults.",
     ),
     "type_handlers.NumpyHandler": (
@@ -38,15 +40,17 @@ LEAVES: Final[Section] = {
     ),
     "type_handlers.ArrayHandler": (
         "A `dispatcher` is refused. In a pipeline a shard is one chunk, however many replicas it has.",
-        "Every process saves its own shards, and there is nobody to dispatch to; chunks of replicas gain "
-        "nothing where one process writes. Called directly, it cuts chunks as Orbax does.",
+        (
+            "Every process saves its own shards, and there is nobody to dispatch to; chunks of replicas gain "
+            "nothing where one process writes. Called directly, it cuts chunks as Orbax does."
+        ),
     ),
     "type_handlers.SingleReplicaArrayHandler": (
         "It restores typed PRNG keys as keys, if an `array_metadata_store` says which are.",
         "Orbax gives back their data.",
     ),
     "type_handlers.create_type_handler_registry": (
-        "`add` with `override=True` for a type that is derived from a registered one puts it before that one.",
+        "`add` with `override=True` for a type that is derived from a registered one puts it first.",
         "Orbax lets it take the place of the other, whose type then has no handler at all.",
     ),
     "type_handlers.register_standard_handlers_with_options": (
@@ -54,9 +58,11 @@ LEAVES: Final[Section] = {
         "Orbax deletes them from what it is given, and raises a KeyError if they are not there.",
     ),
     "type_handlers.merge_ocdbt_per_process_files": (
-        "Arrays of zarr version 3 are validated, too. `store_ocdbt_metadata_and_values_separately` is refused.",
-        "A chunk without its array, or the reverse, is a checkpoint that cannot be read. No public path of "
-        "Orbax asks for separate files.",
+        "Zarr version 3 is validated, too. `store_ocdbt_metadata_and_values_separately` is refused.",
+        (
+            "A chunk without its array, or the reverse, is a checkpoint that cannot be read. No public path of "
+            "Orbax asks for separate files."
+        ),
     ),
     "type_handlers.get_json_tspec_write": (
         "A `chunk_byte_size` below one element, or `shard_axes` beyond the rank, is a ValueError.",
@@ -109,9 +115,9 @@ def render() -> str:
     lines = [
         "# Where penstock.orbax is not what Orbax is",
         "",
-        "Names, signatures, defaults and behaviour are those of Orbax 0.12.8, but for what is listed here. The page",
-        "is generated from `tests/orbax_face/differences.py`; the tests that compare signatures fail for whatever",
-        "differs and is not in it.",
+        "Names, signatures, defaults and behaviour are those of Orbax 0.12.8, but for what is listed here. The",
+        "page is generated from `tests/orbax_face/differences.py`; the tests that compare signatures fail for",
+        "whatever differs and is not in it.",
     ]
     for title, section in SECTIONS.items():
         lines += ["", f"## {title}", "", "| name | difference | reason |", "| --- | --- | --- |"]

@@ -32,7 +32,7 @@ def _parameters(what: Any) -> dict[str, inspect.Parameter]:
 
 
 def _same(mine: object, other: object) -> bool:
-    if mine is other or type(mine) is type(other) and mine == other:
+    if mine is other or (type(mine) is type(other) and mine == other):
         return True
 
     # Each library has classes of its own: enumerations, option objects.

@@ -56,7 +56,7 @@ def test_restore_args_of_arrays_are_restore_args(library: Any) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("lengths", [(0,), (1, 2), (2, 0)])
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 2), (2, 0), (0, 2)])
 def test_inputs_of_different_lengths_are_refused(library: Any, lengths: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="length"):
         library.check_input_arguments(*[[None] * n for n in lengths])
@@ -66,6 +66,7 @@ def test_inputs_of_different_lengths_are_refused(library: Any, lengths: tuple[in
 def test_inputs_of_one_length_pass(library: Any) -> None:
     library.check_input_arguments([1, 2], [3, 4])
     library.check_input_arguments()
+    library.check_input_arguments([])
 
 
 def info(library: Any, directory: Any, **fields: Any) -> Any:

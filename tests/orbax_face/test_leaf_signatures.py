@@ -9,7 +9,6 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
-
 from tests.orbax_face.differences import PAGE, differences, render
 from tests.orbax_face.signatures import methods_of, signature_difference
 
@@ -73,9 +72,11 @@ def test_the_signature_is_orbax_s_or_the_table_says_how_it_differs(module: str, 
     ours, theirs = both(module, name)
     problems = [signature_difference(ours, theirs)]
     if inspect.isclass(theirs):
-        for method in METHODS:
-            if hasattr(theirs, method):
-                problems.append(signature_difference(getattr(ours, method), getattr(theirs, method)))
+        problems += [
+            signature_difference(getattr(ours, method), getattr(theirs, method))
+            for method in METHODS
+            if hasattr(theirs, method)
+        ]
 
     found = [problem for problem in problems if problem is not None]
     assert not found or f"{module}.{name}" in differences(), found
