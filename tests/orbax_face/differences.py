@@ -25,7 +25,7 @@ LEAVES: Final[Section] = {
     ),
     "type_handlers.TypeHandler": (
         (
-            "It has `memory_size(values)`, the bytes of host memory that writing and reading each value takes, and "
+            "It has `memory_size(values)`, the bytes of host memory that writing and reading each takes, and "
             "`stage_worker()`, which makes a worker of penstock's pipelines of it."
         ),
         "Whatever holds host memory holds it under the one budget. Both have defaults.",
@@ -60,8 +60,8 @@ LEAVES: Final[Section] = {
     "type_handlers.merge_ocdbt_per_process_files": (
         "Zarr version 3 is validated, too. `store_ocdbt_metadata_and_values_separately` is refused.",
         (
-            "A chunk without its array, or the reverse, is a checkpoint that cannot be read. No public path of "
-            "Orbax asks for separate files."
+            "A chunk without its array, or the reverse, is a checkpoint that cannot be read. Nothing public "
+            "in Orbax asks for separate files."
         ),
     ),
     "type_handlers.get_json_tspec_write": (
@@ -115,9 +115,9 @@ def render() -> str:
     lines = [
         "# Where penstock.orbax is not what Orbax is",
         "",
-        "Names, signatures, defaults and behaviour are those of Orbax 0.12.8, but for what is listed here. The",
-        "page is generated from `tests/orbax_face/differences.py`; the tests that compare signatures fail for",
-        "whatever differs and is not in it.",
+        "Names, signatures, defaults and behaviour are those of Orbax 0.12.8, but for what is listed here.",
+        "The page is generated from `tests/orbax_face/differences.py`; the tests that compare signatures",
+        "fail for whatever differs and is not in it.",
     ]
     for title, section in SECTIONS.items():
         lines += ["", f"## {title}", "", "| name | difference | reason |", "| --- | --- | --- |"]

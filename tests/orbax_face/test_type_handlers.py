@@ -69,7 +69,7 @@ async def test_both_libraries_write_and_read_the_same(
             wanted = trips[-1][1][name]
             assert type(found).__name__ == type(wanted).__name__
             assert repr(getattr(found, "storage", None)) == repr(getattr(wanted, "storage", None))
-            for field in ("name", "directory", "shape", "dtype"):
+            for field in ("name", "shape", "dtype"):
                 assert getattr(found, field, None) == getattr(wanted, field, None), (name, field)
 
     saved = {name: value for _, values in handlers("penstock") for name, value in values.items()}
@@ -87,7 +87,7 @@ async def test_both_libraries_write_and_read_the_same(
     ("args", "chunks"),
     [
         ({}, [1, 12]),
-        ({"chunk_byte_size": 24}, [1, 6]),
+        ({"chunk_byte_size": 12}, [1, 6]),
         ({"shard_axes": (1,)}, [1, 1]),
         ({"dtype": np.dtype(np.int8)}, [1, 12]),
     ],
@@ -292,7 +292,7 @@ async def test_arrays_that_are_gone_are_refused(tmp_path: Path) -> None:
     leaves = infos("penstock", tmp_path, ["a"], is_ocdbt_checkpoint=True)
     array = jnp.arange(3)
     array.delete()
-    with pytest.raises(DeletedLeafError, match="'?a"):
+    with pytest.raises(DeletedLeafError, match=r"^a: "):
         await ours.ArrayHandler().serialize([array], leaves)
 
     assert list(tmp_path.iterdir()) == []
@@ -392,7 +392,7 @@ async def test_one_replica_is_read_for_all(library: str, tmp_path: Path) -> None
         "device": [
             module.SingleReplicaArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
         ],
-        "replicas": [module.SingleReplicaArrayRestoreArgs(sharding=on(value, (1, 8), None, "y").sharding)],
+        "replicas": [module.SingleReplicaArrayRestoreArgs(sharding=on(value, (1, 8)).sharding)],
     }
     for name, given in refused.items():
         if (library, name) == ("orbax", "device"):
