@@ -97,8 +97,8 @@ LEAVES: Final[Section] = {
         "As for `is_tmp_checkpoint`.",
     ),
     "utils.tmp_checkpoints": (
-        "It takes one `checkpoint_dir`.",
-        "As for `is_tmp_checkpoint`.",
+        "It takes one `checkpoint_dir`, and returns names.",
+        "Orbax returns objects that only its own code can use.",
     ),
 }
 
