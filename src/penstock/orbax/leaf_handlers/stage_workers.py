@@ -33,8 +33,7 @@ from penstock.orbax.tensorstore_specs import get_ts_context
 
 _jax: Any = tree_util
 _OURS: Final = __name__.rpartition(".")[0] + "."
-_NODES: Final = (dict, list, tuple, type(None))
-_REFUSED: Final = (jax.ShapeDtypeStruct, Tracer)
+_NODES: Final[tuple[type, ...]] = (dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer)
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -112,7 +111,8 @@ class StageTypeHandler:
     @property
     def handler_class(self) -> type:
         """The class that errors are to name."""
-        return type(self.inner)
+        class_: type = type(self.inner)
+        return class_
 
     def typestr(self) -> str:
         return str(self.inner.typestr())
@@ -212,7 +212,7 @@ class StageRegistry:
         if isinstance(kind, str):
             if kind in _EMPTY_MARKERS:
                 return self._nodes.for_typestr(kind, key_path)
-        elif issubclass(kind, _NODES + _REFUSED):
+        elif issubclass(kind, _NODES):
             return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
 
         what = f"the stored type {kind!r}" if isinstance(kind, str) else type_name(kind)
