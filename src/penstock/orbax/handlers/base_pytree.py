@@ -29,6 +29,7 @@ from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.future import CommitFuture, Future
 from penstock.orbax.handlers.base import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.handlers.describing import describe_tree
+from penstock.orbax.handlers.flattening import with_markers
 from penstock.orbax.handlers.restoring import Asked, Calls, restore_tree
 from penstock.orbax.handlers.type_calls import CallRegistry, serving
 from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
@@ -143,7 +144,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             save_args=_by_name(args.save_args, SaveArgs),
         )
         serves = StageRegistry(self._registry, workers).as_kernel()
-        save = await self._loop.acall(_start_save, serves, os.fspath(directory), item, keywords)
+        save = await self._loop.acall(
+            _start_save, serves, os.fspath(directory), with_markers(item), keywords
+        )
         return [CommitFuture(save, keep=self._loop)]
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
