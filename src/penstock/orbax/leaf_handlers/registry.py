@@ -55,7 +55,8 @@ class TypeHandlerRegistry(Protocol):
             ignore_warnings: Do not log that.
 
         Raises:
-            ValueError: If `ty` has a handler, or another type has one of the same `typestr`, unless overridden.
+            ValueError: If `ty` has a handler, or another type has one of the same `typestr`, and is not
+                overridden.
         """
         ...
 
@@ -161,7 +162,7 @@ class _Registry(TypeHandlerRegistry):
                 raise ValueError(f"a type handler for {ty} is registered already; pass override=True")
             if before is None and typestr in self._by_typestr and not override:
                 raise ValueError(
-                    f"the typestr {typestr!r} of the handler for {ty} is that of another one; pass override=True"
+                    f"the typestr {typestr!r} of the handler for {ty} is another one's; pass override=True"
                 )
 
             if before is None:

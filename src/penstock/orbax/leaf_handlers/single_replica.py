@@ -72,9 +72,8 @@ class SingleReplicaArrayHandler(ArrayHandler):
         check_input_arguments(infos, args)
         for arg in args:
             if not isinstance(arg, SingleReplicaArrayRestoreArgs):
-                raise ValueError(
-                    f"a single replica is read with SingleReplicaArrayRestoreArgs, not {type(arg)}"
-                )
+                problem = f"a single replica is read with SingleReplicaArrayRestoreArgs, not {type(arg)}"
+                raise ValueError(problem)  # noqa: TRY004  # the kind that Orbax raises
             if arg.sharding is None:
                 raise ValueError("a single replica is read with a sharding, and there is none")
 

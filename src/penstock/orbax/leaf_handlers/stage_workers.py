@@ -20,7 +20,7 @@ from jax.core import Tracer
 
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.errors import NoHandlerError
+from penstock.kernel.errors import HandlerError
 from penstock.kernel.leaf_spec import KeyKind
 from penstock.kernel.leaf_spec import ParamInfo as KernelInfo
 from penstock.kernel.protocols import LeafHandler, Waitable
@@ -38,8 +38,12 @@ _REFUSED: Final = (jax.ShapeDtypeStruct, Tracer)
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class UnknownTypeError(NoHandlerError, ValueError):
+class UnknownTypeError(HandlerError, TypeError, ValueError):
     """Nobody handles a leaf's type. What Orbax calls a `ValueError`, penstock calls a `TypeError`."""
+
+    def __init__(self, key_path: str, what: str) -> None:
+        super().__init__(f"{key_path}: no type handler is registered for {what}")
+        self.key_path = key_path
 
 
 @final
@@ -212,7 +216,7 @@ class StageRegistry:
             return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
 
         what = f"the stored type {kind!r}" if isinstance(kind, str) else type_name(kind)
-        raise UnknownTypeError(key_path, what, ())
+        raise UnknownTypeError(key_path, what)
 
 
 _EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
