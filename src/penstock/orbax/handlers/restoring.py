@@ -97,10 +97,7 @@ def _to_be_read(
         if leaf is None:
             if not empty:
                 differences.append(TreeDifference("missing", found.key_path, _text(found.value)))
-        elif empty and leaf.kind not in EMPTY:
-            if not asked.partial:
-                differences.append(TreeDifference("type", found.key_path, _text(found.value), leaf.kind))
-        elif found.value is not PLACEHOLDER:
+        elif not empty and found.value is not PLACEHOLDER:  # None leaves out a leaf, on purpose
             read.append(found.keys)
 
     if not asked.partial:
