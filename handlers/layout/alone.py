@@ -23,7 +23,7 @@ CUSTOM: Final = "custom_metadata"
 
 @final
 class TreeLayout:
-    """Writes a tree into a directory that exists: no commit mark, and nothing about a checkpoint. Thread-safe.
+    """Writes a tree into a directory that exists: no commit mark, nothing of a checkpoint. Thread-safe.
 
     Args:
         form: How arrays are written.

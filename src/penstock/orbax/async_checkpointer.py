@@ -53,8 +53,8 @@ class AsyncCheckpointer(Checkpointer):
         handler: AsyncCheckpointHandler,
         timeout_secs: int | None = None,
         *,
-        async_options: AsyncOptions = AsyncOptions(),  # noqa: B008  # as Orbax
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008
+        async_options: AsyncOptions = AsyncOptions(),
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
         checkpoint_metadata_store: Any = None,
@@ -201,7 +201,7 @@ def _stopped(futures: Sequence[Future]) -> bool:
             future.result(timeout=max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return False
-        except BaseException:  # noqa: S112  # it is over, and why the save failed is known
+        except BaseException:  # it is over, and why the save failed is known
             continue
 
     return True

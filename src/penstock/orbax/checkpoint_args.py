@@ -82,7 +82,7 @@ def get_registered_handler_cls(arg: type[CheckpointArgs] | CheckpointArgs) -> ty
     handler: type[Any] | None = handlers.get("save") or handlers.get("restore")
     if handler is None:
         raise ValueError(
-            f"Unable to find registered CheckpointHandler for {args_cls}; decorate it with register_with_handler"
+            f"Unable to find registered CheckpointHandler for {args_cls}; use register_with_handler"
         )
 
     return handler

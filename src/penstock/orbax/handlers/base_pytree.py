@@ -26,7 +26,7 @@ from penstock.kernel.run import SaveRun
 from penstock.kernel.save_format import SaveArgs as LeafFormat
 from penstock.kernel.save_format import SaveFormat
 from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
-from penstock.orbax.future import CommitFuture, Future
+from penstock.orbax.future import Future, PipelineFuture
 from penstock.orbax.handlers.base import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.handlers.describing import describe_tree
 from penstock.orbax.handlers.flattening import with_markers
@@ -35,7 +35,7 @@ from penstock.orbax.handlers.type_calls import CallRegistry, serving
 from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers
 from penstock.orbax.merging import MergeProcessFiles
-from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions
+from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.paths import handler_path
 from penstock.orbax.running import LoopThread
 from penstock.orbax.tree import get_param_names, to_flat_dict
@@ -89,10 +89,10 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         use_ocdbt: bool = True,
         use_zarr3: bool = False,
         use_compression: bool = True,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
         type_handler_registry: Any = None,
         enable_post_merge_validation: bool = True,
-        pytree_metadata_options: Any = None,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
         array_metadata_validator: Any = None,
         enable_pinned_host_transfer: bool | None = None,
         is_prioritized_key_fn: Callable[[tuple[Any, ...]], Any] | None = None,
@@ -144,10 +144,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             save_args=_by_name(args.save_args, SaveArgs),
         )
         serves = StageRegistry(self._registry, workers).as_kernel()
-        save = await self._loop.acall(
-            _start_save, serves, os.fspath(directory), with_markers(item), keywords
-        )
-        return [CommitFuture(save, keep=self._loop)]
+        save = await self._loop.acall(_start_save, serves, os.fspath(directory), with_markers(item), keywords)
+        return [PipelineFuture(save, keep=self._loop)]
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write a tree; return when it is durable. See `async_save`."""
@@ -225,7 +223,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         pairs: Any = jax.tree_util.tree_flatten_with_path(item)[0]
         first = {
-            tuple([step(entry)[0] for entry in path]) for path, _ in pairs if _comes_first(self._is_first(path))
+            tuple([step(entry)[0] for entry in path])
+            for path, _ in pairs
+            if _comes_first(self._is_first(path))
         }
         return first.__contains__
 
@@ -271,7 +271,10 @@ def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
     chosen = EveryLayout(layout)
     registry = CallRegistry().as_kernel()
     return tuple(
-        [Checkpointer(layout=chosen, memory_limit=limit, registry=registry) for limit in dict.fromkeys(limits)]
+        [
+            Checkpointer(layout=chosen, memory_limit=limit, registry=registry)
+            for limit in dict.fromkeys(limits)
+        ]
     )
 
 
@@ -282,9 +285,7 @@ async def _start_save(
         return await resources[0].save(path, item, overwrite=True, **keywords)
 
 
-async def _restore(
-    resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]
-) -> Any:
+async def _restore(resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]) -> Any:
     with serving(serves):
         return await resources[-1].restore(path, **keywords)
 
@@ -296,7 +297,11 @@ async def _describe(resources: Resources, path: str) -> CheckpointMetadata:
 def _save_limit(
     concurrent: int | None, device_host: int | Literal["auto"] | None, options: MemoryLimitOptions | None
 ) -> int | None:
-    most = None if options is None or options.max_transfer_concurrent_gb is None else options.max_transfer_concurrent_gb
+    most = (
+        None
+        if options is None or options.max_transfer_concurrent_gb is None
+        else options.max_transfer_concurrent_gb
+    )
     if device_host == "auto":
         if most is None:
             raise ValueError(
@@ -327,10 +332,11 @@ def _leaf_formats(save_args: Any) -> Any:
         return None
 
     def translated(one: Any) -> Any:
-        if not isinstance(one, SaveArgs) or (one.dtype, one.chunk_byte_size, one.shard_axes) == (None, None, ()):
+        if not isinstance(one, SaveArgs):
             return None
 
-        return LeafFormat(one.dtype, one.chunk_byte_size, tuple(one.shard_axes))
+        found = LeafFormat(one.dtype, one.chunk_byte_size, tuple(one.shard_axes))
+        return None if found == LeafFormat() else found
 
     formats = jax.tree.map(translated, save_args, is_leaf=lambda node: isinstance(node, SaveArgs))
     return formats if jax.tree.leaves(formats) else None

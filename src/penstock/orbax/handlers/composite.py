@@ -76,13 +76,13 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
     def __init__(
         self,
         *item_names: str,
-        composite_options: CompositeOptions = CompositeOptions(),  # noqa: B008  # as Orbax
+        composite_options: CompositeOptions = CompositeOptions(),
         handler_registry: CheckpointHandlerRegistry | None = None,
         **items_and_handlers: CheckpointHandler,
     ) -> None:
         for given, name in ((items_and_handlers, "items_and_handlers"), (item_names, "item_names")):
             if handler_registry is not None and given:
-                raise ValueError(f"Both `handler_registry` and `{name}` were provided; specify one of the two")
+                raise ValueError(f"Both `handler_registry` and `{name}` were provided; specify one")
 
         self._handlers = ItemHandlers(item_names, items_and_handlers, handler_registry)
         self._options = composite_options
@@ -267,9 +267,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return CompositeArgs(**found)
 
     def _step_metadata(self, directory: Any, item_names: Sequence[str], *, of_items: bool) -> StepMetadata:
-        saved = decode_step_metadata(
-            self._metadata_store.read(step_metadata_file_path(directory)) or {}
-        )
+        saved = decode_step_metadata(self._metadata_store.read(step_metadata_file_path(directory)) or {})
         if saved.item_handlers is not None and not isinstance(saved.item_handlers, dict):
             raise ValueError(
                 "StepMetadata.item_handlers must be a dict, of a checkpoint of several items; it is "
@@ -315,5 +313,5 @@ def _default_restore_args(name: str, handler: Any) -> CheckpointArgs:
         return restore_cls()
     except TypeError as error:
         raise ValueError(
-            f'the arguments to restore item "{name}" with, {restore_cls}, are not default constructible: {error}'
+            f'the arguments to restore item "{name}" with ({restore_cls}) are not default constructible'
         ) from error

@@ -72,7 +72,7 @@ def _describe(leaf: LeafMetadata, directory: Any) -> Any:
         return ScalarMetadata(name=leaf.name, directory=directory, dtype=dtype)
 
     recorded = leaf.sharding
-    write_shape = leaf._spec.write_shape if leaf.kind == "jax.Array" else None  # noqa: SLF001
+    write_shape = leaf._spec.write_shape if leaf.kind == "jax.Array" else None
     return ArrayMetadata(
         name=leaf.name,
         directory=directory,

@@ -60,11 +60,9 @@ def is_empty() -> Callable[[Any], bool]:
 
 
 def with_markers(tree: Any) -> Any:
-    """Return the tree with None, or an empty dict, for each empty node of a registered class, as Orbax has it."""
+    """Return the tree with None, or an empty dict, for each empty node of a registered class; as Orbax."""
     check = is_empty()
-    return _jax.tree_map(
-        lambda value: _marker(value) if check(value) else value, tree, is_leaf=check
-    )
+    return _jax.tree_map(lambda value: _marker(value) if check(value) else value, tree, is_leaf=check)
 
 
 def _marker(node: Any) -> Any:

@@ -7,7 +7,6 @@ __all__ = ("JsonCheckpointHandler", "JsonRestoreArgs", "JsonSaveArgs")
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,9 @@ from anyio import to_thread
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import SpecError
 from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
-from penstock.orbax.future import Future
+from penstock.orbax.future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.handlers.base import AsyncCheckpointHandler, wait_for_all
 from penstock.orbax.options import MultiprocessingOptions
-from penstock.orbax.running import run_sync
 
 
 class JsonCheckpointHandler(AsyncCheckpointHandler):
@@ -37,7 +35,7 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         self,
         filename: str | None = None,
         *,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
     ) -> None:
         self._filename = filename or "metadata"
         self._primary_host = multiprocessing_options.primary_host
@@ -56,10 +54,7 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError(f"the item cannot be written as JSON: {error}") from error
 
-        executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.json")
-        future = executor.submit(run_sync, self._save_fn, copied, directory)
-        executor.shutdown(wait=False)
-        return [future]
+        return [CommitFutureAwaitingContractedSignals(self._save_fn(copied, directory), name="json_save")]
 
     async def _save_fn(self, x: Any, directory: Any) -> None:
         file = os.path.join(directory, self._filename)

@@ -96,7 +96,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
                 chosen = cast("Any", chosen)()
             except TypeError as error:
                 raise ValueError(
-                    f"the handler of item={item} and args_type={args_cls} is not default-constructible; give one"
+                    f"the handler of item={item} and args_type={args_cls} is not default-constructible"
                 ) from error
 
         self._registry[item, args_cls] = chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PLACEHOLDER", "Asked", "restore_tree")
+__all__ = ("PLACEHOLDER", "Asked", "Calls", "restore_tree")
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,8 @@ from penstock.kernel.messages import KeyPath
 from penstock.orbax.handlers.flattening import Found, flatten, is_empty
 from penstock.orbax.handlers.wanted import EMPTY, Wanted, empty_value, want
 from penstock.orbax.leaf_args import RestoreArgs
+from penstock.orbax.leaf_handlers.registry import PLACEHOLDER
 from penstock.stages.trees import flatten_tree
-
-PLACEHOLDER: Final = ...
-"""A leaf of an item that is not to be restored."""
 
 _jax: Any = tree_util
 

@@ -21,7 +21,7 @@ from penstock.orbax.handlers.pytree import PyTreeCheckpointHandler, PyTreeRestor
 from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.metadata.tree import TreeMetadata
 from penstock.orbax.metadata.value import ArrayMetadata, ScalarMetadata
-from penstock.orbax.options import MultiprocessingOptions
+from penstock.orbax.options import MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.tree import to_flat_dict, tuple_path_from_keypath
 
 STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
@@ -47,8 +47,8 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         *,
         save_concurrent_gb: int = 96,
         restore_concurrent_gb: int = 96,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
-        pytree_metadata_options: Any = None,
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
         use_ocdbt: bool = True,
     ) -> None:
         self._supported_types = STANDARD_ARRAY_TYPES
@@ -228,7 +228,9 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
             return RestoreArgs(restore_type=float if np.dtype(leaf.dtype).kind == "f" else int)
         if isinstance(leaf, ArrayMetadata):
             place = _recorded(leaf, args.fallback_sharding)
-            return _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
+            return (
+                _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
+            )
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             place = leaf.format if args.support_layout and leaf.format is not None else leaf.sharding
             if place is None:
