@@ -20,7 +20,7 @@ from penstock.orbax.handlers.base import CheckpointHandler, is_durable
 from penstock.orbax.handlers.composite import CompositeCheckpointHandler
 from penstock.orbax.handlers.legacy import get_legacy_handler_wrapper
 from penstock.orbax.options import AtomicityMode, AtomicityOptions, FileOptions, MultiprocessingOptions
-from penstock.orbax.paths import handler_path
+from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.step_metadata import (
     MetadataStore,
     StepMetadata,
@@ -157,9 +157,9 @@ class Checkpointer(AbstractCheckpointer):
         """
         path = handler_path(directory)
         if not path.exists():
-            raise NotACheckpointError(os.fspath(path), "Checkpoint not found")
+            raise NotACheckpointError(path_text(path), "Checkpoint not found")
         if not self._is_finalized(path):
-            raise IncompleteCheckpointError(os.fspath(path), "Found incomplete checkpoint")
+            raise IncompleteCheckpointError(path_text(path), "Found incomplete checkpoint")
 
         return self._handler.restore(
             path, args=construct_checkpoint_args(self._handler, False, *args, **kwargs)
@@ -198,7 +198,7 @@ class Checkpointer(AbstractCheckpointer):
     def _building(self, directory: str | os.PathLike[str], *, force: bool) -> TemporaryDirectory:
         return TemporaryDirectory(
             self._store,
-            os.fspath(handler_path(directory)),
+            path_text(handler_path(directory)),
             overwrite=force,
             atomicity=self._atomicity_options,
             files=self._file_options,

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
+from jax import tree_util
 
 from penstock import pipelines
 from penstock.checkpointer import Checkpointer
@@ -36,13 +37,14 @@ from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers
 from penstock.orbax.merging import MergeProcessFiles
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
-from penstock.orbax.paths import handler_path
+from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.running import LoopThread
 from penstock.orbax.tree import get_param_names, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
 from penstock.stages.trees import step
 
 T = TypeVar("T")
+_jax: Any = tree_util
 
 Limit: TypeAlias = int | None
 Resources: TypeAlias = tuple[Checkpointer, ...]
@@ -144,7 +146,12 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             save_args=_by_name(args.save_args, SaveArgs),
         )
         serves = StageRegistry(self._registry, workers).as_kernel()
-        save = await self._loop.acall(_start_save, serves, os.fspath(directory), with_markers(item), keywords)
+        path, marked = path_text(directory), with_markers(item)
+        try:
+            save = await self._loop.acall(_start_save, serves, path, marked, keywords)
+        except NoHandlerError as error:
+            raise ValueError(f"TypeHandler lookup failed for: {error}") from error
+
         return [PipelineFuture(save, keep=self._loop)]
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -162,7 +169,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 asked, or the directory is damaged.
         """
         args = args or BasePyTreeRestoreArgs()
-        path = os.fspath(directory)
+        path = path_text(directory)
         if not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
@@ -171,7 +178,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         serves = StageRegistry(self._registry, workers).as_kernel()
         calls = Calls(
             metadata=partial(self._loop.call, _describe, path),
-            restore=lambda **keywords: self._loop.call(_restore, serves, path, keywords),
+            restore=partial(self._restore, serves, path),
         )
         return restore_tree(asked, calls)
 
@@ -182,7 +189,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        about = self._loop.call(_describe, os.fspath(directory))
+        about = self._loop.call(_describe, path_text(directory))
         return describe_tree(about, handler_path(directory), self._registry)
 
     def finalize(self, directory: Any) -> None:
@@ -192,13 +199,16 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """End the thread. Used again, the handler begins another one."""
         self._loop.close()
 
+    def _restore(self, serves: HandlerRegistry, path: str, **keywords: Any) -> Any:
+        return self._loop.call(_restore, serves, path, keywords)
+
     @property
     def _registry(self) -> Any:
         """Of type handlers: that which was given, or the one of the process as it is now."""
         return self._type_handler_registry or default_registry()
 
     def _workers(self, **options: Any) -> StageWorkers:
-        form = {
+        form: dict[str, Any] = {
             "use_ocdbt": self._form.ocdbt,
             "use_zarr3": self._form.zarr == 3,
             "use_compression": self._form.codec != "none",
@@ -221,7 +231,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if self._is_first is None:
             return None
 
-        pairs: Any = jax.tree_util.tree_flatten_with_path(item)[0]
+        pairs = _jax.tree_flatten_with_path(item)[0]
         first = {
             tuple([step(entry)[0] for entry in path])
             for path, _ in pairs

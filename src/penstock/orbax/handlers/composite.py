@@ -4,9 +4,9 @@ from __future__ import annotations
 
 __all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "CompositeResults")
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from anyio import create_task_group, to_thread
@@ -27,7 +27,7 @@ from penstock.orbax.handlers.choosing import ItemHandlers
 from penstock.orbax.handlers.registration import CheckpointHandlerRegistry
 from penstock.orbax.named_items import Composite
 from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
-from penstock.orbax.paths import handler_path
+from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.step_metadata import (
     CompositeItemMetadata,
     MetadataStore,
@@ -118,7 +118,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
                 await to_thread.run_sync(lambda: handler.save(place, args=arg))
 
         for one in building.values():
-            await to_thread.run_sync(lambda one=one: one.create(hold=False))
+            await to_thread.run_sync(partial(one.create, hold=False))
         try:
             async with create_task_group() as tasks:
                 for name, (handler, arg) in items.items():
@@ -222,7 +222,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return {
             name: TemporaryDirectory(
                 self._store,
-                os.fspath(self._get_item_directory(directory, name)),
+                path_text(self._get_item_directory(directory, name)),
                 overwrite=False,
                 atomicity=options.atomicity_options,
                 files=options.file_options,
@@ -239,14 +239,14 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
     def _default_args(self, directory: Any, existing: Sequence[str]) -> CompositeArgs:
         """Make arguments for all items that are there, without being told any."""
         handlers = dict(self._handlers.all())
-        recorded: Mapping[str, str | None] | None = None
+        recorded: Any = None
         found: dict[str, CheckpointArgs] = {}
         for name in existing:
             if TEMPORARY_SUFFIX in name:
                 continue
             if name not in handlers:
                 if recorded is None:
-                    recorded = self.metadata(directory).item_handlers or {}  # type: ignore[assignment]
+                    recorded = self.metadata(directory).item_handlers or {}
                 try:
                     handler: Any = get_handler_type(recorded[name])
                 except KeyError as error:

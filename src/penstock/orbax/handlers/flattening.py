@@ -6,7 +6,7 @@ __all__ = ("Found", "flatten", "is_empty", "with_markers")
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from jax import tree_util
 
@@ -49,12 +49,15 @@ def is_empty() -> Callable[[Any], bool]:
     """Return what says whether something is a node, or None, with nothing in it."""
     leaves: dict[type, bool] = {}  # what is a leaf depends on its type alone
 
-    def check(value: Any) -> bool:
+    def check(value: object) -> bool:
         is_leaf = leaves.get(type(value))
         if is_leaf is None:
             is_leaf = leaves[type(value)] = bool(_jax.all_leaves([value]))
 
-        return not is_leaf and not _jax.tree_leaves(value, is_leaf=lambda node: node is not value)
+        def below(node: object) -> bool:
+            return node is not value
+
+        return not is_leaf and not _jax.tree_leaves(value, is_leaf=below)
 
     return check
 
@@ -62,11 +65,15 @@ def is_empty() -> Callable[[Any], bool]:
 def with_markers(tree: Any) -> Any:
     """Return the tree with None, or an empty dict, for each empty node of a registered class; as Orbax."""
     check = is_empty()
-    return _jax.tree_map(lambda value: _marker(value) if check(value) else value, tree, is_leaf=check)
+
+    def marked(value: Any) -> Any:
+        return _marker(value) if check(value) else value
+
+    return _jax.tree_map(marked, tree, is_leaf=check)
 
 
 def _marker(node: Any) -> Any:
     if isinstance(node, dict | list) or type(node) is tuple:
-        return node
+        return cast("Any", node)
 
     return {} if isinstance(node, Mapping) else None

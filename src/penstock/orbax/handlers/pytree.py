@@ -21,6 +21,7 @@ from penstock.orbax.handlers.base_pytree import (
 from penstock.orbax.handlers.transformed import restore_transformed
 from penstock.orbax.metadata.tree import TreeMetadata
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.paths import path_text
 
 _UNSET: Final[Any] = object()
 
@@ -165,7 +166,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if isinstance(item, CheckpointArgs):
             raise ValueError("Make sure to specify kwarg name `args=` when providing `PyTreeRestoreArgs`.")
 
-        path = os.fspath(directory)
+        path = path_text(directory)
         if not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 

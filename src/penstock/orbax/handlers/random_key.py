@@ -29,7 +29,6 @@ from penstock.orbax.handlers.json_handler import JsonRestoreArgs, JsonSaveArgs
 from penstock.orbax.handlers.pytree import PyTreeRestoreArgs, PyTreeSaveArgs
 from penstock.orbax.leaf_args import RestoreArgs, SaveArgs
 
-
 _MODULE: Final = "orbax.checkpoint._src.handlers.random_key_checkpoint_handler"
 
 
@@ -123,7 +122,8 @@ class JaxRandomKeyCheckpointHandler(BaseRandomKeyCheckpointHandler):
         if not metadata["typed"]:
             return item
 
-        return jax.random.wrap_key_data(item, impl=metadata.get("impl"))
+        wrap: Any = jax.random.wrap_key_data
+        return wrap(item, impl=metadata.get("impl"))
 
 
 @register_with_handler(JaxRandomKeyCheckpointHandler, for_save=True)

@@ -59,7 +59,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         if other_registry is not None:
             self._registry.update(other_registry.get_all_entries())
 
-    def add(
+    def add(  # type: ignore[override]  # as in Orbax, it takes no others
         self,
         item: str | None,
         args: ArgsOrType,

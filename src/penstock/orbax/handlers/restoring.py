@@ -93,7 +93,7 @@ def _to_be_read(
     for found in item:
         leaf, empty = stored.get(found.keys), check(found.value)
         if leaf is None:
-            if not empty:
+            if not empty and found.value is not PLACEHOLDER:
                 differences.append(TreeDifference("missing", found.key_path, _text(found.value)))
         elif not empty and found.value is not PLACEHOLDER:  # None leaves out a leaf, on purpose
             read.append(found.keys)
@@ -176,12 +176,13 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
 
 def _as_lists(tree: Any) -> Any:
     """Return the tree with lists in place of tuples, as Orbax restores it unless told otherwise."""
+    node: Any = tree
     if isinstance(tree, dict):
-        return {key: _as_lists(value) for key, value in cast("dict[Any, Any]", tree).items()}
-    if isinstance(tree, list) or (type(tree) is tuple and tree):
-        return [_as_lists(value) for value in cast("Sequence[Any]", tree)]
+        return {key: _as_lists(value) for key, value in node.items()}
+    if isinstance(tree, list) or (type(tree) is tuple and node):
+        return [_as_lists(value) for value in node]
 
-    return tree
+    return node
 
 
 def _text(value: Any) -> str:

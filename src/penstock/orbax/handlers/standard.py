@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -139,10 +139,10 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 raise ValueError(f"Unsupported option `aggregate` for key: {keys}.")
 
         def check(path: Any, leaf: Any) -> Any:
-            if not isinstance(leaf, np.ndarray | jax.Array) and hasattr(leaf, "__array__"):
-                leaf = np.asarray(leaf)
-            self._check_type(path, leaf, self._supported_types)
-            return leaf
+            is_array = isinstance(leaf, np.ndarray | jax.Array)
+            found = cast("Any", np.asarray(leaf)) if not is_array and hasattr(leaf, "__array__") else leaf
+            self._check_type(path, found, self._supported_types)
+            return found
 
         return _jax.tree_map_with_path(check, item)
 
@@ -232,17 +232,21 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
                 _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
             )
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            place = leaf.format if args.support_layout and leaf.format is not None else leaf.sharding
+            place: Any = getattr(leaf, "format", None) if args.support_layout else None
+            place = leaf.sharding if place is None else place
             if place is None:
                 place = _recorded(_find(path, stored), args.fallback_sharding)
             return _array_args(leaf, place) if place is not None else RestoreArgs(np.ndarray, leaf.dtype)
         if isinstance(leaf, np.ndarray):
-            return RestoreArgs(np.ndarray, leaf.dtype)
+            return RestoreArgs(np.ndarray, cast("Any", leaf).dtype)
 
         return RestoreArgs(restore_type=type(leaf))
 
+    def is_metadata(node: object) -> bool:
+        return isinstance(node, ArrayMetadata)
+
     item = stored.tree if args.item is None else args.item
-    return _jax.tree_map_with_path(ask, item, is_leaf=lambda node: isinstance(node, ArrayMetadata))
+    return _jax.tree_map_with_path(ask, item, is_leaf=is_metadata)
 
 
 def _array_args(leaf: Any, place: Any) -> ArrayRestoreArgs:
