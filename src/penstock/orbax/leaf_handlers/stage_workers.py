@@ -29,6 +29,7 @@ from penstock.kernel.registry import HandlerRegistry
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.leaf_handlers.background import in_thread
 from penstock.orbax.leaf_handlers.base import keeps, leaf_size
+from penstock.orbax.paths import handler_path
 from penstock.orbax.tensorstore_specs import get_ts_context
 
 _jax: Any = tree_util
@@ -81,7 +82,7 @@ class StageWorkers:
         """Say of a leaf in a pipeline what Orbax says of one."""
         return ParamInfo(
             name=info.name,
-            parent_dir=Path(info.directory),
+            parent_dir=handler_path(info.directory),
             keypath=tuple([_key(k, kind) for k, kind in zip(info.keys, info.kinds, strict=True)]),
             skip_deserialize=False,
             is_ocdbt_checkpoint=use_ocdbt,
@@ -148,7 +149,7 @@ class StageTypeHandler:
     def finalize(self, directory: str) -> None:
         finalize = getattr(self.inner, "finalize", None)
         if finalize is not None:
-            finalize(Path(directory))
+            finalize(handler_path(directory))
 
     def _infos(self, infos: Sequence[KernelInfo], *, use_ocdbt: bool) -> list[ParamInfo]:
         typestr = self.typestr()
