@@ -16,7 +16,7 @@ from jax.sharding import Sharding
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.kernel.messages import KeyPath, LeafSpec
 from penstock.orbax.v1.leaf_metadata import empty_value
-from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes
+from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes, is_supported_leaf
 from penstock.orbax.v1.tree_files import StoredTree
 from penstock.stages.trees import FlatLeaf, flatten_tree
 
@@ -34,6 +34,7 @@ class Plan:
     like: Any
     options: dict[str, Any] = field(default_factory=dict[str, Any])  #: of penstock's `restore`
     finishes: dict[int, Finish] = field(default_factory=dict[int, Finish])  #: by place in flatten order
+    asked: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])  #: of leaves with their own handlers
 
     def finish(self, tree: Any) -> Any:
         """Make of what was restored what was asked for."""
@@ -59,7 +60,14 @@ class _Wanted:
     finish: Finish | None = None
 
 
-def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool) -> Plan:
+def plan_load(
+    abstract: Any,
+    stored: StoredTree,
+    *,
+    partial: bool = False,
+    resize: bool = False,
+    custom: Mapping[str, type[Any]] | None = None,
+) -> Plan:
     """Decide what to ask of `restore`.
 
     Args:
@@ -67,6 +75,7 @@ def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool)
         stored: What there is.
         partial: Whether leaves may be left out of `abstract`.
         resize: Whether arrays may be padded and cut off.
+        custom: The type of leaves that a handler of the user's own saved, by its recorded name.
 
     Raises:
         ValueError: If they do not fit.
@@ -75,15 +84,21 @@ def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool)
     specs = dict(zip(stored.keys, stored.specs, strict=True))
     _check_keys(wanted, specs, partial=partial)
 
-    plan, likes, left_out = Plan(None), list[Any](), dict[KeyPath, None]()
+    plan, likes, left_out, kept = Plan(None), list[Any](), dict[KeyPath, None](), False
     for at, leaf in enumerate(wanted):
         spec = specs.get(leaf.info.keys)
-        if leaf.value is PLACEHOLDER:
-            likes.append(PLACEHOLDER)
+        if leaf.value is PLACEHOLDER and spec is not None:
             left_out[leaf.info.keys] = None
+        if spec is None or leaf.value is PLACEHOLDER:
+            likes.append(leaf.value)
+            kept = kept or not _is_empty(leaf.value)
+            continue
+        if spec.typestr in (custom or {}):
+            plan.asked[leaf.info.keys] = leaf.value
+            likes.append((custom or {})[spec.typestr])
             continue
 
-        one = _Wanted(leaf.value) if spec is None else _wanted(leaf.value, spec, resize=resize)
+        one = _wanted(leaf.value, spec, resize=resize)
         likes.append(one.like)
         if one.finish is not None:
             plan.finishes[at] = one.finish
@@ -93,7 +108,7 @@ def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool)
             plan.options["strict"] = False
 
     plan.like = _jax.tree_unflatten(treedef, likes)
-    if left_out:
+    if kept:  # placeholders, and values that the checkpoint has not
         plan.options |= {"rename": left_out, "on_missing": "keep"}
     if partial:
         plan.options["on_unexpected"] = "skip"
@@ -107,7 +122,7 @@ def _check_keys(wanted: Sequence[FlatLeaf], specs: Mapping[KeyPath, LeafSpec], *
     problems = [
         f"{leaf.info.key_path}: asked for, and not in the checkpoint"
         for keys, leaf in asked.items()
-        if keys not in specs and not _is_empty(leaf.value)
+        if keys not in specs and not _may_be_absent(leaf.value, partial=partial)
     ]
     if not partial:
         problems += [
@@ -218,6 +233,11 @@ def _number(kind: type[Any], spec: LeafSpec) -> _Wanted:
         return _Wanted(kind)
 
     return _host_array(spec, None, lambda array: kind(array.item()))
+
+
+def _may_be_absent(value: Any, *, partial: bool) -> bool:
+    """Whether the result can do without the checkpoint there: a value is kept, but a struct is none."""
+    return _is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
 
 
 def _is_empty(value: Any) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 __all__ = ("StoredTree", "TreeLayout", "read_tree", "save_format_of")
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.handlers.layout.names import CHECKPOINT_METADATA, COMMIT_MARK
+from penstock.handlers.layout.names import CHECKPOINT_METADATA, COMMIT_MARK, METADATA
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.messages import Document, KeyPath, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import LeafColumns, Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
@@ -87,8 +89,12 @@ def read_tree(directory: str) -> StoredTree:
     """Read the documents of the tree in a directory. Blocking.
 
     Raises:
-        CorruptCheckpointError: If there is none, or a damaged one.
+        NotACheckpointError: If there is none. It is a FileNotFoundError.
+        CorruptCheckpointError: If it is damaged.
     """
+    if not os.path.exists(os.path.join(directory, METADATA)):
+        raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
+
     leaves = OrbaxLayout().open(LocalStore(), directory).leaves
     if isinstance(leaves, LeafColumns):
         return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
