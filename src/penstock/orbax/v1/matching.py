@@ -6,6 +6,7 @@ __all__ = ("Plan", "plan_load")
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial as partial_of
 from typing import Any, Final, final
 
 import jax
@@ -20,7 +21,8 @@ from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes, is_supported_lea
 from penstock.orbax.v1.tree_files import StoredTree
 from penstock.stages.trees import FlatLeaf, flatten_tree
 
-_jax: Any = tree_util
+_tree: Any = tree_util
+_jax: Any = jax
 _PYTHON: Final = (bool, int, float)
 
 Finish = Callable[[Any], Any]
@@ -34,7 +36,9 @@ class Plan:
     like: Any
     options: dict[str, Any] = field(default_factory=dict[str, Any])  #: of penstock's `restore`
     finishes: dict[int, Finish] = field(default_factory=dict[int, Finish])  #: by place in flatten order
-    asked: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])  #: of leaves with their own handlers
+    asked: dict[KeyPath, Any] = field(
+        default_factory=dict[KeyPath, Any]
+    )  #: of leaves with their own handlers
 
     def finish(self, tree: Any) -> Any:
         """Make of what was restored what was asked for."""
@@ -46,7 +50,7 @@ class Plan:
         for at, finish in self.finishes.items():
             values[at] = finish(values[at])
 
-        return _jax.tree_unflatten(treedef, values)
+        return _tree.tree_unflatten(treedef, values)
 
 
 @final
@@ -107,7 +111,7 @@ def plan_load(
         if one.resized:
             plan.options["strict"] = False
 
-    plan.like = _jax.tree_unflatten(treedef, likes)
+    plan.like = _tree.tree_unflatten(treedef, likes)
     if kept:  # placeholders, and values that the checkpoint has not
         plan.options |= {"rename": left_out, "on_missing": "keep"}
     if partial:
@@ -153,8 +157,8 @@ def _wanted(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
     if has_attributes(kind, "shape", "dtype", "sharding"):
         return _array(None if abstract is kind else abstract, spec, resize=resize)
     if has_attributes(kind, "shape", "dtype"):
-        dtype = None if abstract is kind else abstract.dtype
-        return _host_array(spec, dtype)
+        struct: Any = abstract
+        return _host_array(spec, None if abstract is kind else struct.dtype)
     if issubclass(kind, _PYTHON):
         return _number(kind, spec)
 
@@ -170,7 +174,7 @@ def _as_stored(spec: LeafSpec) -> Any:
             return np.ndarray
         case "scalar":
             dtype = numpy_dtype(spec.dtype)
-            return bool if dtype == bool else int if np.issubdtype(dtype, np.integer) else float
+            return bool if dtype.kind == "b" else int if np.issubdtype(dtype, np.integer) else float
         case "string":
             return str
         case _:
@@ -184,8 +188,8 @@ def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
     shape: Any = abstract.shape if abstract.shape is not None else spec.shape
     dtype: Any = abstract.dtype if abstract.dtype is not None else numpy_dtype(spec.dtype)
     sharding, finish = _placement(abstract)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return _Wanted(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
+    if _jax.dtypes.issubdtype(dtype, _jax.dtypes.prng_key):
+        return _Wanted(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
     if tuple(shape) != spec.shape and not resize:
         raise ValueError(
             f"Requested shape: {tuple(shape)} is not compatible with the stored shape: {spec.shape}. To pad "
@@ -193,14 +197,16 @@ def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
         )
 
     impl = spec.random_key_impl
-    if impl is not None and finish is None:  # asked for as the data that stands for it in an abstract tree
-
-        def finish(data: Any) -> Any:
-            return jax.random.wrap_key_data(data, impl=impl)
+    if impl is not None:  # asked for as the data that stands for it in an abstract tree
+        finish = partial_of(_wrap_key, impl)
 
     changed = None if dtype_name(np.dtype(dtype)) == spec.dtype else dtype
-    like = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    like = _jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     return _Wanted(like, changed, tuple(shape) != spec.shape, finish)
+
+
+def _wrap_key(impl: str, data: Any) -> Any:
+    return _jax.random.wrap_key_data(data, impl=impl)
 
 
 def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
@@ -209,9 +215,10 @@ def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
     if sharding is None or isinstance(sharding, Sharding):
         return sharding, None
     if hasattr(sharding, "to_jax_sharding"):
-        return sharding.to_jax_sharding(), None
+        of_orbax: Any = sharding
+        return of_orbax.to_jax_sharding(), None
 
-    return sharding.sharding, lambda array: jax.device_put(array, sharding)
+    return sharding.sharding, lambda array: _jax.device_put(array, sharding)
 
 
 def _host_array(spec: LeafSpec, dtype: Any, finish: Finish | None = None) -> _Wanted:

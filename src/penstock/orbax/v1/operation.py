@@ -190,7 +190,7 @@ def finished(operation: Operation[T]) -> T:
 
 def _run(operation: Operation[T], main: Main[T]) -> None:
     try:
-        anyio.run(operation.run, main)
+        anyio.run(operation.run, main)  # pyright: ignore[reportArgumentType]  # as generic as `run` is
     except BaseException as error:
         operation.fail(error)
         if not isinstance(error, Exception):

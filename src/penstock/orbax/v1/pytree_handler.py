@@ -15,8 +15,8 @@ from jax import tree_util
 
 from penstock.api import Checkpointer
 from penstock.engine import SaveKeywords
-from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.kernel.messages import KeyPath, ParamInfo
 from penstock.kernel.save_format import SaveArgs
 from penstock.orbax.v1.array_options import ArrayMetadataValidator, ArrayOptions, storage_options_of
@@ -49,7 +49,7 @@ class PyTreeHandler:
         context: Its options; by default those in force where this is made.
         array_metadata_validator: Accepted; penstock counts every byte before it publishes.
         leaf_handler_registry: Handlers for leaves.
-        partial_save_mode: Accepted; a part is saved as any tree is, and `partial.finalize` puts them together.
+        partial_save_mode: Accepted; a part is saved as any tree is.
     """
 
     RECORDED_AS: Final = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
@@ -64,7 +64,9 @@ class PyTreeHandler:
     ) -> None:
         del array_metadata_validator, partial_save_mode
         self._context = get_context() if context is None else context
-        self._leaves = StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
+        self._leaves = (
+            StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
+        )
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: PyTree) -> Awaitable[None]:
         """Take the values of a tree; return what writes them.
@@ -82,9 +84,7 @@ class PyTreeHandler:
         await saving.begun()
         return saving
 
-    async def load(
-        self, directory: Path, abstract_checkpointable: PyTree | None = None
-    ) -> Awaitable[PyTree]:
+    async def load(self, directory: Path, abstract_checkpointable: PyTree | None = None) -> Awaitable[PyTree]:
         """Begin to load a tree.
 
         Args:

@@ -258,7 +258,7 @@ class Saving:
             started_ns=self._started_ns,
             committed_ns=time.time_ns(),
             custom_metadata=self._custom_metadata,
-            item_handlers={name: typestr(type(handler)) for name, handler in self._handlers.items()},
+            item_handlers={name: typestr(handler.__class__) for name, handler in self._handlers.items()},
         )
         self._store.write_file(self._workspace.path(V1_MARK), b"")
         self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)

@@ -14,7 +14,7 @@ from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.messages import Document, KeyPath, Leaf, LeafSpec, ParamInfo, WrittenBatch
-from penstock.kernel.protocols import LeafColumns, Store, StoredCheckpoint
+from penstock.kernel.protocols import Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
 from penstock.orbax.v1.array_options import ArrayOptions
 
@@ -96,14 +96,7 @@ def read_tree(directory: str) -> StoredTree:
         raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
 
     leaves = OrbaxLayout().open(LocalStore(), directory).leaves
-    if isinstance(leaves, LeafColumns):
-        return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
-
-    return StoredTree(
-        [leaf.info.keys for leaf in leaves],
-        [leaf.info.kinds for leaf in leaves],
-        [leaf.spec for leaf in leaves],
-    )
+    return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
 
 
 def save_format_of(saving: ArrayOptions.Saving) -> SaveFormat:
