@@ -104,7 +104,7 @@ def tree_name(found: Found, name: str | None) -> str | None:
     if name is None and found.kind is Kind.V1:
         raise InvalidLayoutError(
             f"{found.path} has named items, as checkpoints of the newer API have: "
-            "`checkpointable_name=None` is only for a V0 checkpoint that is itself a tree. Leave it out to load the tree."
+            "`checkpointable_name=None` is only for a V0 checkpoint that is itself a tree."
         )
     if not found.is_tree(name):
         trees = [item for item in item_names(found) if found.is_tree(item)]
