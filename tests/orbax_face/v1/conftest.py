@@ -61,9 +61,9 @@ def same() -> Callable[[Any, Any], None]:
             jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
         ):
             kinds = (jax.Array, np.ndarray, int, float, str)
-            assert [isinstance(one, kind) for kind in kinds] == [
-                isinstance(other, kind) for kind in kinds
-            ], path
+            assert [isinstance(one, kind) for kind in kinds] == [isinstance(other, kind) for kind in kinds], (
+                path
+            )
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other), str(path))
             assert getattr(one, "dtype", None) == getattr(other, "dtype", None), path
 

@@ -371,5 +371,3 @@ def test_no_handler_fits(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, FileNotFoundError)
     with pytest.raises(InvalidLayoutError):
         penstock_v1.load(tmp_path / "a")
-
-

@@ -64,9 +64,7 @@ def test_each_format_is_read_by_the_other(
     assert (recorded["use_ocdbt"], recorded["use_zarr3"]) == (ocdbt, zarr3)
 
 
-def test_items_are_read_by_the_other(
-    writer_and_reader: Any, tree: Any, same: Same, tmp_path: Path
-) -> None:
+def test_items_are_read_by_the_other(writer_and_reader: Any, tree: Any, same: Same, tmp_path: Path) -> None:
     writer, reader = writer_and_reader
     registry = writer.handlers.local_registry()
     registry.add(writer.handlers.JsonHandler, checkpointable_name="config")
@@ -82,9 +80,7 @@ def test_items_are_read_by_the_other(
     same(reader.load(tmp_path / "a"), tree)
 
 
-def test_the_files_are_the_same(
-    tree: Any, files: Callable[[Path], set[str]], tmp_path: Path
-) -> None:
+def test_the_files_are_the_same(tree: Any, files: Callable[[Path], set[str]], tmp_path: Path) -> None:
     for library in (orbax_v1, penstock_v1):
         library.save_checkpointables(tmp_path / library.__name__, {"state": tree, "other": {"a": 1}})
 
@@ -116,7 +112,13 @@ def test_metadata_says_the_same(tree: Any, tmp_path: Path) -> None:
         assert one.storage_metadata.write_shape == other.storage_metadata.write_shape
         assert getattr(one, "sharding", None) == getattr(other, "sharding", None)
 
-    for name in ("path", "init_timestamp_nsecs", "commit_timestamp_nsecs", "init_timestamp", "custom_metadata"):
+    for name in (
+        "path",
+        "init_timestamp_nsecs",
+        "commit_timestamp_nsecs",
+        "init_timestamp",
+        "custom_metadata",
+    ):
         assert getattr(ours, name) == getattr(theirs, name)
 
 
@@ -125,7 +127,9 @@ def test_metadata_can_be_loaded_with(ocp: Any, tree: Any, same: Same, tmp_path: 
 
     same(ocp.load(tmp_path / "a", ocp.metadata(tmp_path / "a")), tree)
     same(ocp.load(tmp_path / "a", ocp.metadata(tmp_path / "a").metadata), tree)
-    same(ocp.load_checkpointables(tmp_path / "a", ocp.checkpointables_metadata(tmp_path / "a"))["state"], tree)
+    same(
+        ocp.load_checkpointables(tmp_path / "a", ocp.checkpointables_metadata(tmp_path / "a"))["state"], tree
+    )
 
 
 @pytest.mark.parametrize(
@@ -314,3 +318,26 @@ def test_safetensors_are_read_as_a_flat_tree(ocp: Any, tmp_path: Path) -> None:
         assert about.metadata["a.b"].shape == (3,)
         assert about.custom_metadata == {"k": "v"}
         assert about.commit_timestamp_nsecs is not None
+
+
+def test_a_checkpoint_or_an_item_is_deleted(ocp: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    ocp.save_checkpointables(path, {"x": {"a": 1}, "y": {"b": 2}})
+
+    assert ocp.delete(path, checkpointable_name="y") is True
+    assert ocp.load_checkpointables(path) == {"x": {"a": 1}}
+    with pytest.raises(KeyError):
+        ocp.load_checkpointables(path, {"y": None})
+    with pytest.raises(ValueError, match="delete the whole checkpoint"):
+        ocp.delete(path, checkpointable_name="x")
+    with pytest.raises(FileNotFoundError):
+        ocp.delete(path, checkpointable_name="y")
+    assert ocp.delete(path, checkpointable_name="y", missing_ok=True) is False
+    with pytest.raises(ValueError, match="."):
+        ocp.delete(tmp_path)
+
+    assert ocp.delete_async(path).result() is True
+    assert list(tmp_path.iterdir()) == []
+    assert ocp.delete(path, missing_ok=True) is False
+    with pytest.raises(FileNotFoundError):
+        ocp.delete(path)
