@@ -61,7 +61,7 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "Broadcasting is not built yet. Orbax demands shardings with it.",
     ),
     "options.MemoryOptions": (
-        "`write_concurrent_bytes` and `transfer_concurrent_bytes` are one budget. None means that of the machine.",
+        "`write_concurrent_bytes` and `transfer_concurrent_bytes` are one budget; None is what the machine has.",
         "Bytes on the host are bytes on the host. A limit admits a request of its own size.",
     ),
     "options.MemoryOptions.deepcopy_host_arrays": (
@@ -73,7 +73,7 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "They name classes by their modules, which move.",
     ),
     "options.AtomicityOptions": (
-        "A checkpoint is built beside its place and renamed, whatever the mode; the commit mark is written, too.",
+        "A checkpoint is built beside its place and renamed, whatever the mode, with the commit mark.",
         "Nothing half-written is ever visible.",
     ),
     "Context": (

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from tests.orbax_face.v1.differences import PAGE
 
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -96,15 +95,18 @@ async def test_abstract_leaves(names: dict[str, Any]) -> None:
     names["ocp"].save(names["path"], names["state"])
     state = (await run(SNIPPETS[2], names))["state"]
 
-    assert state["params"].dtype == jnp.bfloat16 and state["table"].dtype == np.float32
-    assert state["step"] == 1 and state["opt_state"] is ...
+    assert state["params"].dtype == jnp.bfloat16
+    assert state["table"].dtype == np.float32
+    assert state["step"] == 1
+    assert state["opt_state"] is ...
     np.testing.assert_array_equal(state["rng"], np.ones(2))
 
 
 async def test_items(names: dict[str, Any]) -> None:
     found = await run(SNIPPETS[3], names)
 
-    assert found["loaded"]["config"] == {"lr": 0.1} and "dataset" not in found["loaded"]
+    assert found["loaded"]["config"] == {"lr": 0.1}
+    assert "dataset" not in found["loaded"]
     with found["context"]:
         assert names["ocp"].load_checkpointables(names["path"])["dataset"].position == 7
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
+import anyio.to_thread
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -139,7 +140,8 @@ def test_an_object_may_save_itself(ocp: Any, tmp_path: Path) -> None:
 def test_registries(ocp: Any) -> None:
     registry = ocp.handlers.local_registry(include_global_registry=False)
     assert registry.add(PointHandler, checkpointable_name="a", secondary_typestrs=["old"]) is registry
-    assert registry.has("a") and not registry.has("b")
+    assert registry.has("a")
+    assert not registry.has("b")
     assert registry.get("a") is PointHandler
     assert list(registry.get_all_entries()) == [(PointHandler, "a")]
     assert list(registry.get_secondary_typestrs(PointHandler)) == ["old"]
@@ -237,7 +239,7 @@ def test_a_directory_is_awaited_also_by_those_below_it(tmp_path: Path) -> None:
 
 
 def test_an_async_handler_is_at_work_before_the_checkpoint_is_there(tmp_path: Path) -> None:
-    seen: list[str] = []
+    seen, go_on = list[str](), threading.Event()
 
     class Slow(PointHandler):
         async def save(self, directory: Any, checkpointable: Point) -> Awaitable[None]:
@@ -245,9 +247,7 @@ def test_an_async_handler_is_at_work_before_the_checkpoint_is_there(tmp_path: Pa
             (Path(path) / "begun").write_text("")
 
             async def write() -> None:
-                while not (tmp_path / "go").exists():
-                    await anyio.sleep(0.01)
-
+                await anyio.to_thread.run_sync(go_on.wait)
                 seen.append("written")
 
             return write()
@@ -256,11 +256,12 @@ def test_an_async_handler_is_at_work_before_the_checkpoint_is_there(tmp_path: Pa
         response = penstock_v1.save_checkpointables_async(tmp_path / "a", {"point": Point(1, 2)})
 
     assert (tmp_path / "a.orbax-checkpoint-tmp" / "point" / "begun").exists()
-    assert not (tmp_path / "a").exists() and not seen
+    assert not (tmp_path / "a").exists()
+    assert not seen
     with pytest.raises(TimeoutError):
         response.result(timeout=0.01)
 
-    (tmp_path / "go").write_text("")
+    go_on.set()
     response.result()
     assert (tmp_path / "a" / "point" / "begun").exists()
 
@@ -273,9 +274,11 @@ async def test_the_tree_handler_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "tree" / "_CHECKPOINT_METADATA").exists()
     loaded = await (await handler.load(tmp_path / "tree", {"a": np.ndarray, "b": [int, None]}))
     np.testing.assert_array_equal(loaded["a"], tree["a"])
-    assert isinstance(loaded["a"], np.ndarray) and loaded["b"] == tree["b"]
+    assert isinstance(loaded["a"], np.ndarray)
+    assert loaded["b"] == tree["b"]
     assert (await handler.metadata(tmp_path / "tree"))["b"] == [0, "string"]
-    assert handler.is_handleable(tree) and not handler.is_handleable({"a": object()})
+    assert handler.is_handleable(tree)
+    assert not handler.is_handleable({"a": object()})
     assert handler.is_abstract_handleable({"a": int, "b": ..., "c": None})
     assert not handler.is_abstract_handleable({"a": AbstractPoint})
     with pytest.raises(UnregisteredTypeError):
@@ -337,7 +340,8 @@ def test_leaf_registries() -> None:
     assert registry.get(Special) is built_in
     registry.add(Special, AbstractPoint, PointLeafHandler, secondary_typestrs=["old"])
     registry.add(Special, AbstractPoint, PointLeafHandler)
-    assert registry.get(Special) is PointLeafHandler and registry.get(np.ndarray) is built_in
+    assert registry.get(Special) is PointLeafHandler
+    assert registry.get(np.ndarray) is built_in
     assert registry.get_abstract(AbstractPoint) is PointLeafHandler
     assert list(registry.get_secondary_typestrs(PointLeafHandler)) == ["old"]
     with pytest.raises(AlreadyRegisteredTypeError):

@@ -232,7 +232,8 @@ def test_placeholders_stay(ocp: Any, tree: Any, tmp_path: Path) -> None:
     asked = {**tree, "array": ocp.PLACEHOLDER, "new": ocp.PLACEHOLDER}
     found = ocp.load(tmp_path / "a", asked)
 
-    assert found["array"] is ... and found["new"] is ...
+    assert found["array"] is ...
+    assert found["new"] is ...
     np.testing.assert_array_equal(found["large"], tree["large"])
 
 
@@ -333,7 +334,7 @@ def test_a_checkpoint_or_an_item_is_deleted(ocp: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ocp.delete(path, checkpointable_name="y")
     assert ocp.delete(path, checkpointable_name="y", missing_ok=True) is False
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match="valid"):
         ocp.delete(tmp_path)
 
     assert ocp.delete_async(path).result() is True

@@ -10,9 +10,9 @@ from typing import Any
 
 import orbax.checkpoint.experimental.v1 as orbax_v1
 import pytest
+from tests.orbax_face.v1.differences import DIFFERENCES, PAGE, page
 
 import penstock.orbax.v1 as penstock_v1
-from tests.orbax_face.v1.differences import DIFFERENCES, PAGE, page
 
 MODULES = ("arrays", "errors", "handlers", "multihost", "options", "partial", "path", "tree")
 TYPES = {
