@@ -30,7 +30,7 @@ class AdaptedHandler:
     @property
     def name(self) -> str:
         """The handler's class, for messages."""
-        kind = type(self.inner)
+        kind: type = getattr(self.inner, "handler_class", type(self.inner))
         return f"{kind.__module__}.{kind.__qualname__}"
 
     @property

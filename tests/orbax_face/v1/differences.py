@@ -61,7 +61,7 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "Broadcasting is not built yet. Orbax demands shardings with it.",
     ),
     "options.MemoryOptions": (
-        "`write_concurrent_bytes` and `transfer_concurrent_bytes` are one budget; None is what the machine has.",
+        "`write_concurrent_bytes` and `transfer_concurrent_bytes` are one budget; None is the machine's.",
         "Bytes on the host are bytes on the host. A limit admits a request of its own size.",
     ),
     "options.MemoryOptions.deepcopy_host_arrays": (
