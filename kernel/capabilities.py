@@ -7,15 +7,19 @@ __all__ = (
     "Arrangement",
     "ChunkingHandler",
     "FormattedLayout",
+    "FoundItems",
+    "ItemKind",
     "ItemLayout",
     "ItemsLayout",
+    "ListedItems",
     "NamedTensors",
     "Place",
+    "StorageDetails",
 )
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store, StoredCheckpoint
@@ -140,6 +144,32 @@ class ItemsLayout(Protocol):
         ...
 
 
+ItemKind: TypeAlias = Literal["tree", "array", "proto"]
+"""What an item is, as far as its value is not simply what is restored of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItems:
+    """The items of one checkpoint."""
+
+    path: str  #: of the checkpoint: as asked for, or the latest step there
+    kinds: Mapping[str, ItemKind]  #: by name
+
+
+@runtime_checkable
+class ListedItems(Protocol):
+    """What a `Layout` adds that reads checkpoints of several items."""
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of the checkpoint at `path`. Blocking.
+
+        Raises:
+            CorruptCheckpointError: What `Layout.open` raises.
+            UnsupportedFormatError: If the checkpoint has none.
+        """
+        ...
+
+
 @runtime_checkable
 class ChunkingHandler(Protocol):
     """What a `LeafHandler` may add, so that its leaves may be cut, cast and encoded as was asked for."""
@@ -151,6 +181,24 @@ class ChunkingHandler(Protocol):
         The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
         allows it.
         """
+        ...
+
+
+@runtime_checkable
+class StorageDetails(Protocol):
+    """What a `StoredCheckpoint` adds that knows what its leaves take on the medium."""
+
+    @property
+    def started_at_ns(self) -> int | None:
+        """When the save began, nanoseconds since the epoch; None if that was not recorded."""
+        ...
+
+    def codec(self, number: int) -> str | None:
+        """What the chunks of a leaf went through, as in `zstd:3`; None if nothing. `number`: in `leaves`."""
+        ...
+
+    def stored_nbytes(self, number: int) -> int:
+        """Bytes that the chunks of a leaf take, encoded as they are. Reads none of them."""
         ...
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from operator import attrgetter
 from typing import final
 
 from penstock.kernel.adapter import AdaptedHandler
@@ -214,14 +215,15 @@ async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> None:
 
 
 def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
-    """Hash the chunks of each leaf, in order, whatever pieces they come in."""
+    """Hash the chunks of each leaf, in order, whatever pieces they come in, and in which order."""
     found: dict[str, bytes] = {}
     for leaf in leaves:
         if isinstance(leaf.handler, AdaptedHandler):
             continue
 
         digest = sha256()
-        for plan in leaf.handler.pieces(leaf, piece_bytes):
+        plans = leaf.handler.pieces(leaf, piece_bytes)
+        for plan in sorted(plans, key=attrgetter("chunk", "start")):
             if plan.start == 0:
                 digest.update(repr(plan.chunk).encode())
 

@@ -15,13 +15,12 @@ from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.capabilities import FormattedLayout, ItemsLayout
-from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages import Leaf, Pack, Piece, StagedBatch, Written, WrittenBatch, WrittenPack
 from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
-from penstock.stages.encode import saved_by_encoding
+from penstock.stages.encode import check_encoded, saved_by_encoding
 from penstock.stages.transfers import tell_transfers
 from penstock.stages.write_chunk_files import ChunkFileWriter
 
@@ -144,9 +143,7 @@ class _Writer:
 
     async def _place(self, piece: Piece) -> _Placed:
         """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
-        if piece.coded is None and piece.leaf.spec.codec is not None:
-            raise _not_encoded(piece)
-
+        check_encoded(piece)
         whole, folder = piece.chunk_nbytes, self._folder(piece.leaf)
         if piece.nbytes == whole:
             target, base = await self._reserve(whole, folder)
@@ -203,14 +200,6 @@ class _Writer:
 
 def _no_folder(_: Leaf) -> str:
     return ""
-
-
-def _not_encoded(piece: Piece) -> PipelineError:
-    leaf = piece.leaf
-    problem = f"has the codec {leaf.spec.codec}, and no stage `encode` is in the pipeline"
-    error = PipelineError(f"{leaf.info.key_path} {problem}")
-    error.key_path = leaf.info.key_path
-    return error
 
 
 def _write(

@@ -171,7 +171,7 @@ class ItemsLayout:
 
     def _by_part(self, leaves: Sequence[Leaf]) -> Iterator[tuple[TreePart, list[Leaf]]]:
         found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
-        for leaf in leaves:
+        for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
             found[part.directory].append(_within(part, leaf))
 
@@ -183,7 +183,10 @@ def _within(part: TreePart, leaf: Leaf) -> Leaf:
     """The leaf with the keys that it has in its item. For people it keeps its whole path."""
     n, info = len(part.keys), leaf.info
     return replace(
-        leaf, info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:]), value=None, staged=None
+        leaf,
+        info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:]),
+        value=None,
+        staged=None,
     )
 
 

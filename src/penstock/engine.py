@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Compare", "Engine", "SaveKeywords", "load_config")
+__all__ = ("Compare", "Engine", "SaveKeywords")
 
 import json
 import os
@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
 
 from penstock.kernel.capabilities import ArrangedLayout, ItemsLayout
-from penstock.kernel.config import Config
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.reading import hold_for_reading
@@ -26,7 +25,7 @@ from penstock.paths import absolute_path
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.config import FlowOptions
+    from penstock.kernel.config import Config, FlowOptions
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import MemoryRegulator
@@ -105,7 +104,7 @@ class Engine:
             file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
         )
         return SaveRun(
-            **self._shared(path, threads, self.config.save),
+            **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
             base=None if base is None else absolute_path(base),
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
@@ -117,7 +116,7 @@ class Engine:
 
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make what the stages of one restore use."""
-        return RestoreRun(**self._shared(path, threads, self.config.restore))
+        return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
@@ -148,8 +147,8 @@ class Engine:
 
         raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
-    def _shared(self, path: str, threads: Threads, options: FlowOptions) -> dict[str, Any]:
-        piece_bytes = min(options.piece_bytes, self.memory.limit)
+    def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
+        piece_bytes = min(options.piece_bytes, limit)
         return {
             "path": path,
             "registry": self.registry,
@@ -176,15 +175,3 @@ def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | N
         raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
 
     return copied
-
-
-def load_config(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
-    """Return the options of a Checkpointer, from where its caller says.
-
-    Raises:
-        ConfigError: If an option is unknown or does not fit.
-    """
-    arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
-    return (
-        config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
-    )

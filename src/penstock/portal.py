@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Portal", "refuse_running_loop", "run_once")
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, final
@@ -15,6 +15,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.lowlevel import current_token
 
 from penstock.kernel.errors import ClosedError, RunningLoopError
+from penstock.stopping import Stopping
 
 T = TypeVar("T")
 
@@ -26,13 +27,17 @@ class Portal:
     Args:
         inner: What is entered there.
         name: What callers call it, for messages.
+        stopping: What its Checkpointer does about the end of this process, if it has one.
     """
 
-    __slots__ = ("_inner", "_name", "_portal", "_stack")
+    __slots__ = ("_inner", "_name", "_portal", "_stack", "_stopping")
 
-    def __init__(self, inner: AbstractAsyncContextManager[Any], name: str) -> None:
+    def __init__(
+        self, inner: AbstractAsyncContextManager[Any], name: str, stopping: Stopping | None = None
+    ) -> None:
         refuse_running_loop()
         self._inner = inner
+        self._stopping = stopping
         self._name = name
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
@@ -42,7 +47,14 @@ class Portal:
         with ExitStack() as stack:
             self._portal = stack.enter_context(start_blocking_portal())
             stack.enter_context(self._portal.wrap_async_context_manager(self._inner))
+            if self._stopping is not None:
+                stack.enter_context(self._stopping.holding_sigterm())
+
             self._stack = stack.pop_all()
+
+        if self._stopping is not None:
+            # What the interpreter finds unclosed at its end it would close, by a loop that is dead by then.
+            self._stopping.keeps = self._stack
 
         return self
 
@@ -52,8 +64,23 @@ class Portal:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> bool | None:
-        self._portal = None
+        portal, self._portal = self._portal, None
+        if self._stopping is not None and not self._stopping.is_home:
+            self._forget(portal)
+            return None
+
+        if self._stopping is not None:
+            self._stopping.keeps = None
+
         return self._stack.__exit__(exc_type, exc_val, exc_tb)
+
+    def _forget(self, portal: BlockingPortal | None) -> None:
+        """In a fork: have nobody wait for a loop and a thread that are not here, not even when collected."""
+        if portal is not None:
+            with suppress(StopIteration, RuntimeError):
+                portal.stop().send(None)  # only notes that it has stopped
+
+        self._stack.pop_all()
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
         """Await `function(...)` in the loop."""
@@ -84,6 +111,8 @@ class Portal:
 
     def _open(self) -> BlockingPortal:
         refuse_running_loop()
+        if self._stopping is not None:
+            self._stopping.check_process()
         if self._portal is None:
             raise ClosedError(f"the {self._name} is not open; use it inside its `with`")
 

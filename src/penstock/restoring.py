@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("RestoreKeywords", "report_of", "restore_options", "restore_tree", "with_derive")
+__all__ = ("RestoreKeywords", "report_of", "restore_options", "with_derive")
 
-import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from penstock.engine import Engine
 from penstock.kernel.pipeline import Pipeline
-from penstock.kernel.restore_messages import Only, RestoreRequest
+from penstock.kernel.restore_messages import Only
 from penstock.kernel.restore_options import Rename, RestoreOptions, RestoreReport, Transform
 from penstock.kernel.run import RestoreRun
-from penstock.kernel.runner import run_pipeline
-from penstock.kernel.threads import Threads
 from penstock.stages.derive import Derive
-from penstock.stages.known_values import KnownValues
 
 
 class RestoreKeywords(TypedDict, total=False):
@@ -88,34 +83,3 @@ def with_derive(pipeline: Pipeline[RestoreRun], options: RestoreOptions | None) 
 def report_of(run: RestoreRun) -> RestoreReport:
     """Say what a finished restore was."""
     return RestoreReport(run.path, run.progress.leaves_total, run.progress.bytes_done, run.changes)
-
-
-async def restore_tree(
-    engine: Engine, threads: Threads, pipeline: Pipeline[RestoreRun], request: RestoreRequest
-) -> tuple[Any, RestoreRun]:
-    """Restore a tree, again if it was replaced meanwhile; and remember what can be told apart of it.
-
-    Raises:
-        PenstockError: What the stages raise.
-    """
-    path = request.path
-
-    async def read() -> tuple[Any, RestoreRun]:
-        run = engine.restore_run(path, threads)
-        since = time.perf_counter()
-        result = await run_pipeline(pipeline, run, request)
-        engine.events.info(
-            "restore.finished",
-            path=path,
-            n_leaves=run.progress.leaves_total,
-            nbytes=run.progress.bytes_done,
-            seconds=time.perf_counter() - since,
-        )
-        return result.value.tree, run
-
-    tree, run = await engine.read_unchanged(path, threads, read)
-    if run.references:
-        identity = await threads.run(run.store.identity, path)
-        run.shared.of(KnownValues).remember(path, identity, {run.directory: run.references})
-
-    return tree, run

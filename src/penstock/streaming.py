@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("LeafStream", "Streams")
+__all__ = ("LeafStream", "StreamKeywords", "Streams")
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, final
+from typing import Any, TypedDict, final
 
 from anyio import (
     CancelScope,
@@ -19,16 +19,37 @@ from anyio import (
 from anyio.abc import TaskGroup
 
 from penstock.engine import Engine
+from penstock.kernel.calm import calm_interpreter
 from penstock.kernel.errors import ClosedError, StorageError
 from penstock.kernel.messages import KeyPath, RestoreRequest
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.reading import hold_for_reading
-from penstock.kernel.restore_messages import Order
+from penstock.kernel.restore_messages import Only, Order
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.runner import run_pipeline
 from penstock.kernel.threads import LoopHandle, Threads
 from penstock.stages.deliver import Deliver
 from penstock.stages.in_order import InOrder
+
+
+class StreamKeywords(TypedDict, total=False):
+    """Keyword arguments of `stream`.
+
+    Attributes:
+        like: As for `restore`.
+        order: Which leaves come first: shell patterns over dotted names, what fits the first of them
+            before what fits the second; or a function from the key path to anything that can be
+            compared, the least first. By default each comes as soon as it is complete.
+        only: As for `restore`.
+        item: As for `restore`.
+        pipeline: Stages for this restore alone; its `assemble` and `prioritise` are replaced.
+    """
+
+    like: Any
+    order: Order | None
+    only: Only | None
+    item: str | None
+    pipeline: Pipeline[RestoreRun] | None
 
 
 @final
@@ -89,10 +110,13 @@ class Streams:
         tasks: TaskGroup,
         threads: Threads,
         pipeline: Pipeline[RestoreRun],
-        request: RestoreRequest,
-        order: Order | None,
+        path: str,
+        options: StreamKeywords,
     ) -> LeafStream:
         """Begin to read when the first value is asked for."""
+        only, item = options.get("only"), options.get("item")
+        request = RestoreRequest(path, options.get("like"), "like" in options, item=item, only=only)
+        pipeline, order = options.get("pipeline") or pipeline, options.get("order")
         self._readings = [reading for reading in self._readings if not reading.has_ended]
         reading = _Reading(engine, tasks, threads, pipeline, request, order)
         self._readings.append(reading)
@@ -184,6 +208,8 @@ class _Reading:
         async with hold_for_reading(engine.store, self._threads, path):
             before = await self._threads.run(engine.store.identity, path)
             run = engine.restore_run(path, self._threads)
-            await run_pipeline(self._pipeline, run, self._request)
+            with calm_interpreter(self._tasks, engine.config.loop):
+                await run_pipeline(self._pipeline, run, self._request)
+
             if before != await self._threads.run(engine.store.identity, path):
                 raise StorageError("read", path, "was replaced while it was being read")

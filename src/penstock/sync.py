@@ -16,6 +16,7 @@ __all__ = (
     "export_safetensors",
     "metadata",
     "restore",
+    "restore_items",
     "save",
     "verify",
     "watch",
@@ -50,7 +51,7 @@ class Checkpointer:
     def __init__(self, **options: Any) -> None:
         refuse_running_loop()
         self._inner = api.Checkpointer(**options)
-        self._portal = Portal(self._inner, "Checkpointer")
+        self._portal = Portal(self._inner, "Checkpointer", self._inner.stopping)
 
     def __enter__(self) -> Checkpointer:
         self._portal.__enter__()
@@ -76,6 +77,10 @@ class Checkpointer:
         """Yield the leaves saved at `path`, as pairs of key path and value."""
         return self._portal.iterate(lambda: self._inner.stream(path, **options))
 
+    def restore_items(self, path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+        """Return the values of the items saved at `path`, by name."""
+        return self._portal.call(self._inner.restore_items, path, **options)
+
     def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds."""
         return self._portal.call(self._inner.metadata, path, item=item)
@@ -97,6 +102,11 @@ def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveRepo
 def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     """Return the tree saved at `path`; as `penstock.restore`."""
     return run_once(partial(api.restore, path, **options))
+
+
+def restore_items(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+    """Return the values of the items saved at `path`, by name; as `penstock.restore_items`."""
+    return run_once(partial(api.restore_items, path, **options))
 
 
 def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:

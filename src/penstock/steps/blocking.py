@@ -39,7 +39,7 @@ class CheckpointManager:
         sigterm = options.pop("sigterm", None)
         self._inner = manager.CheckpointManager(root, sigterm=False, **options)
         self._sigterm = self._inner.awaits_preemption if sigterm is None else bool(sigterm)
-        self._portal = Portal(self._inner, "CheckpointManager")
+        self._portal = Portal(self._inner, "CheckpointManager", self._inner.checkpointer.stopping)
         self._stack = ExitStack()
 
     def __enter__(self) -> CheckpointManager:
