@@ -120,8 +120,11 @@ class TestAll:
         assert_same(found, {"config": [1], "state": tree()})
         assert_same(await penstock.restore_items(path, items=["config"]), {"config": [1]})
         assert checkpointer.statistics().leased == 0
-        with penstock.sync.Checkpointer() as blocking:
-            assert_same(blocking.restore_items(path, items=iter(["config"])), {"config": [1]})
+
+    def test_by_a_blocking_checkpointer(self, tmp_path: Path, assert_same: AssertSame) -> None:
+        with penstock.sync.Checkpointer() as checkpointer:
+            checkpointer.save(tmp_path / "a", Composite(state=tree(), config=Json([1]))).result()
+            assert_same(checkpointer.restore_items(tmp_path / "a", items=iter(["config"])), {"config": [1]})
 
     def test_a_target_for_each_kind(self, tmp_path: Path, assert_same: AssertSame) -> None:
         sent = message()
