@@ -87,6 +87,10 @@ def _adapted(handler: object) -> Handler:
         return handler
     if isinstance(handler, type):
         raise HandlerError(f"{type_name(handler)} is a class; register an instance of it")
+    if callable(stand_in := getattr(handler, "stage_worker", None)):
+        handler = stand_in()  # what it has here only looks like the batch protocol
+        if isinstance(handler, AdaptedHandler):
+            return handler
 
     members = dir(handler)
     not_streaming, not_batch = _STREAMING.difference(members), _BATCH.difference(members)

@@ -118,7 +118,7 @@ class _Stager:
         run = self._run
         lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
         with releasing(lease):
-            await run.workspace.open()
+            await run.workspace.open(run.folder)
             pending = await handler.save(leaf, run.threads)
             run.background.append(pending)
 

@@ -117,7 +117,7 @@ class _Describer:
         self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
         self._asked = asked
         self._registry = run.registry
-        self._directory = run.workspace.temporary
+        self._directory = run.workspace.path(run.folder)
         self._kinds: dict[type, _Kind] = {}
         self._specs: dict[tuple[int, object], LeafSpec] = {}
         self.changed = False  #: whether a leaf is not what it was

@@ -86,7 +86,16 @@ class _Placed:
 
 @final
 class _Writer:
-    __slots__ = ("_chunks", "_file_bytes", "_files", "_filling", "_folder", "_placing", "_run")
+    __slots__ = (
+        "_chunks",
+        "_file_bytes",
+        "_files",
+        "_filling",
+        "_folder",
+        "_only_folder",
+        "_placing",
+        "_run",
+    )
 
     def __init__(self, run: SaveRun, file_bytes: int) -> None:
         self._run = run
@@ -94,6 +103,7 @@ class _Writer:
         self._files: list[_OpenFile] = []
         self._filling: dict[str, _OpenFile] = {}  # by the folder that its name is relative to
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
+        self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
         self._placing = Lock()
 
@@ -147,8 +157,8 @@ class _Writer:
         return _Placed(piece, target, base + piece.start)
 
     def _by_folder(self, pack: Pack) -> Iterator[tuple[str, Pack]]:
-        if self._folder is _no_folder:
-            yield "", pack
+        if self._only_folder is not None:
+            yield self._only_folder, pack
             return
 
         at = 0

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.safetensors import opened as safetensors
-from penstock.kernel.capabilities import FormattedLayout, FoundItems, ListedItems
+from penstock.kernel.capabilities import FormattedLayout, FoundItems, ItemLayout, ListedItems
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
@@ -63,6 +63,20 @@ class EveryLayout:
     ) -> Iterable[Document]:
         return self.written.documents(
             leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests
+        )
+
+    def item_documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> Sequence[Document]:
+        assert isinstance(self.written, ItemLayout), "who writes no items is not asked to"
+        return self.written.item_documents(
+            leaves, batches, committed_ns=committed_ns, custom_metadata=custom_metadata, digests=digests
         )
 
     def recognises(self, store: Store, path: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.handlers.json_values import as_string, parse_object
-from penstock.handlers.layout.forms import PROTO_FILE, RANDOM_KEYS, Form, json_file
+from penstock.handlers.layout.forms import RANDOM_KEYS, Form, json_file, proto_file
 from penstock.handlers.layout.json_item import json_leaves
 from penstock.handlers.layout.leaves import StoredLeaves
 from penstock.handlers.layout.locate import Place
@@ -38,7 +38,9 @@ def _open_json(source: Source, place: Place) -> OrbaxCheckpoint:
 
 def _open_proto(source: Source, place: Place) -> OrbaxCheckpoint:
     """Open a message as its text: which class it is of is recorded nowhere."""
-    path = os.path.join(place.directory, PROTO_FILE)
+    name = proto_file(place.names)
+    assert name is not None, "the form says that there is one"
+    path = os.path.join(place.directory, name)
     try:
         text = source.store.read_file(path).decode()
     except UnicodeDecodeError as error:
@@ -113,6 +115,7 @@ def _of_leaves(place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
         checksums={},
         index=Index.of({}),
         root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
     )
 
 

@@ -17,7 +17,7 @@ from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.stored import OrbaxCheckpoint
-from penstock.handlers.layout.writing import EncodedTrees, check_names
+from penstock.handlers.layout.writing import EncodedTree, EncodedTrees, check_names
 from penstock.kernel.capabilities import FoundItems
 from penstock.kernel.errors import PathError
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
@@ -108,6 +108,24 @@ class OrbaxLayout:
         return tree.documents(
             batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
         )
+
+    def item_documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> Sequence[Document]:
+        """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
+        ordered = sorted(leaves, key=attrgetter("index"))
+        if custom_metadata is None:
+            tree = self._trees.of(ordered)
+        else:
+            tree = EncodedTree(ordered, self._form, custom_metadata)
+
+        return tree.item_documents(batches, committed_ns, digests)
 
     def recognises(self, store: Store, path: str) -> bool:
         """Look for any file that a checkpoint of any version has, finished or not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Compare", "Engine", "SaveKeywords", "load_config")
+__all__ = ("Compare", "Engine", "SaveKeywords")
 
 import json
 import os
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
 
-from penstock.kernel.capabilities import ArrangedLayout
-from penstock.kernel.config import Config
+from penstock.kernel.capabilities import ArrangedLayout, ItemsLayout
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.messages import KeyPath
+from penstock.kernel.reading import hold_for_reading
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.shared import Shared
@@ -25,7 +25,7 @@ from penstock.paths import absolute_path
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.config import FlowOptions
+    from penstock.kernel.config import Config, FlowOptions
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import MemoryRegulator
@@ -104,9 +104,10 @@ class Engine:
             file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
         )
         return SaveRun(
-            **self._shared(path, threads, self.config.save),
+            **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
             base=None if base is None else absolute_path(base),
+            folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=keywords.get("save_args"),
             by_digest=compare == "digest",
             started_ns=time.time_ns(),
@@ -115,14 +116,20 @@ class Engine:
 
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make what the stages of one restore use."""
-        return RestoreRun(**self._shared(path, threads, self.config.restore))
+        return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
 
+        As long as it reads, nobody on this machine who deletes steps deletes what lies at `path`.
+
         Raises:
             StorageError: If that happens too often.
         """
+        async with hold_for_reading(self.store, threads, path):
+            return await self._read_unchanged(path, threads, read)
+
+    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         for _ in range(MOST_READS):
             before = await threads.run(self.store.identity, path)
             try:
@@ -140,8 +147,8 @@ class Engine:
 
         raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
-    def _shared(self, path: str, threads: Threads, options: FlowOptions) -> dict[str, Any]:
-        piece_bytes = min(options.piece_bytes, self.memory.limit)
+    def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
+        piece_bytes = min(options.piece_bytes, limit)
         return {
             "path": path,
             "registry": self.registry,
@@ -154,19 +161,6 @@ class Engine:
             "shared": self.shared,
             "limits": RunLimits(piece_bytes, options.batch_leaves, options.batch_bytes),
         }
-
-
-def load_config(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
-    """Return the options that a Checkpointer was given, or those that its surroundings say.
-
-    Raises:
-        ConfigError: If an option is unknown or does not fit.
-    """
-    arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
-    if isinstance(config, Config):
-        return config.changed(arguments)
-
-    return Config.load(config, arguments=arguments)
 
 
 def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
