@@ -19,13 +19,11 @@ __all__ = (
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +125,11 @@ class ItemsLayout(Protocol):
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
         ...
 
-    def by_folder(self, named: Mapping[str, T]) -> Mapping[str, Mapping[str, T]]:
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves, by stored name, into directories and the names there."""
         ...
 
-    def from_folders(self, found: Mapping[str, Mapping[str, T]]) -> Mapping[str, T]:
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
         """Put together what is known of leaves in directories; the reverse of `by_folder`."""
         ...
 
