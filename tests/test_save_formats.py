@@ -227,7 +227,7 @@ def test_a_save_that_fails_midway_leaves_nothing(tmp_path: Path, ocdbt: bool, op
 
 
 def test_tuples_are_recorded_on_request(tmp_path: Path) -> None:
-    value = {"t": (1, [2, (3,)], ()), "p": Pair((4,), [5]), "e": [], "n": None}
+    value: dict[str, Any] = {"t": (1, [2, (3,)], ()), "p": Pair((4,), [5]), "e": [], "n": None}
     save(tmp_path / "plain", value, SaveFormat())
     save(tmp_path / "rich", value, SaveFormat(rich_types=True))
 
