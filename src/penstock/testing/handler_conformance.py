@@ -75,7 +75,9 @@ class HandlerConformance(ABC):
 
                 await save
                 found = await checkpointer.restore(tmp_path / "a")
-                demand(self._all_same(found, self.values()), "a value that changed was stored after its change")
+                demand(
+                    self._all_same(found, self.values()), "a value that changed was stored after its change"
+                )
 
         self._trial(tmp_path).run(work)
 
