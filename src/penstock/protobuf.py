@@ -6,7 +6,7 @@ __all__ = ("message_target",)
 
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from penstock.kernel.errors import CorruptCheckpointError
 
@@ -20,7 +20,7 @@ def message_target(like: Any, path: str) -> tuple[Any, Callable[[Any], Any]]:
         path: What is restored, for the error.
     """
     protobuf = sys.modules.get("google.protobuf.message")  # whoever has a message has imported it
-    cls = cast("type", like if isinstance(like, type) else type(like))
+    cls: type = like if isinstance(like, type) else type(like)
     if protobuf is None or not issubclass(cls, protobuf.Message):
         return like, _same
 
