@@ -7,8 +7,11 @@ __all__ = (
     "Arrangement",
     "ChunkingHandler",
     "FormattedLayout",
+    "FoundItems",
+    "ItemKind",
     "ItemLayout",
     "ItemsLayout",
+    "ListedItems",
     "NamedTensors",
     "Place",
     "StorageDetails",
@@ -16,13 +19,11 @@ __all__ = (
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,11 @@ class ItemsLayout(Protocol):
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
         ...
 
-    def by_folder(self, named: Mapping[str, T]) -> Mapping[str, Mapping[str, T]]:
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves, by stored name, into directories and the names there."""
         ...
 
-    def from_folders(self, found: Mapping[str, Mapping[str, T]]) -> Mapping[str, T]:
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
         """Put together what is known of leaves in directories; the reverse of `by_folder`."""
         ...
 
@@ -139,6 +140,32 @@ class ItemsLayout(Protocol):
 
         Raises:
             CorruptCheckpointError: As `Layout.open`.
+        """
+        ...
+
+
+ItemKind: TypeAlias = Literal["tree", "array", "proto"]
+"""What an item is, as far as its value is not simply what is restored of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItems:
+    """The items of one checkpoint."""
+
+    path: str  #: of the checkpoint: as asked for, or the latest step there
+    kinds: Mapping[str, ItemKind]  #: by name
+
+
+@runtime_checkable
+class ListedItems(Protocol):
+    """What a `Layout` adds that reads checkpoints of several items."""
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of the checkpoint at `path`. Blocking.
+
+        Raises:
+            CorruptCheckpointError: What `Layout.open` raises.
+            UnsupportedFormatError: If the checkpoint has none.
         """
         ...
 

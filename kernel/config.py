@@ -10,6 +10,9 @@
     [format]
     codec = "auto"               # PENSTOCK_FORMAT__CODEC=auto
 
+    [stopping]
+    sigterm_s = 30               # PENSTOCK_STOPPING__SIGTERM_S=30
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -22,7 +25,7 @@ The file is named by `PENSTOCK_CONFIG` or by the caller.
 
 from __future__ import annotations
 
-__all__ = ("Config", "FlowOptions", "Given", "MemoryOptions", "StoreOptions", "load_options")
+__all__ = ("Config", "FlowOptions", "Given", "LoopOptions", "MemoryOptions", "StoreOptions", "load_options")
 
 import os
 import tomllib
@@ -33,6 +36,7 @@ from typing import Any, Literal, final
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import ENVIRONMENT_PREFIX, TABLES, Given, load_options, sourced
 from penstock.kernel.save_format import SaveFormat
+from penstock.kernel.stopping import StoppingOptions
 
 MIB = 2**20
 FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -50,6 +54,15 @@ class MemoryOptions:
     """Bytes that may be on their way to storage at once, of all saves together."""
     restore_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
     """Bytes that may be on their way from storage at once, of all restores together."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """`[loop]`: settings of the whole interpreter, changed while penstock works; see `kernel.calm`."""
+
+    pause_collector: bool = True  #: the cyclic garbage collector runs rarely meanwhile
+    short_switches: bool = True  #: threads take turns at the interpreter every millisecond meanwhile
 
 
 @final
@@ -84,7 +97,9 @@ class Config:
     save: FlowOptions = field(default_factory=FlowOptions)
     restore: FlowOptions = field(default_factory=FlowOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+    loop: LoopOptions = field(default_factory=LoopOptions)
     format: SaveFormat = field(default_factory=SaveFormat)
+    stopping: StoppingOptions = field(default_factory=StoppingOptions)
 
     @classmethod
     def load(

@@ -206,7 +206,8 @@ class Pending:
     """A leaf that its own handler is writing, and how to wait for that."""
 
     leaf: Leaf
-    wait: Callable[[], Awaitable[None]]
+    wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again; the writing goes on
+    handler: str = ""  #: its name, for messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class _Stager:
         lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
         with releasing(lease):
             await run.workspace.open(run.folder)
-            pending = await handler.save(leaf, run.threads)
+            pending = await handler.save(leaf, run.threads, run.workspace)
             run.background.append(pending)
 
         return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)

@@ -7,11 +7,20 @@ __all__ = ("LimitBytes",)
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from penstock.kernel.byte_account import ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.messages import LeafBatch, Pack, Piece, ReadBatch, ReadLeaf, StagedBatch
+from penstock.kernel.messages import (
+    DirectRead,
+    LeafBatch,
+    Pack,
+    Piece,
+    Read,
+    ReadBatch,
+    ReadLeaf,
+    StagedBatch,
+)
 from penstock.kernel.read_pack import ReadPack
 from penstock.kernel.run import Run
 from penstock.kernel.stage import Actor
@@ -81,23 +90,52 @@ class _Limiter:
         yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
-        # A unit is a large leaf, or small ones that go in one group: nothing is waited for while a
-        # leaf that holds a lease has reads that were not sent.
-        for unit in grouped(batch.leaves, self._most):
-            staged = await self._stage(unit, prioritised=batch.prioritised)
-            groups = list(grouped((read for leaf in unit for read in leaf.reads), self._most)) or [()]
-            for group in groups:
-                try:
-                    nbytes = sum(read.nbytes for read in group)
-                    lease = await self._let_in(nbytes, prioritised=batch.prioritised)
-                except BaseException:
-                    for _, held in staged:
+        # A unit is a large leaf, or small ones that go in one group. Who holds host bytes waits for
+        # none: of a unit that is staged, buffers for its reads are leased with it.
+        for unit in grouped(batch.leaves, self._most, _weight):
+            reads = [read for leaf in unit for read in leaf.reads]
+            room = await self._stage(unit, reads, prioritised=batch.prioritised)
+            staged = tuple(
+                [(leaf.index, room.split(leaf.target.staging_bytes)) for leaf in unit] if room else ()
+            )
+            try:
+                for group in list(grouped(reads, self._most)) or [()]:
+                    part = await self._admit_group(unit, group, room, prioritised=batch.prioritised)
+                    message, staged = replace(part, staged=staged), ()
+                    yield message
+                    del message, part
+            except BaseException:
+                for held in (*[lease for _, lease in staged], room):
+                    if held is not None:
                         held.release()
 
-                    raise
+                raise
 
-                yield ReadBatch(unit, group, staged, lease)
-                staged = ()
+    async def _admit_group(
+        self,
+        unit: tuple[ReadLeaf, ...],
+        group: tuple[Read, ...],
+        room: ByteLease | None,
+        *,
+        prioritised: bool,
+    ) -> ReadBatch:
+        nbytes = _scratch_bytes(group)
+        if room is not None:
+            scratch: ByteLease | None = room.split(nbytes)
+        else:
+            scratch = None
+            if nbytes:
+                scratch = await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
+        try:
+            weight = sum([read.nbytes for read in group])
+            lease = await self._let_in(weight, prioritised=prioritised)
+        except BaseException:
+            if scratch is not None:
+                scratch.release()
+
+            raise
+
+        return ReadBatch(unit, group, (), lease, scratch=scratch)
 
     async def _admit_packs(self, pack: ReadPack, *, prioritised: bool) -> AsyncIterator[ReadBatch]:
         for part in pack.cut(len(pack), self._most):
@@ -121,15 +159,24 @@ class _Limiter:
         return await acquire_from_both(self._own, shared, nbytes, prioritised=prioritised, flow=flow)
 
     async def _stage(
-        self, unit: Sequence[ReadLeaf], *, prioritised: bool
-    ) -> tuple[tuple[int, ByteLease], ...]:
-        """Lease the host bytes that die once the leaves are on their devices."""
-        nbytes = sum(leaf.target.staging_bytes for leaf in unit)
+        self, unit: Sequence[ReadLeaf], reads: Sequence[Read], *, prioritised: bool
+    ) -> ByteLease | None:
+        """Lease the host bytes that die once the leaves are on their devices, if there are any."""
+        nbytes = sum([leaf.target.staging_bytes for leaf in unit])
         if not nbytes:
-            return ()
+            return None
 
-        lease = await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
-        return tuple((leaf.index, lease.split(leaf.target.staging_bytes)) for leaf in unit)
+        nbytes += _scratch_bytes(reads)
+        return await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
+
+
+def _weight(leaf: ReadLeaf) -> int:
+    return max(leaf.nbytes, leaf.target.staging_bytes)
+
+
+def _scratch_bytes(reads: Sequence[Read]) -> int:
+    """Bytes of buffers that the reads go through, and not straight to their place."""
+    return sum([read.nbytes for read in reads if not isinstance(read, DirectRead)])
 
 
 def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:

@@ -67,7 +67,11 @@ def _nodes(node: object, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _children(node: object) -> Sequence[object] | None:
     """What is directly in a node; None if it is a leaf."""
-    children, treedef = _jax.tree_flatten(node, is_leaf=lambda inner: inner is not node)
+
+    def is_child(inner: object) -> bool:
+        return inner is not node
+
+    children, treedef = _jax.tree_flatten(node, is_leaf=is_child)
     return None if _jax.treedef_is_leaf(treedef) else cast("Sequence[object]", children)
 
 

@@ -106,7 +106,7 @@ def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list
     Returns:
         The directory that the base's data files are named from, the leaves, and the sizes of the files.
     """
-    known = {} if run.by_digest else _known(run, base)
+    known: Mapping[str, References] = {} if run.by_digest else _known(run, base)
     if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, known):
         return base, [], {}
 

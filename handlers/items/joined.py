@@ -6,7 +6,6 @@ __all__ = ("JoinedCheckpoint", "Opened")
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, final
 
 from penstock.handlers.layout.names import show_key_path
@@ -25,17 +24,31 @@ class Opened:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class JoinedCheckpoint:
     """The leaves of several items. Data files are named from the checkpoint.
 
-    Args:
-        path: The checkpoint.
-        items: Those with leaves.
+    Make it with `of`.
     """
 
     path: str
-    items: Sequence[Opened]
+    items: Sequence[Opened]  #: those with leaves
+    leaves: Sequence[StoredLeaf]
+    """Every leaf, with its keys in the one tree; its detail is the leaf as its item has it."""
+    digests: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, path: str, items: Sequence[Opened]) -> JoinedCheckpoint:
+        """Join items of the checkpoint at `path`."""
+        digests: dict[str, bytes] = {}
+        for item in items:
+            prefix = ".".join(item.keys)
+            for name, digest in item.checkpoint.digests.items():
+                digests[".".join([part for part in (prefix, name) if part])] = digest
+
+        return cls(
+            path, items, [_placed(item, leaf) for item in items for leaf in item.checkpoint.leaves], digests
+        )
 
     @property
     def directory(self) -> str:
@@ -57,22 +70,6 @@ class JoinedCheckpoint:
     @property
     def committed_at_ns(self) -> int | None:
         return self.items[0].checkpoint.committed_at_ns if self.items else None
-
-    @cached_property
-    def leaves(self) -> Sequence[StoredLeaf]:
-        """Every leaf, with its keys in the one tree; its detail is the leaf as its item has it."""
-        return tuple([_placed(item, leaf) for item in self.items for leaf in item.checkpoint.leaves])
-
-    @cached_property
-    def digests(self) -> Mapping[str, bytes]:
-        """The digests that were recorded, by stored name in the one tree."""
-        found: dict[str, bytes] = {}
-        for item in self.items:
-            prefix = ".".join(item.keys)
-            for name, digest in item.checkpoint.digests.items():
-                found[".".join([part for part in (prefix, name) if part])] = digest
-
-        return found
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
         """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 from penstock.handlers.items.joined import JoinedCheckpoint, Opened
 from penstock.handlers.items.parts import Parts, TreePart
@@ -21,8 +21,6 @@ from penstock.kernel.capabilities import FormattedLayout
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
-
-T = TypeVar("T")
 
 
 @final
@@ -59,9 +57,9 @@ class ItemsLayout:
         """The directory of the item that holds the leaf."""
         return self._part(leaf).directory
 
-    def by_folder(self, named: Mapping[str, T]) -> Mapping[str, Mapping[str, T]]:
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
-        found: dict[str, dict[str, T]] = {part.directory: {} for part in self._parts.tree_parts}
+        found: dict[str, dict[str, Any]] = {part.directory: {} for part in self._parts.tree_parts}
         if any("." in key for part in self._parts.tree_parts for key in part.keys):
             return found
 
@@ -78,8 +76,8 @@ class ItemsLayout:
 
         return found
 
-    def from_folders(self, found: Mapping[str, Mapping[str, T]]) -> Mapping[str, T]:
-        together: dict[str, T] = {}
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        together: dict[str, Any] = {}
         if any("." in key for part in self._parts.tree_parts for key in part.keys):
             return together
 
@@ -98,7 +96,7 @@ class ItemsLayout:
             where = os.path.join(path, item) if inner else path
             opened.append(Opened(part.keys, part.directory, self._layout.open(store, where, inner or item)))
 
-        return JoinedCheckpoint(path, opened)
+        return JoinedCheckpoint.of(path, opened)
 
     def temporary_name(self, path: str) -> str:
         return self._layout.temporary_name(path)

@@ -7,7 +7,7 @@ __all__ = ("OneTreeLayout",)
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 from penstock.handlers.items.joined import JoinedCheckpoint, Opened
 from penstock.handlers.items.layout import written_in
@@ -18,8 +18,6 @@ from penstock.kernel.capabilities import FormattedLayout, ItemLayout
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
-
-T = TypeVar("T")
 
 
 @final
@@ -61,18 +59,17 @@ class OneTreeLayout:
         """The directory of the item."""
         return self.only_folder
 
-    def by_folder(self, named: Mapping[str, T]) -> Mapping[str, Mapping[str, T]]:
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """All leaves lie in one directory, under their own names."""
         return {self.only_folder: named}
 
-    def from_folders(self, found: Mapping[str, Mapping[str, T]]) -> Mapping[str, T]:
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
         return found.get(self.only_folder, {})
 
     def open_all(self, store: Store, path: str) -> StoredCheckpoint:
         """Open the item of the same name; see `JoinedCheckpoint`."""
-        return JoinedCheckpoint(
-            path, [Opened((), self.only_folder, self._base.open(store, path, self.only_folder))]
-        )
+        opened = Opened((), self.only_folder, self._base.open(store, path, self.only_folder))
+        return JoinedCheckpoint.of(path, [opened])
 
     def temporary_name(self, path: str) -> str:
         return self._base.temporary_name(path)

@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 from penstock.handlers.layout.fitting import CODED_CHUNK
 from penstock.handlers.layout.orbax import OrbaxLayout
+from penstock.handlers.layout.replicas import split_among_replicas
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import EncodedTree, EncodedTrees, check_names
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
@@ -23,7 +24,7 @@ CUSTOM: Final = "custom_metadata"
 
 @final
 class TreeLayout:
-    """Writes a tree into a directory that exists: no commit mark, and nothing about a checkpoint. Thread-safe.
+    """Writes a tree into a directory that exists: no commit mark, nothing of a checkpoint. Thread-safe.
 
     Args:
         form: How arrays are written.
@@ -57,7 +58,7 @@ class TreeLayout:
         return self._layout.chunk_file(leaf, chunk)
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
-        return self._layout.fit(spec, info, args)
+        return self._layout.fit(split_among_replicas(spec), info, args)
 
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
         return self._layout.encode(codec, chunks)
@@ -82,7 +83,7 @@ class TreeLayout:
         else:
             tree = EncodedTree(ordered, self._form, custom_metadata[CUSTOM])
 
-        return tree.item_documents(batches, time.time_ns())
+        return tree.item_documents(batches, time.time_ns(), digests or {})
 
     def recognises(self, store: Store, path: str) -> bool:
         """Whether anything may be written there: whoever made the directory says so."""

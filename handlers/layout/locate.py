@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("Place", "locate")
+__all__ = ("At", "Place", "checkpoint_at", "locate")
 
 import os
 from collections.abc import Iterable, Mapping
@@ -72,15 +72,37 @@ def locate(store: Store, path: str, item: str | None = None) -> Place:
         UnsupportedFormatError: If it cannot be told what is meant.
         CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
     """
+    at = checkpoint_at(store, path)
+    root_metadata = read_root_metadata(store, path) if at.is_step else None
+    return _enter(store, at.path, at.names, item, root_metadata)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a checkpoint lies."""
+
+    path: str  #: as it was asked for, or that of the latest step there
+    names: frozenset[str]  #: of what is in it
+    is_step: bool  #: whether it was found in a directory of steps
+
+
+def checkpoint_at(store: Store, path: str) -> At:
+    """Find the checkpoint at `path`, or the latest finished one in the directory of steps there.
+
+    Raises:
+        NotACheckpointError: If there is no directory.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If there are steps of several names.
+    """
     _check_there(store, path)
     names = frozenset(store.list_directory(path))
     step = latest_step(store, path, names)
     if step is None:
-        return _enter(store, path, names, item)
+        return At(path, names, is_step=False)
 
     inner = os.path.join(path, step)
-    root_metadata = read_root_metadata(store, path)
-    return _enter(store, inner, frozenset(store.list_directory(inner)), item, root_metadata)
+    return At(inner, frozenset(store.list_directory(inner)), is_step=True)
 
 
 def _check_there(store: Store, path: str) -> None:

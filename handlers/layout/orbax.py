@@ -12,11 +12,13 @@ from typing import Any, final
 
 from penstock.handlers.layout.fitting import CODED_CHUNK, fitted
 from penstock.handlers.layout.index import chunk_key, prefix_of
+from penstock.handlers.layout.listing import list_items
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.stored import OrbaxCheckpoint
 from penstock.handlers.layout.writing import EncodedTree, EncodedTrees, check_names
+from penstock.kernel.capabilities import FoundItems
 from penstock.kernel.errors import PathError
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store
@@ -129,6 +131,10 @@ class OrbaxLayout:
         """Look for any file that a checkpoint of any version has, finished or not."""
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of a checkpoint; see `list_items`."""
+        return list_items(store, path)
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""

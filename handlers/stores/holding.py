@@ -7,10 +7,12 @@ __all__ = ("DirectoryHold",)
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from typing import Final, final
 
 from penstock.handlers.stores.descriptor import translated
 from penstock.kernel.errors import StorageError
+from penstock.kernel.process import HomeProcess
 
 # Some network file systems have no such lock: there, as before, whoever saves takes care.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -29,9 +31,10 @@ class DirectoryHold:
             the directory was replaced meanwhile.
     """
 
-    __slots__ = ("_number",)
+    __slots__ = ("_home", "_number")
 
     def __init__(self, path: str, *, shared: bool = False) -> None:
+        self._home = HomeProcess()
         self._number = -1  # in case it cannot be opened
         with translated("hold", path):
             self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -58,8 +61,15 @@ class DirectoryHold:
     def release(self) -> None:
         """Give it up. Idempotent."""
         number, self._number = self._number, -1
-        if number >= 0:
-            os.close(number)
+        if number < 0:
+            return
+
+        # A fork shares the lock: it would stay until that closes, too, and must not be lifted there.
+        if self._home.is_here:
+            with suppress(OSError):
+                fcntl.flock(number, fcntl.LOCK_UN)
+
+        os.close(number)
 
     def __del__(self) -> None:
         self.release()

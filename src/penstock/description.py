@@ -88,6 +88,11 @@ class LeafMetadata:
         return self._spec.chunk_shape
 
     @property
+    def write_shape(self) -> tuple[int, ...] | None:
+        """Of a jax.Array: the part that one replica wrote, as recorded."""
+        return self._spec.write_shape
+
+    @property
     def sharding(self) -> Mapping[str, Any] | None:
         """As recorded, a fresh copy each time; its devices need not be here."""
         text = self._spec.sharding

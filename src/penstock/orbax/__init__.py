@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = (
+    "PLACEHOLDER",
     "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
@@ -26,7 +27,6 @@ __all__ = (
     "JaxRandomKeyCheckpointHandler",
     "JsonCheckpointHandler",
     "NumpyRandomKeyCheckpointHandler",
-    "PLACEHOLDER",
     "ProtoCheckpointHandler",
     "PyTreeCheckpointHandler",
     "PyTreeCheckpointer",
@@ -38,17 +38,35 @@ __all__ = (
     "Transform",
     "apply_transformations",
     "args",
+    "checkpoint_utils",
     "checkpointers",
     "future",
     "handlers",
     "merge_trees",
     "metadata",
     "options",
+    "test_utils",
+    "transform_utils",
     "tree",
+    "type_handlers",
+    "utils",
 )
 
 if TYPE_CHECKING:
-    from penstock.orbax import args, checkpointers, future, handlers, metadata, options, tree
+    from penstock.orbax import (
+        args,
+        checkpoint_utils,
+        checkpointers,
+        future,
+        handlers,
+        metadata,
+        options,
+        test_utils,
+        transform_utils,
+        tree,
+        type_handlers,
+        utils,
+    )
     from penstock.orbax.checkpointers import (
         AbstractCheckpointer,
         AsyncCheckpointer,
@@ -119,6 +137,11 @@ else:
         "metadata": "penstock.orbax.metadata",
         "options": "penstock.orbax.options",
         "tree": "penstock.orbax.tree",
+        "utils": "penstock.orbax.utils",
+        "type_handlers": "penstock.orbax.type_handlers",
+        "transform_utils": "penstock.orbax.transform_utils",
+        "test_utils": "penstock.orbax.test_utils",
+        "checkpoint_utils": "penstock.orbax.checkpoint_utils",
     }
 
     def __getattr__(name: str) -> object:

@@ -25,11 +25,13 @@ __all__ = (
     "register_with_handler",
 )
 
-from penstock.orbax.checkpoint_args import CheckpointArgs
-from penstock.orbax.checkpoint_args import get_registered_args_cls
-from penstock.orbax.checkpoint_args import get_registered_handler_cls
-from penstock.orbax.checkpoint_args import has_registered_args
-from penstock.orbax.checkpoint_args import register_with_handler
+from penstock.orbax.checkpoint_args import (
+    CheckpointArgs,
+    get_registered_args_cls,
+    get_registered_handler_cls,
+    has_registered_args,
+    register_with_handler,
+)
 from penstock.orbax.handlers.array import ArrayRestoreArgs as ArrayRestore
 from penstock.orbax.handlers.array import ArraySaveArgs as ArraySave
 from penstock.orbax.handlers.composite import CompositeArgs as Composite

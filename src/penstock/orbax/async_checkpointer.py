@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import Future as ThreadFuture
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from penstock.kernel.errors import ConfigError, SpecError
 from penstock.orbax.checkpoint_args import construct_checkpoint_args
@@ -53,8 +53,8 @@ class AsyncCheckpointer(Checkpointer):
         handler: AsyncCheckpointHandler,
         timeout_secs: int | None = None,
         *,
-        async_options: AsyncOptions = AsyncOptions(),  # noqa: B008  # as Orbax
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008
+        async_options: AsyncOptions = AsyncOptions(),
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
         checkpoint_metadata_store: Any = None,
@@ -201,7 +201,7 @@ def _stopped(futures: Sequence[Future]) -> bool:
             future.result(timeout=max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return False
-        except BaseException:  # noqa: S112  # it is over, and why the save failed is known
+        except BaseException:  # it is over, and why the save failed is known
             continue
 
     return True
@@ -212,6 +212,6 @@ def _flat(found: Any) -> list[Future]:
     if found is None:
         return []
     if isinstance(found, list | tuple):
-        return [future for some in found for future in _flat(some)]
+        return [future for some in cast("list[Any]", found) for future in _flat(some)]
 
     return [found]

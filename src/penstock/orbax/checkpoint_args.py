@@ -75,14 +75,14 @@ def get_registered_handler_cls(arg: type[CheckpointArgs] | CheckpointArgs) -> ty
         ValueError: If the very class is not registered; that of a base does not count.
     """
     args_cls = arg if isinstance(arg, type) else type(arg)
-    if not issubclass(args_cls, CheckpointArgs):
+    if not issubclass(cast("type", args_cls), CheckpointArgs):
         raise TypeError(f"{args_cls} must be a subclass of CheckpointArgs")
 
-    handlers = vars(args_cls).get(_HANDLERS, {})
+    handlers: dict[str, type[Any]] = vars(args_cls).get(_HANDLERS, {})
     handler: type[Any] | None = handlers.get("save") or handlers.get("restore")
     if handler is None:
         raise ValueError(
-            f"Unable to find registered CheckpointHandler for {args_cls}; decorate it with register_with_handler"
+            f"Unable to find registered CheckpointHandler for {args_cls}; use register_with_handler"
         )
 
     return handler
@@ -132,8 +132,10 @@ def _uses(for_save: bool, for_restore: bool) -> tuple[tuple[str, bool], ...]:
 
 
 def _args_for(handler_cls: type, use: str) -> type[CheckpointArgs]:
-    for args_cls in vars(handler_cls).get(_ARGS, ()):
-        if vars(args_cls).get(_HANDLERS, {}).get(use) is handler_cls:
-            return cast("type[CheckpointArgs]", args_cls)
+    known: tuple[type[CheckpointArgs], ...] = vars(handler_cls).get(_ARGS, ())
+    for args_cls in known:
+        handlers: dict[str, type[Any]] = vars(args_cls).get(_HANDLERS, {})
+        if handlers.get(use) is handler_cls:
+            return args_cls
 
     raise ValueError(f"Unable to find registered CheckpointArgs for {use} for {handler_cls}")

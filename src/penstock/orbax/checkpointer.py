@@ -20,7 +20,7 @@ from penstock.orbax.handlers.base import CheckpointHandler, is_durable
 from penstock.orbax.handlers.composite import CompositeCheckpointHandler
 from penstock.orbax.handlers.legacy import get_legacy_handler_wrapper
 from penstock.orbax.options import AtomicityMode, AtomicityOptions, FileOptions, MultiprocessingOptions
-from penstock.orbax.paths import handler_path
+from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.step_metadata import (
     MetadataStore,
     StepMetadata,
@@ -54,7 +54,7 @@ class AbstractCheckpointer(abc.ABC):
         """Say what is saved in a directory."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # not every one holds something
         """Give back what is held."""
 
 
@@ -81,8 +81,8 @@ class Checkpointer(AbstractCheckpointer):
         self,
         handler: CheckpointHandler,
         *,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
-        file_options: FileOptions = FileOptions(),  # noqa: B008
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        file_options: FileOptions = FileOptions(),
         atomicity_options: AtomicityOptions | None = None,
         checkpoint_metadata_store: Any = None,
         temporary_path_class: type[Any] | None = None,
@@ -157,11 +157,13 @@ class Checkpointer(AbstractCheckpointer):
         """
         path = handler_path(directory)
         if not path.exists():
-            raise NotACheckpointError(os.fspath(path), "Checkpoint not found")
+            raise NotACheckpointError(path_text(path), "Checkpoint not found")
         if not self._is_finalized(path):
-            raise IncompleteCheckpointError(os.fspath(path), "Found incomplete checkpoint: it was interrupted")
+            raise IncompleteCheckpointError(path_text(path), "Found incomplete checkpoint")
 
-        return self._handler.restore(path, args=construct_checkpoint_args(self._handler, False, *args, **kwargs))
+        return self._handler.restore(
+            path, args=construct_checkpoint_args(self._handler, False, *args, **kwargs)
+        )
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Say what is recorded of the checkpoint, and what its handler says of it."""
@@ -196,7 +198,7 @@ class Checkpointer(AbstractCheckpointer):
     def _building(self, directory: str | os.PathLike[str], *, force: bool) -> TemporaryDirectory:
         return TemporaryDirectory(
             self._store,
-            os.fspath(handler_path(directory)),
+            path_text(handler_path(directory)),
             overwrite=force,
             atomicity=self._atomicity_options,
             files=self._file_options,
@@ -213,7 +215,8 @@ class Checkpointer(AbstractCheckpointer):
         known = StepMetadata(custom_metadata=custom_metadata or {}, item_handlers=self._item_handlers(path))
         about = encode_step_metadata(known)
         file = step_metadata_file_path(path)
-        self._metadata_store.update(file, **{name: about[name] for name in ("item_handlers", "custom_metadata")})
+        told = {name: about[name] for name in ("item_handlers", "custom_metadata")}
+        self._metadata_store.update(file, **told)
         self._handler.finalize(path)
         self._before_publishing()
         self._metadata_store.update(file, commit_timestamp_nsecs=time.time_ns())

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("ChainedFuture", "CommitFuture", "Future", "NoopFuture", "remaining_secs")
+__all__ = (
+    "ChainedFuture",
+    "CommitFutureAwaitingContractedSignals",
+    "Future",
+    "NoopFuture",
+    "PipelineFuture",
+    "remaining_secs",
+)
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
+
+from penstock.orbax.running import run_sync
 
 
 class Future(Protocol):
@@ -74,7 +84,48 @@ class ChainedFuture:
             future.cancel()
 
 
-class CommitFuture:
+class CommitFutureAwaitingContractedSignals:
+    """A coroutine that runs in a thread of its own, from now on.
+
+    Args:
+        coro: The coroutine.
+        name: Begins the thread's name.
+        send_signals: Without effect: in one process there is nobody to tell.
+        timeout_secs: Likewise: there is nothing to wait for.
+        operation_id: Likewise.
+    """
+
+    def __init__(
+        self,
+        coro: Coroutine[Any, Any, None],
+        *,
+        name: str | None = None,
+        send_signals: Sequence[Any] | None = None,
+        timeout_secs: int | None = None,
+        operation_id: str | None = None,
+    ) -> None:
+        async def run() -> None:
+            await coro
+
+        executor = ThreadPoolExecutor(1, thread_name_prefix=name or "penstock.orbax.commit")
+        self._future = executor.submit(run_sync, run)
+        executor.shutdown(wait=False)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for it.
+
+        Raises:
+            TimeoutError: If it is not over by then.
+            Exception: What it raised.
+        """
+        return self._future.result(timeout)
+
+    def cancel(self) -> None:
+        """Keep it from beginning; once begun, it goes on to its end."""
+        self._future.cancel()
+
+
+class PipelineFuture:
     """A save that penstock's pipeline carries through.
 
     Args:

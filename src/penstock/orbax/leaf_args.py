@@ -249,9 +249,9 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
 
 
 def check_input_arguments(*args: Sized) -> None:
-    """Raise `ValueError` unless all have one length, which is not 0."""
+    """Raise `ValueError` unless all have one length, which is not 0. One argument alone is not looked at."""
     lengths = {len(arg) for arg in args}
-    if 0 in lengths:
+    if 0 in lengths and len(args) > 1:
         raise ValueError("a type handler was called with nothing to do: an input of length 0")
     if len(lengths) > 1:
         raise ValueError(f"the inputs of a type handler differ in length: {[len(arg) for arg in args]}")

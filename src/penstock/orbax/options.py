@@ -9,6 +9,7 @@ __all__ = (
     "FileOptions",
     "MemoryLimitOptions",
     "MultiprocessingOptions",
+    "PyTreeMetadataOptions",
 )
 
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class MultiprocessingOptions:
     barrier_sync_key_prefix: str | None = None
 
 
-class AtomicityMode(str, Enum):
+class AtomicityMode(str, Enum):  # noqa: UP042  # as in Orbax, its text is not its value
     """How it is told that a checkpoint is complete."""
 
     AUTO = "auto"
@@ -96,3 +97,15 @@ class MemoryLimitOptions:
     """
 
     max_transfer_concurrent_gb: int | None = None
+
+
+@dataclass
+class PyTreeMetadataOptions:
+    """How the structure of a tree is recorded.
+
+    Attributes:
+        support_rich_types: Whether tuples and namedtuples are restored as such without an item. penstock
+            does not record it, and restores lists and dicts as Orbax does by default.
+    """
+
+    support_rich_types: bool = False

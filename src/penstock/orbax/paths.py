@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("handler_path",)
+__all__ = ("handler_path", "path_text")
 
 import os
 from pathlib import Path
@@ -27,3 +27,8 @@ def handler_path(path: str | os.PathLike[str]) -> Any:
         return Path(text)
 
     return epath.Path(text)
+
+
+def path_text(path: Any) -> str:
+    """Return a path of any kind as text."""
+    return str(os.fspath(path))

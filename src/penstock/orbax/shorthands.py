@@ -61,9 +61,9 @@ class StandardCheckpointer(AsyncCheckpointer):
     def __init__(
         self,
         *,
-        async_options: AsyncOptions = AsyncOptions(),  # noqa: B008  # as Orbax
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008
-        file_options: FileOptions = FileOptions(),  # noqa: B008
+        async_options: AsyncOptions = AsyncOptions(),
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        file_options: FileOptions = FileOptions(),
         atomicity_options: AtomicityOptions | None = None,
         checkpoint_metadata_store: Any = None,
         temporary_path_class: type[Any] | None = None,

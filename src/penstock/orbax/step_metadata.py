@@ -22,7 +22,7 @@ __all__ = (
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any, cast
@@ -205,7 +205,9 @@ def decode_step_metadata(document: Any) -> StepMetadata:
     return StepMetadata(
         item_handlers=_checked("item_handlers", found.get("item_handlers"), dict, str),
         metrics=dict(_checked("metrics", found.get("metrics") or {}, dict)),
-        performance_metrics=SaveStepStatistics(**{k: v for k, v in measured.items() if isinstance(v, float)}),
+        performance_metrics=replace(
+            SaveStepStatistics(), **{k: v for k, v in measured.items() if isinstance(v, float)}
+        ),
         init_timestamp_nsecs=_checked("init_timestamp_nsecs", found.get("init_timestamp_nsecs"), int),
         commit_timestamp_nsecs=_checked("commit_timestamp_nsecs", found.get("commit_timestamp_nsecs"), int),
         custom_metadata=custom | {name: found[name] for name in unknown},
@@ -215,7 +217,7 @@ def decode_step_metadata(document: Any) -> StepMetadata:
 def _checked(name: str, value: Any, *types: type) -> Any:
     if value is not None and not isinstance(value, types):
         raise ValueError(f"{name} must be of type {[one.__name__ for one in types]}, got {type(value)}")
-    if isinstance(value, dict) and not all(isinstance(key, str) for key in cast("dict[Any, Any]", value)):
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
         raise ValueError(f"the keys of {name} must be texts: {value!r}")
 
     return value

@@ -30,6 +30,7 @@ __all__ = (
     "StepInfo",
     "StepMetadata",
     "StepNames",
+    "Watch",
     "WhenIdle",
     "watch",
 )
@@ -64,4 +65,4 @@ from penstock.steps.saving import (
     SavePolicy,
     WhenIdle,
 )
-from penstock.steps.watching import watch
+from penstock.steps.watching import Watch, watch

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("CheckpointManager",)
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import Any, SupportsIndex, final
@@ -25,7 +25,7 @@ from penstock.steps.names import NameFormat, StepNames
 from penstock.steps.preemption import awaits_preemption, hear_sigterm
 from penstock.steps.running import StepSaves
 from penstock.steps.saving import Always, SavePolicy
-from penstock.steps.watching import watch_steps
+from penstock.steps.watching import Watch, watch_steps
 
 
 @final
@@ -96,7 +96,8 @@ class CheckpointManager:
         self._metadata = metadata
         self._read_only = read_only
         self._clean = clean and not read_only
-        self._sigterm = awaits_preemption(save_when) if sigterm is None else sigterm
+        self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
+        self._sigterm = self.awaits_preemption if sigterm is None else sigterm
         self._owns = checkpointer is None
         self._checkpointer = Checkpointer(**options) if checkpointer is None else checkpointer
         self._saves = StepSaves(
@@ -329,7 +330,7 @@ class CheckpointManager:
         timeout_s: float | None = None,
         until: Callable[[], bool] | None = None,
         interval_s: float = 1.0,
-    ) -> AsyncIterator[int]:
+    ) -> Watch:
         """Yield each step that becomes durable, whoever saves it; see `penstock.watch`."""
         self._running()
         return watch_steps(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("watch", "watch_steps")
+__all__ = ("Watch", "watch", "watch_steps")
 
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import final
 
 from anyio import Event, create_task_group, move_on_after
@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols import Hold, Store
-from penstock.kernel.reading import take_hold
+from penstock.kernel.reading import NoHold, take_hold
 from penstock.kernel.threads import Threads
 from penstock.paths import absolute_path
 from penstock.steps import root as on_disk
@@ -33,7 +33,7 @@ def watch(
     timeout_s: float | None = None,
     until: Callable[[], bool] | None = None,
     interval_s: float = 1.0,
-) -> AsyncGenerator[int]:
+) -> Watch:
     """Yield each step in `root` that becomes durable, ascending, beginning with the latest there is.
 
     ```python
@@ -86,44 +86,70 @@ def watch_steps(
     until: Callable[[], bool] | None = None,
     interval_s: float = 1.0,
     on_step: Callable[[int, str], object] | None = None,
-) -> AsyncGenerator[int]:
+) -> Watch:
     """Watch a root of any store, as `watch` does; `on_step` is told of each step and its name first."""
     if not interval_s > 0:
         raise SpecError(f"interval_s must be positive, not {interval_s}")
 
-    watcher = _Watcher(store, threads, root, names, after)
-    return _iterate(watcher, latest_only, timeout_s, until, interval_s, on_step)
+    return Watch(
+        _Watcher(store, threads, root, names, after), latest_only, timeout_s, until, interval_s, on_step
+    )
 
 
-async def _iterate(
-    watcher: _Watcher,
-    latest_only: bool,
-    timeout_s: float | None,
-    until: Callable[[], bool] | None,
-    interval_s: float,
-    on_step: Callable[[int, str], object] | None,
-) -> AsyncGenerator[int]:
-    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        found = await watcher.next_step(latest_only=latest_only)
-        if found is None:
-            if (until is not None and until()) or time.monotonic() >= deadline:
-                return
+@final
+class Watch(AsyncIterator[int]):
+    """Steps as they become durable; an async iterator. The last one is held until the next is asked for.
 
-            await watcher.wait(min(interval_s, deadline - time.monotonic()))
-            continue
+    Leaving the loop early needs no care: what is held is given up with this object, or by `aclose`.
+    """
 
-        step, name, held = found
-        try:
-            if on_step is not None:
-                on_step(step, name)
+    __slots__ = (
+        "_held",
+        "_interval_s",
+        "_latest_only",
+        "_on_step",
+        "_timeout_s",
+        "_until",
+        "_watcher",
+    )
 
-            yield step
-        finally:
-            held.release()
+    def __init__(
+        self,
+        watcher: _Watcher,
+        latest_only: bool,
+        timeout_s: float | None,
+        until: Callable[[], bool] | None,
+        interval_s: float,
+        on_step: Callable[[int, str], object] | None,
+    ) -> None:
+        self._watcher = watcher
+        self._latest_only = latest_only
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._until = until
+        self._interval_s = interval_s
+        self._on_step = on_step
+        self._held: Hold = NoHold()
 
-        if timeout_s is not None:
-            deadline = time.monotonic() + timeout_s
+    async def __anext__(self) -> int:
+        self._held.release()
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            found = await self._watcher.next_step(latest_only=self._latest_only)
+            if found is not None:
+                step, name, self._held = found
+                if self._on_step is not None:
+                    self._on_step(step, name)
+
+                return step
+
+            if (self._until is not None and self._until()) or time.monotonic() >= deadline:
+                raise StopAsyncIteration
+
+            await self._watcher.wait(min(self._interval_s, deadline - time.monotonic()))
+
+    async def aclose(self) -> None:
+        """Give up the last step."""
+        self._held.release()
 
 
 @final

@@ -36,10 +36,10 @@ class CheckpointHandler(abc.ABC):
         """Say what was written into a directory, without reading all of it. By default nothing."""
         return None
 
-    def finalize(self, directory: Any) -> None:
+    def finalize(self, directory: Any) -> None:  # noqa: B027  # not every one has something to complete
         """Complete what was written, once and before it becomes visible. By default nothing."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # nor to give back
         """Give back what the handler holds. By default nothing."""
 
     @classmethod

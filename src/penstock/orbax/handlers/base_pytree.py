@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
+from jax import tree_util
 
 from penstock import pipelines
 from penstock.checkpointer import Checkpointer
@@ -26,22 +27,24 @@ from penstock.kernel.run import SaveRun
 from penstock.kernel.save_format import SaveArgs as LeafFormat
 from penstock.kernel.save_format import SaveFormat
 from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
-from penstock.orbax.future import CommitFuture, Future
+from penstock.orbax.future import Future, PipelineFuture
 from penstock.orbax.handlers.base import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.handlers.describing import describe_tree
+from penstock.orbax.handlers.flattening import with_markers
 from penstock.orbax.handlers.restoring import Asked, Calls, restore_tree
 from penstock.orbax.handlers.type_calls import CallRegistry, serving
 from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers
 from penstock.orbax.merging import MergeProcessFiles
-from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions
-from penstock.orbax.paths import handler_path
+from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.running import LoopThread
 from penstock.orbax.tree import get_param_names, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
 from penstock.stages.trees import step
 
 T = TypeVar("T")
+_jax: Any = tree_util
 
 Limit: TypeAlias = int | None
 Resources: TypeAlias = tuple[Checkpointer, ...]
@@ -88,10 +91,10 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         use_ocdbt: bool = True,
         use_zarr3: bool = False,
         use_compression: bool = True,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
         type_handler_registry: Any = None,
         enable_post_merge_validation: bool = True,
-        pytree_metadata_options: Any = None,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
         array_metadata_validator: Any = None,
         enable_pinned_host_transfer: bool | None = None,
         is_prioritized_key_fn: Callable[[tuple[Any, ...]], Any] | None = None,
@@ -143,8 +146,13 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             save_args=_by_name(args.save_args, SaveArgs),
         )
         serves = StageRegistry(self._registry, workers).as_kernel()
-        save = await self._loop.acall(_start_save, serves, os.fspath(directory), item, keywords)
-        return [CommitFuture(save, keep=self._loop)]
+        path, marked = path_text(directory), with_markers(item)
+        try:
+            save = await self._loop.acall(_start_save, serves, path, marked, keywords)
+        except NoHandlerError as error:
+            raise ValueError(f"TypeHandler lookup failed for: {error}") from error
+
+        return [PipelineFuture(save, keep=self._loop)]
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write a tree; return when it is durable. See `async_save`."""
@@ -161,7 +169,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 asked, or the directory is damaged.
         """
         args = args or BasePyTreeRestoreArgs()
-        path = os.fspath(directory)
+        path = path_text(directory)
         if not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
@@ -170,7 +178,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         serves = StageRegistry(self._registry, workers).as_kernel()
         calls = Calls(
             metadata=partial(self._loop.call, _describe, path),
-            restore=lambda **keywords: self._loop.call(_restore, serves, path, keywords),
+            restore=partial(self._restore, serves, path),
         )
         return restore_tree(asked, calls)
 
@@ -181,7 +189,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        about = self._loop.call(_describe, os.fspath(directory))
+        about = self._loop.call(_describe, path_text(directory))
         return describe_tree(about, handler_path(directory), self._registry)
 
     def finalize(self, directory: Any) -> None:
@@ -191,13 +199,16 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """End the thread. Used again, the handler begins another one."""
         self._loop.close()
 
+    def _restore(self, serves: HandlerRegistry, path: str, **keywords: Any) -> Any:
+        return self._loop.call(_restore, serves, path, keywords)
+
     @property
     def _registry(self) -> Any:
         """Of type handlers: that which was given, or the one of the process as it is now."""
         return self._type_handler_registry or default_registry()
 
     def _workers(self, **options: Any) -> StageWorkers:
-        form = {
+        form: dict[str, Any] = {
             "use_ocdbt": self._form.ocdbt,
             "use_zarr3": self._form.zarr == 3,
             "use_compression": self._form.codec != "none",
@@ -220,9 +231,11 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if self._is_first is None:
             return None
 
-        pairs: Any = jax.tree_util.tree_flatten_with_path(item)[0]
+        pairs = _jax.tree_flatten_with_path(item)[0]
         first = {
-            tuple([step(entry)[0] for entry in path]) for path, _ in pairs if _comes_first(self._is_first(path))
+            tuple([step(entry)[0] for entry in path])
+            for path, _ in pairs
+            if _comes_first(self._is_first(path))
         }
         return first.__contains__
 
@@ -268,7 +281,10 @@ def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
     chosen = EveryLayout(layout)
     registry = CallRegistry().as_kernel()
     return tuple(
-        [Checkpointer(layout=chosen, memory_limit=limit, registry=registry) for limit in dict.fromkeys(limits)]
+        [
+            Checkpointer(layout=chosen, memory_limit=limit, registry=registry)
+            for limit in dict.fromkeys(limits)
+        ]
     )
 
 
@@ -279,9 +295,7 @@ async def _start_save(
         return await resources[0].save(path, item, overwrite=True, **keywords)
 
 
-async def _restore(
-    resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]
-) -> Any:
+async def _restore(resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]) -> Any:
     with serving(serves):
         return await resources[-1].restore(path, **keywords)
 
@@ -293,7 +307,11 @@ async def _describe(resources: Resources, path: str) -> CheckpointMetadata:
 def _save_limit(
     concurrent: int | None, device_host: int | Literal["auto"] | None, options: MemoryLimitOptions | None
 ) -> int | None:
-    most = None if options is None or options.max_transfer_concurrent_gb is None else options.max_transfer_concurrent_gb
+    most = (
+        None
+        if options is None or options.max_transfer_concurrent_gb is None
+        else options.max_transfer_concurrent_gb
+    )
     if device_host == "auto":
         if most is None:
             raise ValueError(
@@ -324,10 +342,11 @@ def _leaf_formats(save_args: Any) -> Any:
         return None
 
     def translated(one: Any) -> Any:
-        if not isinstance(one, SaveArgs) or (one.dtype, one.chunk_byte_size, one.shard_axes) == (None, None, ()):
+        if not isinstance(one, SaveArgs):
             return None
 
-        return LeafFormat(one.dtype, one.chunk_byte_size, tuple(one.shard_axes))
+        found = LeafFormat(one.dtype, one.chunk_byte_size, tuple(one.shard_axes))
+        return None if found == LeafFormat() else found
 
     formats = jax.tree.map(translated, save_args, is_leaf=lambda node: isinstance(node, SaveArgs))
     return formats if jax.tree.leaves(formats) else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 __all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "CompositeResults")
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from anyio import create_task_group, to_thread
@@ -27,7 +27,7 @@ from penstock.orbax.handlers.choosing import ItemHandlers
 from penstock.orbax.handlers.registration import CheckpointHandlerRegistry
 from penstock.orbax.named_items import Composite
 from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
-from penstock.orbax.paths import handler_path
+from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.step_metadata import (
     CompositeItemMetadata,
     MetadataStore,
@@ -76,13 +76,13 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
     def __init__(
         self,
         *item_names: str,
-        composite_options: CompositeOptions = CompositeOptions(),  # noqa: B008  # as Orbax
+        composite_options: CompositeOptions = CompositeOptions(),
         handler_registry: CheckpointHandlerRegistry | None = None,
         **items_and_handlers: CheckpointHandler,
     ) -> None:
         for given, name in ((items_and_handlers, "items_and_handlers"), (item_names, "item_names")):
             if handler_registry is not None and given:
-                raise ValueError(f"Both `handler_registry` and `{name}` were provided; specify one of the two")
+                raise ValueError(f"Both `handler_registry` and `{name}` were provided; specify one")
 
         self._handlers = ItemHandlers(item_names, items_and_handlers, handler_registry)
         self._options = composite_options
@@ -118,7 +118,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
                 await to_thread.run_sync(lambda: handler.save(place, args=arg))
 
         for one in building.values():
-            await to_thread.run_sync(lambda one=one: one.create(hold=False))
+            await to_thread.run_sync(partial(one.create, hold=False))
         try:
             async with create_task_group() as tasks:
                 for name, (handler, arg) in items.items():
@@ -222,7 +222,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return {
             name: TemporaryDirectory(
                 self._store,
-                os.fspath(self._get_item_directory(directory, name)),
+                path_text(self._get_item_directory(directory, name)),
                 overwrite=False,
                 atomicity=options.atomicity_options,
                 files=options.file_options,
@@ -239,14 +239,14 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
     def _default_args(self, directory: Any, existing: Sequence[str]) -> CompositeArgs:
         """Make arguments for all items that are there, without being told any."""
         handlers = dict(self._handlers.all())
-        recorded: Mapping[str, str | None] | None = None
+        recorded: Any = None
         found: dict[str, CheckpointArgs] = {}
         for name in existing:
             if TEMPORARY_SUFFIX in name:
                 continue
             if name not in handlers:
                 if recorded is None:
-                    recorded = self.metadata(directory).item_handlers or {}  # type: ignore[assignment]
+                    recorded = self.metadata(directory).item_handlers or {}
                 try:
                     handler: Any = get_handler_type(recorded[name])
                 except KeyError as error:
@@ -267,9 +267,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return CompositeArgs(**found)
 
     def _step_metadata(self, directory: Any, item_names: Sequence[str], *, of_items: bool) -> StepMetadata:
-        saved = decode_step_metadata(
-            self._metadata_store.read(step_metadata_file_path(directory)) or {}
-        )
+        saved = decode_step_metadata(self._metadata_store.read(step_metadata_file_path(directory)) or {})
         if saved.item_handlers is not None and not isinstance(saved.item_handlers, dict):
             raise ValueError(
                 "StepMetadata.item_handlers must be a dict, of a checkpoint of several items; it is "
@@ -315,5 +313,5 @@ def _default_restore_args(name: str, handler: Any) -> CheckpointArgs:
         return restore_cls()
     except TypeError as error:
         raise ValueError(
-            f'the arguments to restore item "{name}" with, {restore_cls}, are not default constructible: {error}'
+            f'the arguments to restore item "{name}" with ({restore_cls}) are not default constructible'
         ) from error

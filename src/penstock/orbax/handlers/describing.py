@@ -41,13 +41,17 @@ def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any) -> A
     """
     foreign = [leaf for leaf in about.leaves if leaf.shape is None and leaf.kind not in _KNOWN]
     said = run_sync(_ask, foreign, directory, registry) if foreign else {}
-    tree = jax.tree.map(
-        lambda leaf: said[leaf.name] if leaf.name in said else _describe(leaf, directory),
-        about.tree,
-        is_leaf=lambda node: isinstance(node, LeafMetadata),
-    )
+
+    def describe(leaf: LeafMetadata) -> Any:
+        return said[leaf.name] if leaf.name in said else _describe(leaf, directory)
+
+    tree = jax.tree.map(describe, about.tree, is_leaf=_is_metadata)
     custom: Any = about.tree_custom_metadata
     return build_default_tree_metadata(tree, custom_metadata=custom)
+
+
+def _is_metadata(node: object) -> bool:
+    return isinstance(node, LeafMetadata)
 
 
 async def _ask(leaves: Sequence[LeafMetadata], directory: Any, registry: Any) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def _describe(leaf: LeafMetadata, directory: Any) -> Any:
         return ScalarMetadata(name=leaf.name, directory=directory, dtype=dtype)
 
     recorded = leaf.sharding
-    write_shape = leaf._spec.write_shape if leaf.kind == "jax.Array" else None  # noqa: SLF001
+    write_shape = leaf.write_shape if leaf.kind == "jax.Array" else None
     return ArrayMetadata(
         name=leaf.name,
         directory=directory,

@@ -7,14 +7,15 @@ __all__ = ("JsonCheckpointHandler", "JsonRestoreArgs", "JsonSaveArgs")
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+from anyio import to_thread
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import SpecError
 from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
-from penstock.orbax.future import Future
+from penstock.orbax.future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.handlers.base import AsyncCheckpointHandler, wait_for_all
 from penstock.orbax.options import MultiprocessingOptions
 
@@ -34,7 +35,7 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         self,
         filename: str | None = None,
         *,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
     ) -> None:
         self._filename = filename or "metadata"
         self._primary_host = multiprocessing_options.primary_host
@@ -49,14 +50,15 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         """
         value = _item_of(item, args)
         try:
-            data = json.dumps(value).encode()
+            copied = json.loads(json.dumps(value))  # the caller's own may change from here on
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError(f"the item cannot be written as JSON: {error}") from error
 
-        executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.json")
-        future = executor.submit(LocalStore().write_file, os.path.join(directory, self._filename), data)
-        executor.shutdown(wait=False)
-        return [future]
+        return [CommitFutureAwaitingContractedSignals(self._save_fn(copied, directory), name="json_save")]
+
+    async def _save_fn(self, x: Any, directory: Any) -> None:
+        file = os.path.join(directory, self._filename)
+        await to_thread.run_sync(LocalStore().write_file, file, json.dumps(x).encode())
 
     def save(
         self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonSaveArgs | None = None

@@ -6,13 +6,14 @@ __all__ = ("ProtoCheckpointHandler", "ProtoRestoreArgs", "ProtoSaveArgs")
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from anyio import to_thread
+
 from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
-from penstock.orbax.future import Future
+from penstock.orbax.future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.handlers.base import AsyncCheckpointHandler, wait_for_all
 from penstock.orbax.options import MultiprocessingOptions
 
@@ -32,7 +33,7 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
         self,
         filename: str = "proto.pbtxt",
         *,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
     ) -> None:
         self._filename = filename
         self._primary_host = multiprocessing_options.primary_host
@@ -45,14 +46,16 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
 
         message: Any = item if args is None else args.item
         data = text_format.MessageToString(message).encode()
-        executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.proto")
-        future = executor.submit(LocalStore().write_file, os.path.join(directory, self._filename), data)
-        executor.shutdown(wait=False)
-        return [future]
 
-    def save(self, directory: Any, item: Any = None, args: ProtoSaveArgs | None = None) -> None:
+        async def write() -> None:
+            file = os.path.join(directory, self._filename)
+            await to_thread.run_sync(LocalStore().write_file, file, data)
+
+        return [CommitFutureAwaitingContractedSignals(write(), name="proto_save")]
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
         """Write a message; see `async_save`."""
-        wait_for_all(self, directory, item, args)
+        wait_for_all(self, *args, **kwargs)
 
     def restore(self, directory: Any, item: Any = None, args: ProtoRestoreArgs | None = None) -> Any:
         """Return the message; its class is the argument `item`.

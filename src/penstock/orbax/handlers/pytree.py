@@ -20,7 +20,8 @@ from penstock.orbax.handlers.base_pytree import (
 )
 from penstock.orbax.handlers.transformed import restore_transformed
 from penstock.orbax.metadata.tree import TreeMetadata
-from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions
+from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.paths import path_text
 
 _UNSET: Final[Any] = object()
 
@@ -67,10 +68,10 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         use_ocdbt: bool = True,
         use_zarr3: bool = False,
         use_compression: bool = True,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
         type_handler_registry: Any = None,
         handler_impl: BasePyTreeCheckpointHandler | None = None,
-        pytree_metadata_options: Any = None,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
         array_metadata_validator: Any = None,
         enable_pinned_host_transfer: bool | None = None,
         is_prioritized_key_fn: Callable[[tuple[Any, ...]], Any] | None = None,
@@ -89,9 +90,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             save_concurrent_bytes=_bytes(save_concurrent_gb),
             restore_concurrent_bytes=_bytes(restore_concurrent_gb),
             save_device_host_concurrent_bytes=(
-                "auto"
-                if save_device_host_concurrent_gb == "auto"
-                else _bytes(save_device_host_concurrent_gb)
+                "auto" if save_device_host_concurrent_gb == "auto" else _bytes(save_device_host_concurrent_gb)
             ),
             memory_limit_options=memory_limit_options,
             use_ocdbt=use_ocdbt,
@@ -167,7 +166,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if isinstance(item, CheckpointArgs):
             raise ValueError("Make sure to specify kwarg name `args=` when providing `PyTreeRestoreArgs`.")
 
-        path = os.fspath(directory)
+        path = path_text(directory)
         if not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 

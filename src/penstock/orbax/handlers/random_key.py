@@ -14,7 +14,7 @@ __all__ = (
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import jax
 
@@ -28,6 +28,8 @@ from penstock.orbax.handlers.composite import CompositeArgs, CompositeCheckpoint
 from penstock.orbax.handlers.json_handler import JsonRestoreArgs, JsonSaveArgs
 from penstock.orbax.handlers.pytree import PyTreeRestoreArgs, PyTreeSaveArgs
 from penstock.orbax.leaf_args import RestoreArgs, SaveArgs
+
+_MODULE: Final = "orbax.checkpoint._src.handlers.random_key_checkpoint_handler"
 
 
 class BaseRandomKeyCheckpointHandler(AsyncCheckpointHandler):
@@ -97,7 +99,7 @@ class JaxRandomKeyCheckpointHandler(BaseRandomKeyCheckpointHandler):
         key_name: Of the item with the data; by default `jax_random_key`.
     """
 
-    _ORBAX_NAME = "orbax.checkpoint._src.handlers.random_key_checkpoint_handler.JaxRandomKeyCheckpointHandler"
+    _ORBAX_NAME = f"{_MODULE}.JaxRandomKeyCheckpointHandler"
     _DURABLE = True
 
     def __init__(self, key_name: str | None = None) -> None:
@@ -120,7 +122,8 @@ class JaxRandomKeyCheckpointHandler(BaseRandomKeyCheckpointHandler):
         if not metadata["typed"]:
             return item
 
-        return jax.random.wrap_key_data(item, impl=metadata.get("impl"))
+        wrap: Any = jax.random.wrap_key_data
+        return wrap(item, impl=metadata.get("impl"))
 
 
 @register_with_handler(JaxRandomKeyCheckpointHandler, for_save=True)
@@ -156,7 +159,7 @@ class NumpyRandomKeyCheckpointHandler(BaseRandomKeyCheckpointHandler):
         key_name: Of the item with the data; by default `np_random_key`.
     """
 
-    _ORBAX_NAME = "orbax.checkpoint._src.handlers.random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler"
+    _ORBAX_NAME = f"{_MODULE}.NumpyRandomKeyCheckpointHandler"
     _DURABLE = True
 
     def __init__(self, key_name: str | None = None) -> None:

@@ -59,7 +59,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         if other_registry is not None:
             self._registry.update(other_registry.get_all_entries())
 
-    def add(
+    def add(  # type: ignore[override]  # as in Orbax, it takes no others
         self,
         item: str | None,
         args: ArgsOrType,
@@ -96,7 +96,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
                 chosen = cast("Any", chosen)()
             except TypeError as error:
                 raise ValueError(
-                    f"the handler of item={item} and args_type={args_cls} is not default-constructible; give one"
+                    f"the handler of item={item} and args_type={args_cls} is not default-constructible"
                 ) from error
 
         self._registry[item, args_cls] = chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PLACEHOLDER", "Asked", "restore_tree")
+__all__ = ("PLACEHOLDER", "Asked", "Calls", "restore_tree")
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,11 @@ from jax import tree_util
 from penstock.description import CheckpointMetadata, LeafMetadata
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
 from penstock.kernel.messages import KeyPath
+from penstock.orbax.handlers.flattening import Found, flatten, is_empty
 from penstock.orbax.handlers.wanted import EMPTY, Wanted, empty_value, want
 from penstock.orbax.leaf_args import RestoreArgs
-from penstock.stages.trees import flatten_tree, is_empty
-
-PLACEHOLDER: Final = ...
-"""A leaf of an item that is not to be restored."""
+from penstock.orbax.leaf_handlers.registry import PLACEHOLDER
+from penstock.stages.trees import flatten_tree
 
 _jax: Any = tree_util
 
@@ -61,15 +60,15 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
         return _as_lists(calls.restore())
 
     about = calls.metadata()
-    stored = {found.info.keys: cast("LeafMetadata", found.value) for found in flatten_tree(about.tree)[0]}
-    if asked.item is None:
-        item, treedef = flatten_tree(about.tree)
-    else:
-        item, treedef = flatten_tree(asked.item)
+    there, treedef = flatten(about.tree)
+    stored = {found.keys: cast("LeafMetadata", found.value) for found in there}
+    item = there
+    if asked.item is not None:
+        item, treedef = flatten(asked.item)
 
-    here = {found.info.keys: found.value for found in item}
-    names = {found.info.keys: found.info.key_path for found in item}
-    read = _to_be_read(here, stored, names, asked, about.path)
+    here = {found.keys: found.value for found in item}
+    read = list(stored) if asked.item is None else _to_be_read(item, stored, asked, about.path)
+    read = [keys for keys in read if stored[keys].kind not in EMPTY]
     args = _by_keys(asked.restore_args)
     wanted = {
         keys: want(stored[keys], args.get(keys, _AS_SAVED), None if asked.item is None else here[keys])
@@ -85,36 +84,26 @@ _AS_SAVED: Final = RestoreArgs()
 
 
 def _to_be_read(
-    here: Mapping[KeyPath, Any],
-    stored: Mapping[KeyPath, LeafMetadata],
-    names: Mapping[KeyPath, str],
-    asked: Asked,
-    path: str,
+    item: Sequence[Found], stored: Mapping[KeyPath, LeafMetadata], asked: Asked, path: str
 ) -> list[KeyPath]:
     """Return the leaves to be read, once the structures are found to agree."""
-    if asked.item is None:
-        return [keys for keys, leaf in stored.items() if leaf.kind not in EMPTY]
-
+    check = is_empty()
     differences: list[TreeDifference] = []
     read: list[KeyPath] = []
-    for keys, value in here.items():
-        leaf = stored.get(keys)
+    for found in item:
+        leaf, empty = stored.get(found.keys), check(found.value)
         if leaf is None:
-            if not is_empty(value):
-                differences.append(TreeDifference("missing", names[keys], _text(value)))
-        elif leaf.kind in EMPTY or value is PLACEHOLDER:
-            continue
-        elif is_empty(value):
-            if not asked.partial:
-                differences.append(TreeDifference("type", names[keys], _text(value), leaf.kind))
-        else:
-            read.append(keys)
+            if not empty and found.value is not PLACEHOLDER:
+                differences.append(TreeDifference("missing", found.key_path, _text(found.value)))
+        elif not empty and found.value is not PLACEHOLDER:  # None leaves out a leaf, on purpose
+            read.append(found.keys)
 
     if not asked.partial:
+        here = {found.keys for found in item}
         differences += [
             TreeDifference("unexpected", leaf.key_path, on_disk=leaf.kind)
             for keys, leaf in stored.items()
-            if keys not in here and leaf.kind not in EMPTY
+            if keys not in here
         ]
     if differences:
         mismatch = StructureMismatchError(path, differences)
@@ -131,9 +120,7 @@ def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
         return {}
 
     return {
-        found.info.keys: found.value
-        for found in flatten_tree(restore_args)[0]
-        if isinstance(found.value, RestoreArgs)
+        found.keys: found.value for found in flatten(restore_args)[0] if isinstance(found.value, RestoreArgs)
     }
 
 
@@ -166,7 +153,7 @@ def _value(
     """The leaf of the result: read, empty, or what the item has."""
     if keys in values:
         return values[keys]
-    if asked.item is not None and (is_empty(in_item) or in_item is PLACEHOLDER):
+    if asked.item is not None and (in_item is PLACEHOLDER or is_empty()(in_item)):
         return in_item
 
     return empty_value(stored[keys].kind)
@@ -189,12 +176,13 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
 
 def _as_lists(tree: Any) -> Any:
     """Return the tree with lists in place of tuples, as Orbax restores it unless told otherwise."""
+    node: Any = tree
     if isinstance(tree, dict):
-        return {key: _as_lists(value) for key, value in cast("dict[Any, Any]", tree).items()}
-    if isinstance(tree, list) or type(tree) is tuple:
-        return [_as_lists(value) for value in cast("Sequence[Any]", tree)]
+        return {key: _as_lists(value) for key, value in node.items()}
+    if isinstance(tree, list) or (type(tree) is tuple and node):
+        return [_as_lists(value) for value in node]
 
-    return tree
+    return node
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.orbax.handlers.pytree import PyTreeCheckpointHandler, PyTreeRestor
 from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.metadata.tree import TreeMetadata
 from penstock.orbax.metadata.value import ArrayMetadata, ScalarMetadata
-from penstock.orbax.options import MultiprocessingOptions
+from penstock.orbax.options import MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.tree import to_flat_dict, tuple_path_from_keypath
 
 STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
@@ -47,8 +47,8 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         *,
         save_concurrent_gb: int = 96,
         restore_concurrent_gb: int = 96,
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),  # noqa: B008  # as Orbax
-        pytree_metadata_options: Any = None,
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
         use_ocdbt: bool = True,
     ) -> None:
         self._supported_types = STANDARD_ARRAY_TYPES
@@ -139,10 +139,10 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 raise ValueError(f"Unsupported option `aggregate` for key: {keys}.")
 
         def check(path: Any, leaf: Any) -> Any:
-            if not isinstance(leaf, np.ndarray | jax.Array) and hasattr(leaf, "__array__"):
-                leaf = np.asarray(leaf)
-            self._check_type(path, leaf, self._supported_types)
-            return leaf
+            is_array = isinstance(leaf, np.ndarray | jax.Array)
+            found = cast("Any", np.asarray(leaf)) if not is_array and hasattr(leaf, "__array__") else leaf
+            self._check_type(path, found, self._supported_types)
+            return found
 
         return _jax.tree_map_with_path(check, item)
 
@@ -228,19 +228,25 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
             return RestoreArgs(restore_type=float if np.dtype(leaf.dtype).kind == "f" else int)
         if isinstance(leaf, ArrayMetadata):
             place = _recorded(leaf, args.fallback_sharding)
-            return _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
+            return (
+                _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
+            )
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            place = leaf.format if args.support_layout and leaf.format is not None else leaf.sharding
+            place: Any = getattr(leaf, "format", None) if args.support_layout else None
+            place = leaf.sharding if place is None else place
             if place is None:
                 place = _recorded(_find(path, stored), args.fallback_sharding)
             return _array_args(leaf, place) if place is not None else RestoreArgs(np.ndarray, leaf.dtype)
         if isinstance(leaf, np.ndarray):
-            return RestoreArgs(np.ndarray, leaf.dtype)
+            return RestoreArgs(np.ndarray, cast("Any", leaf).dtype)
 
         return RestoreArgs(restore_type=type(leaf))
 
+    def is_metadata(node: object) -> bool:
+        return isinstance(node, ArrayMetadata)
+
     item = stored.tree if args.item is None else args.item
-    return _jax.tree_map_with_path(ask, item, is_leaf=lambda node: isinstance(node, ArrayMetadata))
+    return _jax.tree_map_with_path(ask, item, is_leaf=is_metadata)
 
 
 def _array_args(leaf: Any, place: Any) -> ArrayRestoreArgs:

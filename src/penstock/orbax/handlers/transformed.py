@@ -147,7 +147,11 @@ def _read(needed: Mapping[str, RestoreArgs], about: Any, restore: Restore) -> di
 def _replaced(about: Any, values: Mapping[str, Any]) -> Any:
     """The stored tree with the values that were read; other leaves stay what is known of them."""
     keys = iter(to_flat_dict(about, sep="/", is_leaf=_is_metadata))
-    return jax.tree.map(lambda leaf: values.get(next(keys), leaf), about, is_leaf=_is_metadata)
+
+    def value(leaf: Any) -> Any:
+        return values.get(next(keys), leaf)
+
+    return jax.tree.map(value, about, is_leaf=_is_metadata)
 
 
 def _bound(rule: Transform, restore_args: Mapping[str, RestoreArgs]) -> Transform:
@@ -185,7 +189,11 @@ def _by_function(args: Args, restore: Restore, about: Any) -> Any:
         return values[names[info.name]]
 
     made = {path: value(path, leaf) for path, leaf in to_flat_dict(structure, is_leaf=_is_metadata).items()}
-    return from_flat_dict(made, target=jax.tree.map(lambda _: 0, structure, is_leaf=_is_metadata))
+    return from_flat_dict(made, target=jax.tree.map(_zero, structure, is_leaf=_is_metadata))
+
+
+def _zero(leaf: Any) -> int:
+    return 0
 
 
 def _info_of(leaf: Any) -> Any:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from penstock.description import LeafMetadata
 from penstock.handlers.leaves.empty import EmptyNamedTuple
+from penstock.handlers.leaves.keys import is_key
 from penstock.orbax.handlers.type_calls import as_stored
 from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.metadata.sharding import to_sharding
@@ -99,8 +100,8 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
     wanted_shape = leaf.shape if shape is None else tuple(shape)
     if strict and wanted_shape != leaf.shape:
         raise ValueError(
-            f"{leaf.key_path}: the stored shape is {leaf.shape}, and {wanted_shape} was asked for; "
-            "strict=False pads it with zeros, or cuts it off"
+            f"{leaf.key_path}: Requested shape: {wanted_shape} is not compatible with the stored shape: "
+            f"{leaf.shape}. With strict=False the array is padded with zeros, or cut off."
         )
 
     resized = wanted_shape != leaf.shape
@@ -110,7 +111,7 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
     fmt, sharding = (place, place.sharding) if isinstance(place, Format) else (None, place)
     make: Any = jax.ShapeDtypeStruct
     like = make(wanted_shape, np.dtype(leaf.dtype if dtype is None else dtype), sharding=sharding)
-    return Wanted(like, dtype, None if fmt is None else lambda value: jax.device_put(value, fmt), resized)
+    return Wanted(like, dtype, None if fmt is None else lambda value: _put(value, fmt), resized)
 
 
 def _want_keys(leaf: LeafMetadata, place: Any) -> Wanted:
@@ -118,14 +119,14 @@ def _want_keys(leaf: LeafMetadata, place: Any) -> Wanted:
     if place is None or leaf.shape is None:
         return Wanted(jax.Array)
 
-    return Wanted(jax.Array, None, lambda value: jax.device_put(value, place))
+    return Wanted(jax.Array, None, lambda value: _put(value, place))
 
 
 def _placement(args: ArrayRestoreArgs) -> Any:
     if args.sharding is not None:
         return to_sharding(args.sharding)
     if args.mesh is not None:
-        return NamedSharding(args.mesh, args.mesh_axes or jax.sharding.PartitionSpec())
+        return NamedSharding(args.mesh, args.mesh_axes or _everywhere())
 
     return None
 
@@ -136,4 +137,14 @@ def _is_array(value: Any) -> bool:
     if isinstance(value, type) or not shape or dtype is None:
         return False
 
-    return not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return not is_key(dtype)
+
+
+def _put(value: Any, place: Any) -> Any:
+    put: Any = jax.device_put
+    return put(value, place)
+
+
+def _everywhere() -> Any:
+    make: Any = jax.sharding.PartitionSpec  # whose constructor has no types
+    return make()

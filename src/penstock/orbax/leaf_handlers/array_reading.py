@@ -50,11 +50,12 @@ def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
     """
     inner = sharding if isinstance(sharding, jax.sharding.Sharding) else getattr(sharding, "sharding", None)
     if not isinstance(inner, jax.sharding.Sharding):
-        raise ValueError(f"the leaf {info.name!r} cannot be restored with the sharding {sharding!r}")
+        problem = f"the leaf {info.name!r} cannot be restored with the sharding {sharding!r}"
+        raise ValueError(problem)  # the kind that Orbax raises
 
     shape = getattr(arg, "global_shape", None)
     if shape is not None and arg.dtype is not None and is_key(arg.dtype):
-        struct = _jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
+        struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
         shape = struct.shape
 
     return Wanted(

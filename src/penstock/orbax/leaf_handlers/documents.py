@@ -1,4 +1,4 @@
-"""Values in JSON documents that several handlers write to, one after the other: `_sharding`, `_strings.json`."""
+"""Values in JSON documents that handlers write to one after the other: `_sharding`, `_strings.json`."""
 
 from __future__ import annotations
 

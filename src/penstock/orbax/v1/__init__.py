@@ -18,6 +18,8 @@ __all__ = (
     "StatefulCheckpointable",
     "arrays",
     "checkpointables_metadata",
+    "delete",
+    "delete_async",
     "errors",
     "handlers",
     "is_orbax_checkpoint",
@@ -39,12 +41,14 @@ __all__ = (
     "save_checkpointables_async",
     "save_pytree",
     "save_pytree_async",
+    "serialization",
     "tree",
 )
 
-from penstock.orbax.v1 import arrays, errors, handlers, multihost, options, partial, path, tree
+from penstock.orbax.v1 import arrays, errors, handlers, multihost, options, partial, path, serialization, tree
 from penstock.orbax.v1.checkpoint_info import CheckpointMetadata, PyTreeMetadata
 from penstock.orbax.v1.context import Context
+from penstock.orbax.v1.deleting import delete, delete_async
 from penstock.orbax.v1.handlers import (
     AbstractCheckpointable,
     Checkpointable,

@@ -115,7 +115,9 @@ class ArrayOptions(Guarded):
     loading: Loading = field(default_factory=Loading)
 
 
-def storage_options_of(saving: ArrayOptions.Saving, key: Any, value: Any) -> ArrayOptions.Saving.StorageOptions:
+def storage_options_of(
+    saving: ArrayOptions.Saving, key: Any, value: Any
+) -> ArrayOptions.Saving.StorageOptions:
     """Return how one leaf is stored: as the creator says, and else as all are."""
     common = saving.storage_options
     creator = saving.scoped_storage_options_creator

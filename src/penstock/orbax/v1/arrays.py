@@ -19,6 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+_jax: Any = jax
+
 Shape: TypeAlias = tuple[int, ...]
 DType: TypeAlias = np.dtype[Any]
 Scalar: TypeAlias = int | float | np.number[Any] | bytes | bool
@@ -65,14 +67,15 @@ def to_shape_dtype_struct(
         scalar_dtype: The type of the result for a number.
         support_format: Whether the layout on the device is part of the result.
     """
-    if isinstance(arr, jax.Array) and jax.dtypes.issubdtype(arr.dtype, jax.dtypes.prng_key):
+    if isinstance(arr, jax.Array) and _jax.dtypes.issubdtype(arr.dtype, _jax.dtypes.prng_key):
         arr = jax.random.key_data(arr)
+    number: Any = arr
     if isinstance(arr, int | float | np.number):
-        return arr if scalar_dtype is None else scalar_dtype(arr)
+        return number if scalar_dtype is None else scalar_dtype(number)
 
     shape, kind = tuple(arr.shape), arr.dtype if dtype is None else dtype
     if isinstance(arr, np.ndarray):
-        return jax.ShapeDtypeStruct(shape, kind)
+        return _jax.ShapeDtypeStruct(shape, kind)
 
     sharding: Any = getattr(arr, "format", None) if support_format else None
     if sharding is None:
@@ -80,4 +83,4 @@ def to_shape_dtype_struct(
     if not isinstance(sharding, Sharding) and hasattr(sharding, "to_jax_sharding"):
         sharding = sharding.to_jax_sharding()
 
-    return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+    return _jax.ShapeDtypeStruct(shape, kind, sharding=sharding)

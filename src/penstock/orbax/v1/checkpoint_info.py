@@ -90,4 +90,4 @@ def _datetime(nanoseconds: int | None) -> datetime.datetime | None:
     if nanoseconds is None:
         return None
 
-    return datetime.datetime.fromtimestamp(nanoseconds / 1e9, tz=datetime.timezone.utc)
+    return datetime.datetime.fromtimestamp(nanoseconds / 1e9, tz=datetime.UTC)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Building",)
+__all__ = ("Building", "Existing")
 
 import os
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,6 @@ from typing import final
 from anyio import Lock
 
 from penstock.orbax.v1.path import Path, PathAwaitingCreation, PathLike
-
 
 
 @final
@@ -64,4 +63,22 @@ class _Below(PathAwaitingCreation):
 
     async def await_creation(self) -> Path:
         await self._root.await_creation()
+        return self._path
+
+
+@final
+class Existing(PathAwaitingCreation):
+    """A directory that is there already."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __truediv__(self, other: PathLike) -> PathAwaitingCreation:
+        return Existing(self._path / os.fspath(other))
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    async def await_creation(self) -> Path:
         return self._path

@@ -33,7 +33,7 @@ def ids_within(*roots: object) -> frozenset[int]:
                 found.add(id(value))
                 todo += [getattr(value, field.name) for field in dataclasses.fields(value)]
         elif isinstance(value, dict):
-            todo += cast("dict[Any, Any]", value).values()
+            todo += list(cast("Any", value).values())
         elif isinstance(value, list | tuple | set):
             todo += cast("list[Any]", value)
 

@@ -56,9 +56,7 @@ class CheckpointableHandler(Protocol[T, AbstractT]):
         """
         ...
 
-    async def load(
-        self, directory: Path, abstract_checkpointable: AbstractT | None = None
-    ) -> Awaitable[T]:
+    async def load(self, directory: Path, abstract_checkpointable: AbstractT | None = None) -> Awaitable[T]:
         """Begin to load what was saved in a directory, as asked for; with None as it was saved.
 
         Returns:

@@ -89,9 +89,7 @@ def leaf_metadata(spec: LeafSpec) -> Any:
             storage = StorageMetadata(spec.chunk_shape, spec.write_shape)
             return ArrayMetadata(spec.shape, numpy_dtype(spec.dtype), sharding, storage)
         case "np.ndarray":
-            return NumpyMetadata(
-                spec.shape, numpy_dtype(spec.dtype), StorageMetadata(spec.chunk_shape, None)
-            )
+            return NumpyMetadata(spec.shape, numpy_dtype(spec.dtype), StorageMetadata(spec.chunk_shape, None))
         case "scalar":
             return 0 if np.issubdtype(numpy_dtype(spec.dtype), np.integer) else 0.0
         case "string":

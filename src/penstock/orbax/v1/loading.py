@@ -16,7 +16,7 @@ __all__ = (
 
 import warnings
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from anyio import to_thread
@@ -37,7 +37,8 @@ from penstock.orbax.v1.safetensors import load_safetensors, safetensors_metadata
 from penstock.orbax.v1.tree import PyTreeOf, is_supported_abstract_leaf
 from penstock.paths import absolute_path
 
-Abstract = Any
+Abstract: TypeAlias = Any
+_jax: Any = jax
 
 
 def load(
@@ -106,9 +107,7 @@ def load_checkpointables_async(
     return _begin_load_items(path, abstract_checkpointables)
 
 
-def metadata(
-    path: PathLike, checkpointable_name: str | None = AUTO
-) -> CheckpointMetadata[PyTreeMetadata]:
+def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[PyTreeMetadata]:
     """Say what tree a checkpoint holds, without reading an array.
 
     Args:
@@ -271,7 +270,7 @@ def _standardized(abstract: Any) -> Any:
     if abstract is None:
         return None
 
-    return jax.tree.map(_with_mesh, abstract)
+    return _jax.tree.map(_with_mesh, abstract)
 
 
 def _with_mesh(leaf: Any) -> Any:
@@ -279,12 +278,13 @@ def _with_mesh(leaf: Any) -> Any:
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
         return leaf
 
-    mesh: Any = jax.sharding.get_mesh()
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, sharding.spec))
+    struct: Any = leaf
+    mesh: Any = _jax.sharding.get_mesh()
+    return _jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=NamedSharding(mesh, sharding.spec))
 
 
 def _check_abstract(abstract: Any) -> None:
-    for leaf in jax.tree.leaves(abstract):
+    for leaf in _jax.tree.leaves(abstract):
         if not is_supported_abstract_leaf(leaf):
             raise TypeError(
                 f"Unsupported abstract leaf type for loading: `{type(leaf)}`. An abstract leaf is a value, a "

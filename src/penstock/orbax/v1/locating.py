@@ -77,8 +77,8 @@ def find(path: PathLike, layout: CheckpointLayout) -> Found:
         return _find(place, layout)
     except (OSError, ValueError) as error:
         raise InvalidLayoutError(
-            f"Could not recognize the checkpoint at {place} as a valid {layout.value.capitalize()} checkpoint. "
-            "If it is of another layout, say so with `ctx.checkpoint_layout = ...`."
+            f"Could not recognize the checkpoint at {place} as a valid {layout.value.capitalize()} "
+            "checkpoint. If it is of another layout, say so with `ctx.checkpoint_layout = ...`."
         ) from error
 
 
@@ -103,8 +103,8 @@ def tree_name(found: Found, name: str | None) -> str | None:
 
     if name is None and found.kind is Kind.V1:
         raise InvalidLayoutError(
-            f"{found.path} has named items, as checkpoints of the newer API have: `checkpointable_name=None` is "
-            "only for a V0 checkpoint that is itself a tree. Leave it out to load the tree."
+            f"{found.path} has named items, as checkpoints of the newer API have: "
+            "`checkpointable_name=None` is only for a V0 checkpoint that is itself a tree."
         )
     if not found.is_tree(name):
         trees = [item for item in item_names(found) if found.is_tree(item)]
@@ -117,9 +117,7 @@ def tree_name(found: Found, name: str | None) -> str | None:
 def item_names(found: Found) -> list[str]:
     """Return the names of all items: `state` first, then by the alphabet."""
     names = [
-        name
-        for name in found.names
-        if name not in RESERVED and os.path.isdir(os.path.join(found.path, name))
+        name for name in found.names if name not in RESERVED and os.path.isdir(os.path.join(found.path, name))
     ]
     return sorted(names, key=lambda name: (name != STATE, name))
 

@@ -6,6 +6,7 @@ __all__ = ("Plan", "plan_load")
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial as partial_of
 from typing import Any, Final, final
 
 import jax
@@ -16,11 +17,12 @@ from jax.sharding import Sharding
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.kernel.messages import KeyPath, LeafSpec
 from penstock.orbax.v1.leaf_metadata import empty_value
-from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes
+from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes, is_supported_leaf
 from penstock.orbax.v1.tree_files import StoredTree
 from penstock.stages.trees import FlatLeaf, flatten_tree
 
-_jax: Any = tree_util
+_tree: Any = tree_util
+_jax: Any = jax
 _PYTHON: Final = (bool, int, float)
 
 Finish = Callable[[Any], Any]
@@ -34,6 +36,9 @@ class Plan:
     like: Any
     options: dict[str, Any] = field(default_factory=dict[str, Any])  #: of penstock's `restore`
     finishes: dict[int, Finish] = field(default_factory=dict[int, Finish])  #: by place in flatten order
+    asked: dict[KeyPath, Any] = field(
+        default_factory=dict[KeyPath, Any]
+    )  #: of leaves with their own handlers
 
     def finish(self, tree: Any) -> Any:
         """Make of what was restored what was asked for."""
@@ -45,7 +50,7 @@ class Plan:
         for at, finish in self.finishes.items():
             values[at] = finish(values[at])
 
-        return _jax.tree_unflatten(treedef, values)
+        return _tree.tree_unflatten(treedef, values)
 
 
 @final
@@ -59,7 +64,14 @@ class _Wanted:
     finish: Finish | None = None
 
 
-def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool) -> Plan:
+def plan_load(
+    abstract: Any,
+    stored: StoredTree,
+    *,
+    partial: bool = False,
+    resize: bool = False,
+    custom: Mapping[str, type[Any]] | None = None,
+) -> Plan:
     """Decide what to ask of `restore`.
 
     Args:
@@ -67,6 +79,7 @@ def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool)
         stored: What there is.
         partial: Whether leaves may be left out of `abstract`.
         resize: Whether arrays may be padded and cut off.
+        custom: The type of leaves that a handler of the user's own saved, by its recorded name.
 
     Raises:
         ValueError: If they do not fit.
@@ -75,15 +88,21 @@ def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool)
     specs = dict(zip(stored.keys, stored.specs, strict=True))
     _check_keys(wanted, specs, partial=partial)
 
-    plan, likes, left_out = Plan(None), list[Any](), dict[KeyPath, None]()
+    plan, likes, left_out, kept = Plan(None), list[Any](), dict[KeyPath, None](), False
     for at, leaf in enumerate(wanted):
         spec = specs.get(leaf.info.keys)
-        if leaf.value is PLACEHOLDER:
-            likes.append(PLACEHOLDER)
+        if leaf.value is PLACEHOLDER and spec is not None:
             left_out[leaf.info.keys] = None
+        if spec is None or leaf.value is PLACEHOLDER:
+            likes.append(leaf.value)
+            kept = kept or not _is_empty(leaf.value)
+            continue
+        if spec.typestr in (custom or {}):
+            plan.asked[leaf.info.keys] = leaf.value
+            likes.append((custom or {})[spec.typestr])
             continue
 
-        one = _Wanted(leaf.value) if spec is None else _wanted(leaf.value, spec, resize=resize)
+        one = _wanted(leaf.value, spec, resize=resize)
         likes.append(one.like)
         if one.finish is not None:
             plan.finishes[at] = one.finish
@@ -92,8 +111,8 @@ def plan_load(abstract: Any, stored: StoredTree, *, partial: bool, resize: bool)
         if one.resized:
             plan.options["strict"] = False
 
-    plan.like = _jax.tree_unflatten(treedef, likes)
-    if left_out:
+    plan.like = _tree.tree_unflatten(treedef, likes)
+    if kept:  # placeholders, and values that the checkpoint has not
         plan.options |= {"rename": left_out, "on_missing": "keep"}
     if partial:
         plan.options["on_unexpected"] = "skip"
@@ -107,7 +126,7 @@ def _check_keys(wanted: Sequence[FlatLeaf], specs: Mapping[KeyPath, LeafSpec], *
     problems = [
         f"{leaf.info.key_path}: asked for, and not in the checkpoint"
         for keys, leaf in asked.items()
-        if keys not in specs and not _is_empty(leaf.value)
+        if keys not in specs and not _may_be_absent(leaf.value, partial=partial)
     ]
     if not partial:
         problems += [
@@ -138,8 +157,8 @@ def _wanted(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
     if has_attributes(kind, "shape", "dtype", "sharding"):
         return _array(None if abstract is kind else abstract, spec, resize=resize)
     if has_attributes(kind, "shape", "dtype"):
-        dtype = None if abstract is kind else abstract.dtype
-        return _host_array(spec, dtype)
+        struct: Any = abstract
+        return _host_array(spec, None if abstract is kind else struct.dtype)
     if issubclass(kind, _PYTHON):
         return _number(kind, spec)
 
@@ -155,7 +174,7 @@ def _as_stored(spec: LeafSpec) -> Any:
             return np.ndarray
         case "scalar":
             dtype = numpy_dtype(spec.dtype)
-            return bool if dtype == bool else int if np.issubdtype(dtype, np.integer) else float
+            return bool if dtype.kind == "b" else int if np.issubdtype(dtype, np.integer) else float
         case "string":
             return str
         case _:
@@ -169,8 +188,8 @@ def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
     shape: Any = abstract.shape if abstract.shape is not None else spec.shape
     dtype: Any = abstract.dtype if abstract.dtype is not None else numpy_dtype(spec.dtype)
     sharding, finish = _placement(abstract)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return _Wanted(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
+    if _jax.dtypes.issubdtype(dtype, _jax.dtypes.prng_key):
+        return _Wanted(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
     if tuple(shape) != spec.shape and not resize:
         raise ValueError(
             f"Requested shape: {tuple(shape)} is not compatible with the stored shape: {spec.shape}. To pad "
@@ -178,14 +197,16 @@ def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
         )
 
     impl = spec.random_key_impl
-    if impl is not None and finish is None:  # asked for as the data that stands for it in an abstract tree
-
-        def finish(data: Any) -> Any:
-            return jax.random.wrap_key_data(data, impl=impl)
+    if impl is not None:  # asked for as the data that stands for it in an abstract tree
+        finish = partial_of(_wrap_key, impl)
 
     changed = None if dtype_name(np.dtype(dtype)) == spec.dtype else dtype
-    like = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    like = _jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     return _Wanted(like, changed, tuple(shape) != spec.shape, finish)
+
+
+def _wrap_key(impl: str, data: Any) -> Any:
+    return _jax.random.wrap_key_data(data, impl=impl)
 
 
 def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
@@ -194,9 +215,10 @@ def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
     if sharding is None or isinstance(sharding, Sharding):
         return sharding, None
     if hasattr(sharding, "to_jax_sharding"):
-        return sharding.to_jax_sharding(), None
+        of_orbax: Any = sharding
+        return of_orbax.to_jax_sharding(), None
 
-    return sharding.sharding, lambda array: jax.device_put(array, sharding)
+    return sharding.sharding, lambda array: _jax.device_put(array, sharding)
 
 
 def _host_array(spec: LeafSpec, dtype: Any, finish: Finish | None = None) -> _Wanted:
@@ -218,6 +240,11 @@ def _number(kind: type[Any], spec: LeafSpec) -> _Wanted:
         return _Wanted(kind)
 
     return _host_array(spec, None, lambda array: kind(array.item()))
+
+
+def _may_be_absent(value: Any, *, partial: bool) -> bool:
+    """Whether the result can do without the checkpoint there: a value is kept, but a struct is none."""
+    return _is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
 
 
 def _is_empty(value: Any) -> bool:

@@ -17,10 +17,12 @@ import jax
 from anyio import to_thread
 from jax.experimental import multihost_utils
 
+_jax: Any = jax
+
 
 def is_pathways_backend() -> bool:
     """Whether all devices of the job hang on one process. penstock does not support that."""
-    client: Any = jax.devices()[0].client
+    client: Any = _jax.devices()[0].client
     return hasattr(client, "pathways") or client.runtime_type in {"pathways", "proxy/pathways"}
 
 
@@ -34,7 +36,7 @@ async def sync_global_processes(
 ) -> None:
     """Wait until every process of the job has come here."""
     del timeout, record_event_name
-    if jax.process_count() > 1 and (processes is None or len(processes) > 1):
+    if int(_jax.process_count()) > 1 and (processes is None or len(processes) > 1):
         await to_thread.run_sync(multihost_utils.sync_global_devices, f"{key}_{operation_id}")
 
 
@@ -45,9 +47,9 @@ def is_primary_host(primary_host: int | None) -> bool:
 
 def process_count() -> int:
     """Return the number of processes in the job."""
-    return jax.process_count()
+    return int(_jax.process_count())
 
 
 def process_index() -> int:
     """Return the number of this process."""
-    return jax.process_index()
+    return int(_jax.process_index())

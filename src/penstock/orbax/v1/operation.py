@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
 
@@ -170,7 +170,7 @@ def begin(name: str, main: Main[T]) -> Operation[T]:
 
     # The caller may have a loop or none, and either way must not be made to run ours. The thread is no
     # daemon: a program that ends waits for its saves.
-    run = partial(copy_context().run, _run, operation, main)
+    run = partial(_run, operation, main, copy_context())
     threading.Thread(target=run, name=f"penstock: {name}").start()
     return operation
 
@@ -188,9 +188,17 @@ def finished(operation: Operation[T]) -> T:
         raise
 
 
-def _run(operation: Operation[T], main: Main[T]) -> None:
+def _run(operation: Operation[T], main: Main[T], caller: Context) -> None:
+    async def run() -> None:
+        own = copy_context()
+        for variable, value in caller.items():
+            if variable not in own:  # what says which loop is running here is not the caller's to say
+                variable.set(value)
+
+        await operation.run(main)
+
     try:
-        anyio.run(operation.run, main)
+        anyio.run(run)
     except BaseException as error:
         operation.fail(error)
         if not isinstance(error, Exception):

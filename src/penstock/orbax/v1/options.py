@@ -31,7 +31,7 @@ from penstock.orbax.v1.path import Path
 from penstock.orbax.v1.registration import CheckpointableHandlerRegistry, default_registry
 
 
-class AtomicityMode(str, enum.Enum):
+class AtomicityMode(enum.StrEnum):
     """How a checkpoint becomes visible. penstock always renames, and writes the commit mark, too."""
 
     AUTO = "auto"

@@ -29,7 +29,7 @@ from penstock.orbax.v1.saving import Saving, begin_save, check_state, staged
 from penstock.orbax.v1.tree import JsonType, PyTreeOf, merge
 from penstock.orbax.v1.tree_files import read_tree
 from penstock.paths import absolute_path
-from penstock.stages.trees import flatten_tree
+from penstock.stages.trees import flatten_tree, is_empty
 
 _PENDING: Final = ".pending_"
 
@@ -94,15 +94,20 @@ def _check_new(gathered: str, state: PyTreeOf) -> None:
     """
     known: set[KeyPath] = set()
     for directory in _parts(gathered):
-        known.update(read_tree(os.path.join(directory, STATE)).keys)
+        tree = read_tree(os.path.join(directory, STATE))
+        known.update(
+            [keys for keys, spec in zip(tree.keys, tree.specs, strict=True) if not spec.is_empty_marker]
+        )
 
     above = {keys[:n] for keys in known for n in range(len(keys))}
     for leaf in flatten_tree(state)[0]:
         keys = leaf.info.keys
+        if is_empty(leaf.value):
+            continue
         if keys in known or keys in above or any(keys[:n] in known for n in range(len(keys))):
             raise PartialSaveReplacementError(
-                f"{leaf.info.key_path} was found in an earlier partial save. Partial saving currently does not "
-                "support REPLACEMENT."
+                f"{leaf.info.key_path} was found in an earlier partial save. Partial saving currently does "
+                "not support REPLACEMENT."
             )
 
 
@@ -151,10 +156,8 @@ class _Finalizing:
         await to_thread.run_sync(store.remove_tree, gathered)
 
     async def _merged(self, parts: Sequence[str]) -> Any:
-        trees: list[Any] = []
         async with Checkpointer(memory_limit=self.context.memory.read_concurrent_bytes) as checkpointer:
-            for part in parts:
-                trees.append(await checkpointer.restore(os.path.join(part, STATE), mmap=True))
+            trees = [await checkpointer.restore(os.path.join(part, STATE), mmap=True) for part in parts]
 
         try:
             return merge(*trees)

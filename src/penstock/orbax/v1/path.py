@@ -20,7 +20,7 @@ PathLike: TypeAlias = Path | str
 
 @runtime_checkable
 class PathAwaitingCreation(Protocol):
-    """A directory that may not exist yet. Its name can be used at once; its content after `await_creation`."""
+    """A directory that may not exist yet. Its name can be used at once, its content later."""
 
     def __truediv__(self, other: PathLike) -> PathAwaitingCreation: ...
 

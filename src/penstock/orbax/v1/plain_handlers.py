@@ -108,9 +108,7 @@ class ProtoHandler:
         text: str = text_format.MessageToString(checkpointable)
         return _write(directory, self._filename, text, _is_primary())
 
-    async def load(
-        self, directory: Path, abstract_checkpointable: type[Any] | None = None
-    ) -> Awaitable[Any]:
+    async def load(self, directory: Path, abstract_checkpointable: type[Any] | None = None) -> Awaitable[Any]:
         """Begin to load a message of a class.
 
         Raises:
@@ -125,7 +123,7 @@ class ProtoHandler:
         raise NotImplementedError("which class a message is of is recorded nowhere")
 
     def is_handleable(self, checkpointable: Any) -> bool:
-        return _is_message(type(checkpointable))
+        return _is_message(checkpointable.__class__)
 
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool:
         return isinstance(abstract_checkpointable, type) and _is_message(abstract_checkpointable)

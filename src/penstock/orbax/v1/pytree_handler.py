@@ -15,11 +15,13 @@ from jax import tree_util
 
 from penstock.api import Checkpointer
 from penstock.engine import SaveKeywords
+from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
-from penstock.kernel.messages import KeyPath
+from penstock.kernel.messages import KeyPath, ParamInfo
 from penstock.kernel.save_format import SaveArgs
 from penstock.orbax.v1.array_options import ArrayMetadataValidator, ArrayOptions, storage_options_of
 from penstock.orbax.v1.context import Context, get_context
+from penstock.orbax.v1.leaf_adapter import CustomLeaves
 from penstock.orbax.v1.leaf_metadata import leaf_metadata
 from penstock.orbax.v1.leaf_registry import (
     LeafHandlerRegistry,
@@ -32,7 +34,7 @@ from penstock.orbax.v1.memory_options import TransferPriority
 from penstock.orbax.v1.operation import Operation, begin
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PyTree
-from penstock.orbax.v1.tree_files import TreeLayout, read_tree, save_format_of
+from penstock.orbax.v1.tree_files import StoredTree, TreeLayout, read_tree, save_format_of
 from penstock.stages.trees import nest_columns, step
 
 _jax: Any = tree_util
@@ -47,7 +49,7 @@ class PyTreeHandler:
         context: Its options; by default those in force where this is made.
         array_metadata_validator: Accepted; penstock counts every byte before it publishes.
         leaf_handler_registry: Handlers for leaves.
-        partial_save_mode: Accepted; a part is saved as any tree is, and `partial.finalize` puts them together.
+        partial_save_mode: Accepted; a part is saved as any tree is.
     """
 
     RECORDED_AS: Final = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
@@ -62,7 +64,9 @@ class PyTreeHandler:
     ) -> None:
         del array_metadata_validator, partial_save_mode
         self._context = get_context() if context is None else context
-        self._leaves = StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
+        self._leaves = (
+            StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
+        )
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: PyTree) -> Awaitable[None]:
         """Take the values of a tree; return what writes them.
@@ -80,9 +84,7 @@ class PyTreeHandler:
         await saving.begun()
         return saving
 
-    async def load(
-        self, directory: Path, abstract_checkpointable: PyTree | None = None
-    ) -> Awaitable[PyTree]:
+    async def load(self, directory: Path, abstract_checkpointable: PyTree | None = None) -> Awaitable[PyTree]:
         """Begin to load a tree.
 
         Args:
@@ -101,7 +103,17 @@ class PyTreeHandler:
     async def metadata(self, directory: Path) -> PyTree:
         """Return the tree that was saved, with what is known of each leaf in its place."""
         tree = await to_thread.run_sync(read_tree, str(directory))
-        return nest_columns(tree.keys, tree.kinds, [leaf_metadata(spec) for spec in tree.specs])
+        custom = self._custom(tree)
+        names = custom.types()
+        found: list[Any] = []
+        for keys, kinds, spec in zip(tree.keys, tree.kinds, tree.specs, strict=True):
+            if spec.typestr in names:
+                info = ParamInfo(keys, kinds, "", str(directory))
+                found.append(await custom.metadata(spec.typestr, info))
+            else:
+                found.append(leaf_metadata(spec))
+
+        return nest_columns(tree.keys, tree.kinds, found)
 
     def is_handleable(self, checkpointable: Any) -> bool:
         try:
@@ -124,8 +136,10 @@ class PyTreeHandler:
         layout = TreeLayout(save_format_of(options))
         keywords: SaveKeywords = {"save_args": _save_args(options, tree)}
         limit = self._context.memory.save_limit
+        registry = CustomLeaves(self._leaves, self._context).registry()
         path = await directory.await_creation()
-        async with Checkpointer(memory_limit=limit, layout=layout) as checkpointer:
+        await to_thread.run_sync(LocalStore().make_directory, str(path))
+        async with Checkpointer(memory_limit=limit, layout=layout, registry=registry) as checkpointer:
             first = _first(self._context, tree)
             try:
                 future = await checkpointer.save(str(path), tree, prioritise=first, **keywords)
@@ -138,25 +152,33 @@ class PyTreeHandler:
 
     async def _load(self, directory: str, abstract: PyTree | None, operation: Operation[PyTree]) -> PyTree:
         operation.mark_begun()
-        loading = self._context.array.loading
+        stored = await to_thread.run_sync(read_tree, directory)
+        custom = self._custom(stored)
         plan = Plan(None)
         if abstract is not None:
-            stored = await to_thread.run_sync(read_tree, directory)
             plan = plan_load(
                 abstract,
                 stored,
                 partial=self._context.pytree.loading.partial_load,
-                resize=loading.enable_padding_and_truncation,
+                resize=self._context.array.loading.enable_padding_and_truncation,
+                custom=custom.types(),
             )
             plan.options["like"] = plan.like
+            custom.asked = plan.asked
 
-        async with Checkpointer(memory_limit=self._context.memory.read_concurrent_bytes) as checkpointer:
+        limit = self._context.memory.read_concurrent_bytes
+        async with Checkpointer(memory_limit=limit, registry=custom.registry()) as checkpointer:
             try:
                 tree = await checkpointer.restore(directory, **plan.options)
             except StructureMismatchError as error:
                 raise mismatch([str(difference) for difference in error.differences]) from error
+            except NoHandlerError as error:
+                raise UnregisteredTypeError(str(error)) from error
 
         return plan.finish(tree)
+
+    def _custom(self, stored: StoredTree) -> CustomLeaves:
+        return CustomLeaves(self._leaves, self._context, frozenset([spec.typestr for spec in stored.specs]))
 
 
 @final

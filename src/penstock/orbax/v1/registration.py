@@ -18,7 +18,7 @@ __all__ = (
 )
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final
 
 from penstock.kernel.errors import HandlerError
 from penstock.kernel.events import get_logger
@@ -93,9 +93,9 @@ class _Registry(CheckpointableHandlerRegistry):
             ValueError: If it is no class.
             AlreadyExistsError: If there is one for the name; without a name, if the handler is there.
         """
-        given: object = handler_type
+        given = cast("object", handler_type)
         if not isinstance(given, type):
-            raise ValueError(f"The `handler_type` must be a type, but got {given}.")  # noqa: TRY004 - Orbax's
+            raise ValueError(f"The `handler_type` must be a type, but got {given}.")
         if checkpointable_name:
             if self.has(checkpointable_name):
                 raise AlreadyExistsError(

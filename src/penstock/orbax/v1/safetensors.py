@@ -18,6 +18,8 @@ from penstock.orbax.v1.locating import Found
 from penstock.orbax.v1.matching import mismatch
 from penstock.orbax.v1.path import Path
 
+_jax: Any = jax
+
 
 async def load_safetensors(found: Found, abstract: Any) -> Any:
     """Load a flat tree, as NumPy arrays unless asked otherwise."""
@@ -40,7 +42,9 @@ async def safetensors_metadata(found: Found, path: Path) -> CheckpointMetadata[A
     async with Checkpointer() as checkpointer:
         about = await checkpointer.metadata(found.path)
 
-    tree = {leaf.name: jax.ShapeDtypeStruct(leaf.shape or (), numpy_dtype(leaf.dtype)) for leaf in about.leaves}
+    tree = {
+        leaf.name: _jax.ShapeDtypeStruct(leaf.shape or (), numpy_dtype(leaf.dtype)) for leaf in about.leaves
+    }
     return CheckpointMetadata(
         path,
         metadata=tree,

@@ -193,21 +193,24 @@ class Saving:
         self._items = items
         self._handlers = handlers
         self._context = context
+        self._overwrite = overwrite
         self._custom_metadata = custom_metadata
         self._started_ns = time.time_ns()
         self._store = LocalStore()
+        self._layout = OrbaxLayout()
+        self._layout.temporary_name(path)  # refuses names that cannot be read again
+
+    async def __call__(self, operation: Operation[None]) -> None:
+        # Made in the loop of the operation: what they wait with belongs to one.
         self._threads = Threads()
-        layout = OrbaxLayout()
         self._workspace = Workspace(
             self._store,
             self._threads,
-            path,
-            layout.temporary_name(path),
-            overwrite=overwrite,
-            recognises=partial(layout.recognises, self._store),
+            self.path,
+            self._layout.temporary_name(self.path),
+            overwrite=self._overwrite,
+            recognises=partial(self._layout.recognises, self._store),
         )
-
-    async def __call__(self, operation: Operation[None]) -> None:
         try:
             with fail_after(self._context.asynchronous.timeout_secs):
                 await self._workspace.check()
@@ -258,7 +261,7 @@ class Saving:
             started_ns=self._started_ns,
             committed_ns=time.time_ns(),
             custom_metadata=self._custom_metadata,
-            item_handlers={name: typestr(type(handler)) for name, handler in self._handlers.items()},
+            item_handlers={name: typestr(handler.__class__) for name, handler in self._handlers.items()},
         )
         self._store.write_file(self._workspace.path(V1_MARK), b"")
         self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)

@@ -16,6 +16,7 @@ __all__ = (
     "merge",
 )
 
+import inspect
 from types import EllipsisType
 from typing import Any, Final, TypeAlias
 
@@ -57,7 +58,7 @@ def is_supported_abstract_leaf(x: object) -> bool:
 
 def has_attributes(kind: type, *names: str) -> bool:
     """Whether objects of a type have attributes, as far as the type says: dataclasses declare theirs."""
-    declared = {name for base in kind.__mro__ for name in base.__dict__.get("__annotations__", ())}
+    declared = {name for base in kind.__mro__ for name in inspect.get_annotations(base)}
     return all(name in declared or hasattr(kind, name) for name in names)
 
 
@@ -80,29 +81,26 @@ def merge(*trees: PyTree, overwrite: bool = False, is_leaf: Any = None) -> PyTre
 
 
 def _merge(first: Any, second: Any, at: tuple[Any, ...], *, overwrite: bool, is_leaf: Any) -> Any:
-    leaf = is_leaf is not None and (is_leaf(first) or is_leaf(second))
-    if not leaf and isinstance(first, dict) and isinstance(second, dict):
-        merged: dict[Any, Any] = dict(first)
-        for key, value in second.items():
-            old = merged.get(key, _ABSENT)
-            merged[key] = (
-                value
-                if old is _ABSENT
-                else _merge(old, value, (*at, key), overwrite=overwrite, is_leaf=is_leaf)
-            )
+    if is_leaf is None or not (is_leaf(first) or is_leaf(second)):
+        if _both(dict, first, second):
+            merged: dict[Any, Any] = dict(first)
+            for key, value in second.items():
+                old = merged.get(key, _ABSENT)
+                merged[key] = value
+                if old is not _ABSENT:
+                    merged[key] = _merge(old, value, (*at, key), overwrite=overwrite, is_leaf=is_leaf)
 
-        return merged
+            return merged
 
-    both: Any = (first, second)
-    if not leaf and type(first) is type(second) and isinstance(first, list | tuple):
-        if len(both[0]) != len(both[1]):
-            raise ValueError(f"at {at}: sequences of {len(both[0])} and of {len(both[1])} cannot be merged")
+        if type(first) is type(second) and (_both(list, first, second) or _both(tuple, first, second)):
+            if len(first) != len(second):
+                raise ValueError(f"at {at}: sequences of {len(first)} and of {len(second)} cannot be merged")
 
-        items = [
-            _merge(a, b, (*at, n), overwrite=overwrite, is_leaf=is_leaf)
-            for n, (a, b) in enumerate(zip(*both, strict=True))
-        ]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+            items = [
+                _merge(a, b, (*at, n), overwrite=overwrite, is_leaf=is_leaf)
+                for n, (a, b) in enumerate(zip(first, second, strict=True))
+            ]
+            return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
 
     if first is None or overwrite:
         return second
@@ -110,6 +108,10 @@ def _merge(first: Any, second: Any, at: tuple[Any, ...], *, overwrite: bool, is_
         return first
 
     raise ValueError(f"two trees have a leaf at {at}, and overwrite is False")
+
+
+def _both(kind: type[Any], first: Any, second: Any) -> bool:
+    return isinstance(first, kind) and isinstance(second, kind)
 
 
 _ABSENT: Final = object()

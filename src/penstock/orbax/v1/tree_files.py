@@ -4,15 +4,17 @@ from __future__ import annotations
 
 __all__ = ("StoredTree", "TreeLayout", "read_tree", "save_format_of")
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.handlers.layout.names import CHECKPOINT_METADATA, COMMIT_MARK
+from penstock.handlers.layout.names import CHECKPOINT_METADATA, COMMIT_MARK, METADATA
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.messages import Document, KeyPath, Leaf, LeafSpec, ParamInfo, WrittenBatch
-from penstock.kernel.protocols import LeafColumns, Store, StoredCheckpoint
+from penstock.kernel.protocols import Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
 from penstock.orbax.v1.array_options import ArrayOptions
 
@@ -87,17 +89,14 @@ def read_tree(directory: str) -> StoredTree:
     """Read the documents of the tree in a directory. Blocking.
 
     Raises:
-        CorruptCheckpointError: If there is none, or a damaged one.
+        NotACheckpointError: If there is none. It is a FileNotFoundError.
+        CorruptCheckpointError: If it is damaged.
     """
-    leaves = OrbaxLayout().open(LocalStore(), directory).leaves
-    if isinstance(leaves, LeafColumns):
-        return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
+    if not os.path.exists(os.path.join(directory, METADATA)):
+        raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
 
-    return StoredTree(
-        [leaf.info.keys for leaf in leaves],
-        [leaf.info.kinds for leaf in leaves],
-        [leaf.spec for leaf in leaves],
-    )
+    leaves = OrbaxLayout().open(LocalStore(), directory).leaves
+    return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
 
 
 def save_format_of(saving: ArrayOptions.Saving) -> SaveFormat:

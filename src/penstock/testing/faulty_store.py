@@ -1,14 +1,8 @@
-"""Doubles for tests of stages, layouts and whole pipelines: stores that fail on demand.
-
-store = FaultyStore(LocalStore())
-store.fail_on("data.sync", 1, StorageError("fsync", path, "Input/output error", errno.EIO))
-...
-assert store.open_files == 0
-"""
+"""A store that fails, hangs or tears where a test says. Public as `penstock.testing.FaultyStore`."""
 
 from __future__ import annotations
 
-__all__ = ("Crash", "CrashStore", "FaultyStore", "Hang", "Operation")
+__all__ = ("FaultyStore",)
 
 import errno
 import threading
@@ -17,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, final
 
-from penstock.crash_store import Crash, CrashStore
 from penstock.hang import Hang, Operation
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
