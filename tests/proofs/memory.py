@@ -28,6 +28,7 @@ import anyio
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 import penstock
 from penstock.handlers.leaves.array import ArrayHandler
@@ -56,7 +57,10 @@ def checkpointer(kind: str, budget: int) -> penstock.Checkpointer:
     """Whose handler for jax.Arrays copies, if that is wanted."""
     registry = default_handlers(entry_points=False)
     if kind == "jax-copied":
-        registry.register(jax.Array, ArrayHandler(alias_host=False), override=True)
+        handler = ArrayHandler(alias_host=False)
+        types: tuple[type, ...] = (jax.Array, jax.ShapeDtypeStruct, Tracer)
+        for type_ in types:
+            registry.register(type_, handler, override=True)
 
     return penstock.Checkpointer(memory_limit=budget, registry=registry)
 
