@@ -155,7 +155,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """Measure everything; return what is not as it must be."""
     most = parse_bytes(arguments.budget) + parse_bytes(arguments.slack)
     wrong: list[str] = []
-    for kind in KINDS:
+    for kind in arguments.kinds:
         path = folder / kind
         for what in ("save", "restore"):
             extra = in_child(arguments, what, kind, path)["extra_bytes"]
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--budget", default="64MiB")
     parser.add_argument("--slack", default="48MiB")
     parser.add_argument("--saves", type=int, default=50)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--child", nargs=3, metavar=("WHAT", "KIND", "PATH"))
     arguments = parser.parse_args()
     if not arguments.child:
