@@ -33,7 +33,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all crash bench bench-quick clean
+.PHONY: help demo test lint test-all crash soak bench bench-quick clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -66,6 +66,9 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 
 crash: $(VENV)/.installed ## Kill a saving process 60 times, and look at what it left each time
 	$(BIN)/python tests/proofs/crash_loop.py
+
+soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
+	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
 bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw system calls (make bench BENCH=--help)
 	$(BIN)/python -m tests.bench $(BENCH)
