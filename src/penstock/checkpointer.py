@@ -45,8 +45,8 @@ from penstock.paths import absolute_path
 from penstock.pipelines import configured_pipeline, fitting_pipeline, prioritised
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
 from penstock.saving import SaveTask
-from penstock.stopping import Stopping
 from penstock.stages.known_values import KnownValues
+from penstock.stopping import Stopping
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]

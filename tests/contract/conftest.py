@@ -1,4 +1,4 @@
-"""Sweeps run thousands of saves, so they run in memory where that can be, and without asyncio's debug mode."""
+"""Sweeps run thousands of saves: in memory where that can be, and without asyncio's debug mode."""
 
 from __future__ import annotations
 

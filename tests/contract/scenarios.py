@@ -1,4 +1,4 @@
-"""Saves and restores of every kind, small, in several pieces, and with all that may be left behind counted."""
+"""Saves and restores of every kind, small and in several pieces, and all that they may leave behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ def plain(number: int) -> dict[str, Any]:
 
 def coded(number: int) -> dict[str, Any]:
     """One with leaves that are worth a codec."""
-    return {"a": np.full(N_CODED, number, np.float32), "b": np.full(N_CODED, number, np.int32), "step": number}
+    return {
+        "a": np.full(N_CODED, number, np.float32),
+        "b": np.full(N_CODED, number, np.int32),
+        "step": number,
+    }
 
 
 def arrays(number: int) -> dict[str, Any]:
@@ -271,4 +275,3 @@ RESTORINGS: dict[str, Restoring] = {
     "codec": Restoring(saving=SAVINGS["codec"]),
     "third party": Restoring(saving=SAVINGS["third party"]),
 }
-

@@ -11,7 +11,14 @@ from typing import TypeAlias
 import anyio
 import pytest
 from anyio.lowlevel import current_token
-from tests.contract.scenarios import RESTORINGS, SAVINGS, Place, descriptors_below, no_task_is_left, numbers_in
+from tests.contract.scenarios import (
+    RESTORINGS,
+    SAVINGS,
+    Place,
+    descriptors_below,
+    no_task_is_left,
+    numbers_in,
+)
 from tests.contract.stepping import Steps, acting_at
 
 from penstock.kernel.errors import SaveCancelledError

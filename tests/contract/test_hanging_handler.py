@@ -37,7 +37,9 @@ class Hanging:
 
 async def test_cancelling_it_ends_and_names_the_handler_and_the_key_path(tmp_path: Path) -> None:
     hanging = Hanging()
-    with pytest.raises(HandlerFailedError, match=r"\['p'\].*ParcelHandler.*did not end within 0.05 s") as raised:
+    with pytest.raises(
+        HandlerFailedError, match=r"\['p'\].*ParcelHandler.*did not end within 0.05 s"
+    ) as raised:
         async with hanging.checkpointer as checkpointer:
             save = await checkpointer.save(tmp_path / "new", TREE)
             await hanging.hang.wait_reached()

@@ -98,7 +98,9 @@ class Client:
             while True:
                 since, before = time.perf_counter(), self.meanwhile()
                 response = await client.post("/predict", json={"x": [1.0, 2.0, 3.0, 4.0]})
-                self.seconds[min(before, self.meanwhile(), key=PRECEDENCE.index)].append(time.perf_counter() - since)
+                self.seconds[min(before, self.meanwhile(), key=PRECEDENCE.index)].append(
+                    time.perf_counter() - since
+                )
                 assert response.status_code == 200, response.text
                 answer = response.json()
                 assert answer["y"] == [11.0 * answer["step"]] * 2, "one set of weights, never a mixture"

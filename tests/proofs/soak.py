@@ -61,9 +61,7 @@ def number_of(tree: Any) -> int:
 class Model:
     """What must be true: path -> the numbers that may lie there; None stands for nothing."""
 
-    allowed: dict[str, set[int | None]] = field(
-        default_factory=lambda: {name: {None} for name in PATHS}
-    )
+    allowed: dict[str, set[int | None]] = field(default_factory=lambda: {name: {None} for name in PATHS})
 
     def saving(self, name: str, number: int) -> None:
         """A save was begun."""

@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 from tests.proofs.soak import Steps, soak
 
-STEPS = 120
+STEPS = 100
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_random_course_of_saves_cancels_failures_and_restores(tmp_path: Path, seed: int) -> None:
+def test_a_random_course_of_saves_cancels_failures_and_restores(folder: Path, seed: int) -> None:
+    folder.mkdir()
     steps = Steps()
     try:
-        done = soak(tmp_path, seed, lambda n_steps: n_steps < STEPS, steps)
+        done = soak(folder, seed, lambda n_steps: n_steps < STEPS, steps)
     except BaseException as error:
         error.add_note("\n".join([f"seed {seed}", *list(steps)[-100:]]))
         raise
