@@ -179,8 +179,8 @@ class _Uncancelled(Generic[T]):
     def __init__(self, future: Future[T]) -> None:
         self._future = future
 
-    def add_done_callback(self, callback: Callable[[Any], None], /) -> object:
-        return self._future.add_done_callback(callback)
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        self._future.add_done_callback(callback)
 
     def cancel(self) -> object:
         return False

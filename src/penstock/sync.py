@@ -76,7 +76,7 @@ class Checkpointer:
         return self._stack.__exit__(exc_type, exc_val, exc_tb)
 
     def _forget(self, portal: BlockingPortal | None) -> None:
-        """In a fork: have nobody wait for the loop and the thread, which are not here, even when collected."""
+        """In a fork: have nobody wait for the loop and the thread, which are not here."""
         if portal is not None:
             with suppress(StopIteration, RuntimeError):
                 portal.stop().send(None)  # only notes that it has stopped
