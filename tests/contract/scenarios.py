@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,7 +232,7 @@ def descriptors_below(folder: Path) -> list[str]:
 
 
 @contextmanager
-def no_task_is_left() -> Iterator[None]:
+def no_task_is_left() -> Generator[None]:
     """Fail if there are more tasks at the end than at the beginning."""
     before = _tasks()
     yield

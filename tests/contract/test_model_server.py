@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -46,7 +46,7 @@ def weights(step: int) -> dict[str, Any]:
 
 
 @contextmanager
-def no_signal_handlers(_: uvicorn.Server) -> Generator[None]:
+def no_signal_handlers(self: uvicorn.Server) -> Generator[None]:
     """Leave signals to pytest."""
     yield
 
@@ -58,7 +58,7 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
+async def serving(app: Any) -> AsyncGenerator[str]:
     """Serve on a free port of loopback; yield the address."""
     server = QuietServer(uvicorn.Config(app, port=0, log_level="error", lifespan="on", ws="none"))
     async with anyio.create_task_group() as tasks:
@@ -117,8 +117,9 @@ async def test_it_swaps_checkpoints_in_and_no_request_fails(
 ) -> None:
     await penstock.save(tmp_path / "1", weights(1))
     server = load_example().ModelServer(tmp_path, memory_limit="8MiB", poll_s=0.01)
+    clients: list[Client] = []
     async with serving(server.app) as url, anyio.create_task_group() as tasks:
-        clients = [Client(url, server) for _ in range(2)]
+        clients += [Client(url, server) for _ in range(2)]
         for client in clients:
             tasks.start_soon(client.send)
 

@@ -284,13 +284,15 @@ def main() -> None:
     sys.stdout.write(f"seed {options.seed}, penstock {penstock.__version__}\n")
     steps = Steps()
     since = [time.monotonic()]
+    seconds: float = options.seconds
+    most_steps: int | None = options.steps
 
     def go_on(n_steps: int) -> bool:
         if n_steps == 0:
             since[0] = time.monotonic()
-        if options.steps is not None:
-            return n_steps < options.steps
-        return time.monotonic() - since[0] < options.seconds / 2
+        if most_steps is not None:
+            return n_steps < most_steps
+        return time.monotonic() - since[0] < seconds / 2
 
     folder = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
     try:
