@@ -39,10 +39,10 @@ LEAVES: Final[Section] = {
         "In the document a slash nests; Orbax fails in the background or loses one of them.",
     ),
     "type_handlers.ArrayHandler": (
-        "A `dispatcher` is refused. In a pipeline a shard is one chunk, however many replicas it has.",
+        "A `dispatcher` is refused. In a pipeline replicas share the work as they do by default.",
         (
-            "Every process saves its own shards, and there is nobody to dispatch to; chunks of replicas gain "
-            "nothing where one process writes. Called directly, it cuts chunks as Orbax does."
+            "Every process saves its own shards, and there is nobody to dispatch to. The options for "
+            "replicas count where the handler is called directly."
         ),
     ),
     "type_handlers.SingleReplicaArrayHandler": (
