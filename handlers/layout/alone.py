@@ -83,7 +83,7 @@ class TreeLayout:
         else:
             tree = EncodedTree(ordered, self._form, custom_metadata[CUSTOM])
 
-        return tree.item_documents(batches, time.time_ns())
+        return tree.item_documents(batches, time.time_ns(), digests or {})
 
     def recognises(self, store: Store, path: str) -> bool:
         """Whether anything may be written there: whoever made the directory says so."""

@@ -34,6 +34,7 @@ __all__ = (
     "export_safetensors",
     "metadata",
     "restore",
+    "restore_items",
     "save",
     "sync",
     "verify",
@@ -43,7 +44,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock import sync
-    from penstock.api import Checkpointer, convert, export_safetensors, metadata, restore, save, verify
+    from penstock.api import (
+        Checkpointer,
+        convert,
+        export_safetensors,
+        metadata,
+        restore,
+        restore_items,
+        save,
+        verify,
+    )
     from penstock.items import Composite
     from penstock.kernel.config import Config
     from penstock.kernel.errors import PenstockError
@@ -74,6 +84,7 @@ else:
         "export_safetensors": "penstock.api",
         "metadata": "penstock.api",
         "restore": "penstock.api",
+        "restore_items": "penstock.api",
         "save": "penstock.api",
         "sync": "penstock.sync",
         "verify": "penstock.api",

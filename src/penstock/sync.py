@@ -9,11 +9,20 @@ with penstock.sync.Checkpointer() as checkpointer:
 
 from __future__ import annotations
 
-__all__ = ("Checkpointer", "convert", "export_safetensors", "metadata", "restore", "save", "verify")
+__all__ = (
+    "Checkpointer",
+    "convert",
+    "export_safetensors",
+    "metadata",
+    "restore",
+    "restore_items",
+    "save",
+    "verify",
+)
 
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, final
@@ -54,8 +63,11 @@ class Checkpointer:
         with ExitStack() as stack:
             self._portal = stack.enter_context(start_blocking_portal())
             stack.enter_context(self._portal.wrap_async_context_manager(self._inner))
+            stack.enter_context(self._inner.stopping.holding_sigterm())
             self._stack = stack.pop_all()
 
+        # What the interpreter finds unclosed at its end it would close, by a loop that is dead by then.
+        self._inner.stopping.keeps = self._stack
         return self
 
     def __exit__(
@@ -64,8 +76,21 @@ class Checkpointer:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> bool | None:
-        self._portal = None
+        portal, self._portal = self._portal, None
+        if not self._inner.stopping.is_home:
+            self._forget(portal)
+            return None
+
+        self._inner.stopping.keeps = None
         return self._stack.__exit__(exc_type, exc_val, exc_tb)
+
+    def _forget(self, portal: BlockingPortal | None) -> None:
+        """In a fork: have nobody wait for the loop and the thread, which are not here, not even when collected."""
+        if portal is not None:
+            with suppress(StopIteration, RuntimeError):
+                portal.stop().send(None)  # only notes that it has stopped
+
+        self._stack.pop_all()
 
     def save(self, path: str | os.PathLike[str], tree: object, **options: Any) -> SaveFuture:
         """Begin to save; return once `tree` is staged. Call `.result()` for the durable checkpoint."""
@@ -74,6 +99,10 @@ class Checkpointer:
     def restore(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """Return the tree saved at `path`."""
         return self._open().call(partial(self._inner.restore, path, **options))
+
+    def restore_items(self, path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+        """Return the values of the items saved at `path`, by name."""
+        return self._open().call(partial(self._inner.restore_items, path, **options))
 
     def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds."""
@@ -89,6 +118,7 @@ class Checkpointer:
 
     def _open(self) -> BlockingPortal:
         _refuse_running_loop()
+        self._inner.stopping.check_process()
         if self._portal is None:
             raise ClosedError("the Checkpointer is not open; use it inside its `with`")
 
@@ -103,6 +133,11 @@ def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveRepo
 def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     """Return the tree saved at `path`; as `penstock.restore`."""
     return _once(partial(api.restore, path, **options))
+
+
+def restore_items(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+    """Return the values of the items saved at `path`, by name; as `penstock.restore_items`."""
+    return _once(partial(api.restore_items, path, **options))
 
 
 def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:

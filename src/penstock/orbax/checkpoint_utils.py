@@ -52,7 +52,10 @@ def construct_restore_args(
     tree = _jax.tree.map(_key_data, tree)
     if sharding_tree is None:
         # Not a tree of its own: None in it would be no leaf.
-        found = _jax.tree.map(lambda value: args_of(value, _place(value, support_layout)), tree)
+        def own(value: Any) -> RestoreArgs:
+            return args_of(value, _place(value, support_layout))
+
+        found = _jax.tree.map(own, tree)
     else:
         places = sharding_tree.tree if isinstance(sharding_tree, TreeMetadata) else sharding_tree
         found = _jax.tree.map(args_of, tree, places)
@@ -78,17 +81,18 @@ def to_shape_dtype_struct(
     """
     arr = _key_data(arr)
     if isinstance(arr, int | float | np.number):
-        return arr if scalar_dtype is None else scalar_dtype(arr)
+        number = cast("Any", arr)
+        return number if scalar_dtype is None else scalar_dtype(number)
 
     shape = getattr(arr, "shape", getattr(arr, "global_shape", None))
     if shape is None:
         raise ValueError(f"{arr!r} has no shape")
     if isinstance(arr, np.ndarray):
-        return jax.ShapeDtypeStruct(shape, dtype or cast("Any", arr).dtype)
+        return _jax.ShapeDtypeStruct(shape, dtype or cast("Any", arr).dtype)
 
     place = arr.sharding
     place = place.to_jax_sharding() if isinstance(place, ShardingMetadata) else _place(arr, support_format)
-    return jax.ShapeDtypeStruct(shape, dtype or arr.dtype, sharding=place)
+    return _jax.ShapeDtypeStruct(shape, dtype or arr.dtype, sharding=place)
 
 
 def _restore_args(value: Any, sharding: Any, *, set_global_shape: bool, strict: bool) -> RestoreArgs:

@@ -26,11 +26,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import jax
 import numpy as np
 import tensorstore as ts
 
 from penstock.handlers.layout.chunk_shapes import orbax_chunk_shape
+from penstock.handlers.leaves.keys import is_key
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
 # Half of TensorStore's signatures are unknown to the checkers: its stubs use names they do not define.
@@ -353,7 +353,7 @@ def get_cast_tspec_serialize(tspec: dict[str, Any], value: Any, args: SaveArgs) 
 
 def get_cast_tspec_deserialize(tspec: dict[str, Any], args: RestoreArgs) -> dict[str, Any]:
     """Say how to read an array cast to `args.dtype`; as it is if that is None or one of PRNG keys."""
-    if args.dtype is None or jax.dtypes.issubdtype(args.dtype, jax.dtypes.prng_key):
+    if args.dtype is None or is_key(args.dtype):
         return tspec
 
     return {"base": tspec, "driver": "cast", "dtype": _name(args.dtype)}
@@ -391,7 +391,8 @@ def _directory(info: ParamInfo) -> str:
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
-    return np.dtype(dtype)
+    found: np.dtype[Any] = np.dtype(dtype)
+    return found
 
 
 def _name(dtype: Any) -> str:

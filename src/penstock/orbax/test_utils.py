@@ -22,10 +22,11 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.handlers.leaves.keys import is_key
@@ -35,6 +36,7 @@ from penstock.orbax.leaf_args import ParamInfo
 from penstock.orbax.tree import PyTree, to_flat_dict
 
 _jax: Any = jax
+_spec: Any = PartitionSpec
 
 
 def is_leaf(x: Any) -> bool:
@@ -44,16 +46,18 @@ def is_leaf(x: Any) -> bool:
 
 def create_sharded_array(arr: Any, mesh: Mesh, mesh_axes: PartitionSpec) -> Any:
     """Make a jax.Array of this sharding."""
-    array = np.asarray(arr)
-    return _jax.make_array_from_callback(
-        array.shape, NamedSharding(mesh, mesh_axes), lambda index: np.asarray(array[index])
-    )
+    array: npt.NDArray[Any] = np.asarray(arr)
+
+    def part(index: tuple[slice, ...]) -> npt.NDArray[Any]:
+        return np.asarray(array[index])
+
+    return _jax.make_array_from_callback(array.shape, NamedSharding(mesh, mesh_axes), part)
 
 
 def replicate_sharded_array(arr: Any) -> Any:
     """Return the array with all of it on every device."""
     mesh = Mesh(np.asarray(_jax.devices()), ("x",))
-    return _jax.device_put(arr, NamedSharding(mesh, PartitionSpec()))
+    return _jax.device_put(arr, NamedSharding(mesh, _spec()))
 
 
 def apply_function(tree: PyTree, function: Callable[[Any], Any]) -> PyTree:
@@ -83,8 +87,8 @@ def setup_sharded_pytree(
 
     line, square = Mesh(chosen, ("x",)), Mesh(chosen.reshape((2, -1)), ("x", "y"))
     meshes = {"a": line, "b": line, "c": {"a": square, "e": square}}
-    both = PartitionSpec("x", "y")
-    axes = {"a": PartitionSpec(None), "b": PartitionSpec("x"), "c": {"a": both, "e": both}}
+    both = _spec("x", "y")
+    axes = {"a": _spec(None), "b": _spec("x"), "c": {"a": both, "e": both}}
     tree = setup_pytree() if pytree is None else pytree
     return _jax.tree.map(create_sharded_array, tree, meshes, axes, is_leaf=is_leaf), meshes, axes
 
@@ -104,7 +108,7 @@ def assert_array_equal(testclass: Any, v_expected: Any, v_actual: Any) -> None:
         for one, other in zip(expected, actual, strict=True):
             np.testing.assert_array_equal(np.asarray(other.data), np.asarray(one.data))
     elif isinstance(v_expected, np.ndarray):
-        np.testing.assert_array_equal(v_actual, v_expected)
+        np.testing.assert_array_equal(v_actual, cast("Any", v_expected))
     else:
         testclass.assertEqual(v_expected, v_actual)
 

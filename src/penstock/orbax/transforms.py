@@ -7,7 +7,6 @@ __all__ = ("RestoreTransform", "Transform", "apply_transformations", "intersect_
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import jax
@@ -85,10 +84,11 @@ def apply_transformations(
         return {}
 
     original = to_flat_dict(original_tree, sep="/")
-    rules = to_flat_dict(transformations, sep="/")
+    rules: dict[str, Transform] = to_flat_dict(transformations, sep="/")
     new = to_flat_dict(new_tree, sep="/")
     for key in new:
-        matching = [(found, rule) for pattern, rule in rules.items() if (found := re.fullmatch(pattern, key))]
+        tried = [(re.fullmatch(pattern, key), rule) for pattern, rule in rules.items()]
+        matching = [(found, rule) for found, rule in tried if found is not None]
         for found, rule in matching:
             if not rule.use_fallback:
                 new[key] = _made(key, rule, found, original, original_tree)
@@ -103,7 +103,7 @@ def apply_transformations(
 def intersect_trees(*trees: PyTree, target: PyTree = None) -> PyTree:
     """Return the leaves whose keys are in all of the trees, with the values of the last one."""
     flat = [to_flat_dict(tree) for tree in trees]
-    common: set[Any] = reduce(set.__and__, [set(leaves) for leaves in flat])
+    common = set(flat[-1]).intersection(*flat)
     return from_flat_dict({key: value for key, value in flat[-1].items() if key in common}, target=target)
 
 

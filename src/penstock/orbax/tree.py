@@ -23,7 +23,6 @@ __all__ = (
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
-import jax
 from jax import tree_util
 
 PyTree: TypeAlias = Any
@@ -84,13 +83,17 @@ def is_empty_or_leaf(x: Any) -> bool:
 
 def is_flat_dict(tree: PyTree) -> bool:
     """Whether this is a dict of nothing but leaves."""
-    return isinstance(tree, dict) and all(_is_leaf(value) for value in cast("dict[Any, Any]", tree).values())
+    return isinstance(tree, dict) and all(map(_is_leaf, cast("Any", tree).values()))
 
 
 def get_param_names(item: PyTree, *, include_empty_nodes: bool = True) -> PyTree:
     """Return a tree with each leaf replaced by its stored name: its keys joined by dots."""
     is_leaf = is_empty_or_leaf if include_empty_nodes else None
-    return _jax.tree_map_with_path(lambda path, _: ".".join(str_keypath(path)), item, is_leaf=is_leaf)
+
+    def name(path: tuple[Any, ...], _: object) -> str:
+        return ".".join(str_keypath(path))
+
+    return _jax.tree_map_with_path(name, item, is_leaf=is_leaf)
 
 
 def from_flattened_with_keypath(flat_with_keys: list[tuple[tuple[Any, ...], Any]]) -> PyTree:
@@ -185,7 +188,7 @@ def from_flat_dict(
     if target is not None:
         keys = to_flat_dict(target, sep)
         values = [flat_dict.pop(key) if inplace else flat_dict[key] for key in keys]
-        return jax.tree.unflatten(jax.tree.structure(target), values)
+        return _jax.tree_unflatten(_jax.tree_structure(target), values)
 
     if sep is None and () in flat_dict:
         if len(flat_dict) != 1:
@@ -252,11 +255,11 @@ def _child(node: object, key: Any) -> Any:
         if name < len(items):
             return items[name]
     else:
-        for path, child in _children(node):
+        for path, child in _children(cast("Any", node)):
             if get_key_name(path[0]) == name:
                 return child
 
-    raise KeyError(f"there is no {name!r} in {type(node)}")
+    raise KeyError(f"there is no {name!r} in {type(cast('Any', node))}")
 
 
 def _nest(pairs: Sequence[tuple[tuple[Any, ...], Any]], depth: int) -> Any:

@@ -184,12 +184,12 @@ def any_checkpoint_step(checkpoint_dir: Any) -> int | None:
 
 def is_primary_host(primary_host: int | None) -> bool:
     """Whether this process is the one that is meant; with None, every one is."""
-    return primary_host is None or primary_host == jax.process_index()
+    return primary_host is None or primary_host == _jax.process_index()
 
 
 def broadcast_one_to_all(in_tree: PyTree, is_source: bool | None = None) -> PyTree:
     """Give the values of one process, by default of the first, to all of the job."""
-    source = jax.process_index() == 0 if is_source is None else is_source
+    source = _jax.process_index() == 0 if is_source is None else is_source
     return _multihost.broadcast_one_to_all(in_tree, is_source=source)
 
 
@@ -210,7 +210,7 @@ def sync_global_processes(
         barrier_sync_fn: What waits, instead of jax.
         record_event_name: Without effect: nothing is recorded.
     """
-    if jax.process_count() == 1 or (processes is not None and processes == {jax.process_index()}):
+    if _jax.process_count() == 1 or (processes is not None and processes == {_jax.process_index()}):
         return
     if barrier_sync_fn is not None:
         barrier_sync_fn(key=name, timeout_ms=(timeout or 300) * 1000)
@@ -242,7 +242,7 @@ def fully_replicated_host_local_array_to_global_array(arr: jax.Array) -> jax.Arr
 
     shape = shards[0].shape
     mesh = jax.sharding.Mesh(np.array(_jax.devices()), axis_names=("x",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sharding = jax.sharding.NamedSharding(mesh, _jax.sharding.PartitionSpec())
     made: jax.Array = _jax.make_array_from_single_device_arrays(shape, sharding, shards)
     return made
 

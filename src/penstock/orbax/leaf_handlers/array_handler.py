@@ -193,8 +193,8 @@ class ArrayHandler(TypeHandler):
 
         found = await self._array_metadata_store.read(checkpoint_dir=infos[0].parent_dir)
         entries = next(iter(found.values())) if found else ()
-        impls = {one.param_name: (one.ext_metadata or {}).get(RANDOM_KEY_IMPL) for one in entries}
-        return {name: impl for name, impl in impls.items() if impl}
+        extras: dict[str, dict[str, Any]] = {one.param_name: one.ext_metadata or {} for one in entries}
+        return {name: extra[RANDOM_KEY_IMPL] for name, extra in extras.items() if RANDOM_KEY_IMPL in extra}
 
     def _tell(self, event: str, infos: Sequence[ParamInfo]) -> None:
         if self._callback is not None:

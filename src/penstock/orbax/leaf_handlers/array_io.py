@@ -47,7 +47,7 @@ def check_infos(infos: Sequence[ParamInfo]) -> None:
 
     seen: dict[tuple[str, str], ParamInfo] = {}
     for info in infos:
-        place = str(info._parent_dir), info.name  # it need not be there yet
+        place = str(vars(info)["_parent_dir"]), info.name  # it need not be there yet
         if place in seen:
             raise DuplicateNameError(info.name, _key_path(seen[place]), _key_path(info))
 
@@ -143,7 +143,7 @@ async def open_arrays(
 def opened_metadata(store: Any, info: ParamInfo, sharding: ShardingMetadata | None = None) -> ArrayMetadata:
     """Say what is known of an array that is open."""
     base = store
-    while getattr(base, "base", None) is not None:
+    while getattr(base, "base", None) is not None:  # below a cast
         base = base.base
 
     zarr = None
@@ -154,7 +154,7 @@ def opened_metadata(store: Any, info: ParamInfo, sharding: ShardingMetadata | No
         name=info.name,
         directory=info.parent_dir,
         shape=tuple(store.shape),
-        dtype=np.dtype(store.dtype.numpy_dtype),
+        dtype=cast("np.dtype[Any]", store.dtype.numpy_dtype),
         sharding=sharding,
         storage=StorageMetadata(
             chunk_shape=store.chunk_layout.read_chunk_template.shape,
@@ -170,7 +170,7 @@ def _check_files(infos: Sequence[ParamInfo], metadata_key: str | None) -> None:
         if info.is_ocdbt_checkpoint or str(info.parent_dir).startswith("gs://"):
             continue
 
-        directory = os.path.join(os.fspath(info.parent_dir), info.name)
+        directory = os.path.join(str(info.parent_dir), info.name)
         key = metadata_key or ("zarr.json" if info.use_zarr3 else ".zarray")
         for path in (directory, os.path.join(directory, key)):
             if not os.path.exists(path):

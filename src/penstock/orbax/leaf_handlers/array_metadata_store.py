@@ -74,7 +74,7 @@ class Store:
 def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
     path = directory / ARRAY_METADATAS / f"{_PREFIX}{process_index}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    entries = json.loads(path.read_text())["array_metadatas"] if path.exists() else []
+    entries: list[Any] = json.loads(path.read_text())["array_metadatas"] if path.exists() else []
     entries += [
         {
             "array_metadata": {

@@ -55,7 +55,7 @@ def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
 
     shape = getattr(arg, "global_shape", None)
     if shape is not None and arg.dtype is not None and is_key(arg.dtype):
-        struct = _jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
+        struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
         shape = struct.shape
 
     return Wanted(

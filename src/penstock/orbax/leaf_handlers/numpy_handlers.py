@@ -6,7 +6,7 @@ __all__ = ("NumpyHandler", "ScalarHandler")
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -185,4 +185,4 @@ def refuse_empty(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
 
 
 def _copied(values: Sequence[Any]) -> list[npt.NDArray[Any]]:
-    return [cast("npt.NDArray[Any]", np.array(value, order="K")) for value in values]
+    return [np.array(value, order="K") for value in values]

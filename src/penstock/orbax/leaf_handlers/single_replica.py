@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from penstock.handlers.leaves.devices import all_devices
 from penstock.orbax.leaf_args import (
     ParamInfo,
     RestoreArgs,
@@ -89,5 +90,5 @@ class SingleReplicaArrayHandler(ArrayHandler):
 
         devices = cast("npt.NDArray[np.object_]", sharding.mesh.devices)
         one = np.take(devices, self.primary_replica_id or 0, axis=self.replica_axis_index or 0)
-        if np.size(one) == len(jax.devices()):
+        if np.size(one) == len(all_devices()):
             raise InvalidShardingError("all devices are in one replica: there is no other to read it for")

@@ -34,8 +34,7 @@ from penstock.orbax.tensorstore_specs import get_ts_context
 
 _jax: Any = tree_util
 _OURS: Final = __name__.rpartition(".")[0] + "."
-_NODES: Final = (dict, list, tuple, type(None))
-_REFUSED: Final = (jax.ShapeDtypeStruct, Tracer)
+_NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer})
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -113,7 +112,7 @@ class StageTypeHandler:
     @property
     def handler_class(self) -> type:
         """The class that errors are to name."""
-        return type(self.inner)
+        return type(self.inner)  # pyright: ignore[reportUnknownVariableType]  # anybody's
 
     def typestr(self) -> str:
         return str(self.inner.typestr())
@@ -213,11 +212,12 @@ class StageRegistry:
         if isinstance(kind, str):
             if kind in _EMPTY_MARKERS:
                 return self._nodes.for_typestr(kind, key_path)
-        elif issubclass(kind, _NODES + _REFUSED):
+            raise UnknownTypeError(key_path, f"the stored type {kind!r}")
+
+        if _NODES & {*kind.__mro__}:
             return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
 
-        what = f"the stored type {kind!r}" if isinstance(kind, str) else type_name(kind)
-        raise UnknownTypeError(key_path, what)
+        raise UnknownTypeError(key_path, type_name(kind))
 
 
 _EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})

@@ -24,7 +24,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from penstock.handlers.leaves.devices import Device, all_devices
 from penstock.kernel.events import get_logger
+
+_jax: Any = jax
+_sharding: Any = SingleDeviceSharding
 
 
 @dataclass
@@ -39,7 +43,7 @@ class DeviceMetadata:
         return cls(id=data["id"])
 
     @classmethod
-    def from_jax_device(cls, device: jax.Device) -> DeviceMetadata:
+    def from_jax_device(cls, device: Device) -> DeviceMetadata:
         """Make one of a device that is here."""
         return cls(id=device.id)
 
@@ -67,9 +71,9 @@ class DeviceMetadataMesh:
         Raises:
             ValueError: If one is not here.
         """
-        here = {device.id: device for device in jax.devices()}
+        here = {device.id: device for device in all_devices()}
 
-        def find(device: DeviceMetadata) -> jax.Device:
+        def find(device: DeviceMetadata) -> Device:
             if device.id not in here:
                 raise ValueError(
                     f"the array was saved from device {device.id}, and here are {sorted(here)}: "
@@ -143,12 +147,12 @@ class NamedShardingMetadata(ShardingMetadata):
 
     def to_jax_sharding(self) -> NamedSharding:
         shape = tuple(int(size) for size in self.shape)
-        found = self.device_mesh.to_jax_device_mesh() if self.device_mesh else jax.devices()
-        devices = np.empty(len(jax.tree.leaves(found)), dtype=object)
-        devices[:] = jax.tree.leaves(found)
+        nested = self.device_mesh.to_jax_device_mesh() if self.device_mesh else all_devices()
+        found: list[Any] = _jax.tree.leaves(nested)
+        devices = np.empty(len(found), dtype=object)
+        devices[:] = found
         mesh = Mesh(devices.reshape(shape), tuple(self.axis_names), axis_types=self.axis_types)
-        parts = [tuple(part) if isinstance(part, list) else part for part in self.partition_spec]
-        return NamedSharding(mesh, cast("Any", PartitionSpec)(*parts))
+        return NamedSharding(mesh, cast("Any", PartitionSpec)(*_parts(self)))
 
     @classmethod
     def from_deserialized_dict(cls, deserialized_dict: dict[str, Any]) -> NamedShardingMetadata:
@@ -204,9 +208,10 @@ class SingleDeviceShardingMetadata(ShardingMetadata):
 
     def to_jax_sharding(self) -> SingleDeviceSharding:
         wanted = _device_name(self.device_str)
-        for device in jax.local_devices():
+        local: Sequence[Device] = _jax.local_devices()
+        for device in local:
             if _device_name(str(device)) == wanted:
-                return SingleDeviceSharding(device)
+                return cast("SingleDeviceSharding", _sharding(device))
 
         raise ValueError(f"the device {wanted} is not among jax.local_devices()")
 
@@ -263,15 +268,20 @@ def to_sharding(sharding: Any) -> Any:
 
 
 def _mapped(function: Any, nested: Any) -> Any:
-    if isinstance(nested, Sequence) and not isinstance(nested, str):
-        return [_mapped(function, inner) for inner in cast("Sequence[Any]", nested)]
+    if isinstance(nested, list | tuple):
+        return [_mapped(function, inner) for inner in cast("Any", nested)]
 
     return function(nested)
 
 
 def _rest(of: NamedShardingMetadata) -> tuple[object, ...]:
-    spec = tuple([tuple(part) if isinstance(part, list) else part for part in of.partition_spec])
-    return of.axis_names, of.axis_types, spec, of.device_mesh
+    return of.axis_names, of.axis_types, _parts(of), of.device_mesh
+
+
+def _parts(of: NamedShardingMetadata) -> tuple[object, ...]:
+    """Several axes are a list in JSON."""
+    parts: tuple[object, ...] = of.partition_spec
+    return tuple([tuple(cast("list[str]", part)) if isinstance(part, list) else part for part in parts])
 
 
 def _device_name(name: str) -> str:

@@ -14,7 +14,7 @@ __all__ = (
     "ZarrMetadata",
 )
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -97,12 +97,12 @@ class Zarr2Metadata(ZarrMetadata):
     def from_json(cls, meta: dict[str, Any] | None) -> Zarr2Metadata:
         """Read a `.zarray`."""
         meta = meta or {}
-        codec = meta.get("compressor")
+        codec: Any = meta.get("compressor")
         return cls(
             shape=tuple(meta.get("shape", ())),
             dtype=str(meta.get("dtype", "")),
             chunk_shape=tuple(meta.get("chunks", ())),
-            compression=_compression(codec.get("id"), codec) if isinstance(codec, dict) else None,
+            compression=_compression(_object(codec).get("id"), codec) if codec else None,
             order=meta.get("order", "C"),
             dimension_separator=meta.get("dimension_separator", "."),
         )
@@ -126,14 +126,14 @@ class Zarr3Metadata(ZarrMetadata):
         codecs, inner = _codecs(meta.get("codecs")), None
         for codec in codecs:
             if codec.get("name") == "sharding_indexed":
-                options = codec.get("configuration") or {}
+                options = _object(codec.get("configuration"))
                 inner = tuple(options.get("chunk_shape") or ()) or None
                 codecs = _codecs(options.get("codecs"))
                 break
 
         plain = {"bytes", "crc32c", "transpose"}
         found = [c for c in codecs if c.get("name") not in plain]
-        grid = (meta.get("chunk_grid") or {}).get("configuration") or {}
+        grid = _object(_object(meta.get("chunk_grid")).get("configuration"))
         return cls(
             shape=tuple(meta.get("shape", ())),
             dtype=str(meta.get("data_type", "")),
@@ -215,11 +215,14 @@ def _content(of: ArrayMetadata) -> tuple[object, ...]:
     return of.shape, of.sharding, of.dtype, of.storage
 
 
+def _object(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def _codecs(value: object) -> list[dict[str, Any]]:
     found: Sequence[object] = cast("Sequence[object]", value) if isinstance(value, list) else ()
     return [cast("dict[str, Any]", codec) for codec in found if isinstance(codec, dict)]
 
 
 def _compression(algorithm: object, options: object) -> Compression:
-    level = cast("Mapping[str, Any]", options).get("level") if isinstance(options, Mapping) else None
-    return Compression(str(algorithm), level)
+    return Compression(str(algorithm), _object(options).get("level"))
