@@ -105,15 +105,17 @@ LEAVES: Final[Section] = {
 HANDLERS: Final[Section] = {
     "handlers.PyTreeCheckpointHandler": (
         (
-            "It takes `concurrent_gb` and `primary_host`, the names of 2024, too. `type_handler_registry` is None "
-            "by default, for the registry of the process as it is at each call. With `use_compression=True` only "
-            "chunks that are found to compress well are compressed. The limits in gigabytes bound what saves or "
-            "restores hold in all; a request of exactly the limit is granted, and what is larger is cut into "
-            "pieces. `enable_pinned_host_transfer` and `support_rich_types` are without effect."
+            "It takes `concurrent_gb` and `primary_host`, the names of 2024, too. `type_handler_registry`"
+            " is None by default, for the registry of the process as it is at each call. With "
+            "`use_compression=True` only chunks that are found to compress well are compressed. The "
+            "limits in gigabytes bound what saves or restores hold in all; a request of exactly the limit"
+            " is granted, and what is larger is cut into pieces. `enable_pinned_host_transfer` and "
+            "`support_rich_types` are without effect."
         ),
         (
-            "zstd costs Orbax most of the time of a save, for 7 % of the bytes of typical weights; Orbax refuses a "
-            "request of the size of its limit. Tuples and namedtuples come back as such with an item."
+            "zstd costs Orbax most of the time of a save, for 7 % of the bytes of typical weights; Orbax "
+            "refuses a request of the size of its limit. Tuples and namedtuples come back as such with an"
+            " item."
         ),
     ),
     "args.PyTreeRestore": (
@@ -149,20 +151,22 @@ HANDLERS: Final[Section] = {
     ),
     "checkpointers.Checkpointer": (
         (
-            "`force` replaces what lies there in one step, when the new checkpoint is complete. A save that fails "
-            "leaves nothing behind. There are no `get_temporary_path`, `create_temporary_path` and "
-            "`synchronize_next_awaitable_signal_operation_id`, and a `temporary_path_class` is refused: say it with "
-            "`atomicity_options`. Nothing is recorded with `jax.monitoring`."
+            "`force` replaces what lies there in one step, when the new checkpoint is complete. A save "
+            "that fails leaves nothing behind. There are no `get_temporary_path`, `create_temporary_path`"
+            " and `synchronize_next_awaitable_signal_operation_id`, and a `temporary_path_class` is "
+            "refused: say it with `atomicity_options`. Nothing is recorded with `jax.monitoring`."
         ),
         (
-            "Orbax removes the old checkpoint first, so that a crash loses both, and leaves temporary directories. "
-            "Those methods are its own steps. penstock tells what it does by events, see the reference."
+            "Orbax removes the old checkpoint first, so that a crash loses both, and leaves temporary "
+            "directories. Those methods are its own steps. penstock tells what it does by events, see the"
+            " reference."
         ),
     ),
     "checkpointers.AsyncCheckpointer": (
         (
-            "The temporary directory is there when `save` returns, whatever `create_directories_asynchronously` "
-            "says. A save that takes too long is cancelled, and what it wrote removed."
+            "The temporary directory is there when `save` returns, whatever "
+            "`create_directories_asynchronously` says. A save that takes too long is cancelled, and what "
+            "it wrote removed."
         ),
         "Making a directory is no work to speak of, and handlers that expect one find it.",
     ),

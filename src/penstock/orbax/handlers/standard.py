@@ -232,8 +232,9 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
                 _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
             )
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            place: Any = getattr(leaf, "format", None) if args.support_layout else None
-            place = leaf.sharding if place is None else place
+            asked: Any = leaf
+            place = getattr(asked, "format", None) if args.support_layout else None
+            place = asked.sharding if place is None else place
             if place is None:
                 place = _recorded(_find(path, stored), args.fallback_sharding)
             return _array_args(leaf, place) if place is not None else RestoreArgs(np.ndarray, leaf.dtype)
