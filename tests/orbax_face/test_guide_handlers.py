@@ -21,7 +21,8 @@ import pytest
 
 import penstock.orbax
 
-BOTH: Any = pytest.mark.parametrize("ocp", [penstock.orbax, orbax.checkpoint], ids=["penstock", "orbax"])
+LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
+NAMES = ("penstock", "orbax")
 
 
 @dataclasses.dataclass
@@ -126,7 +127,7 @@ def guide(ocp: Any) -> Guide:
 def same(found: Any, as_dict: bool = False) -> None:
     expected = my_state()
     assert isinstance(found, dict if as_dict else MyState)
-    pairs = found if as_dict else vars(found)
+    pairs: Any = found if as_dict else vars(found)
     np.testing.assert_array_equal(pairs["a"], expected.a)
     np.testing.assert_array_equal(pairs["b"], expected.b)
 
@@ -135,7 +136,7 @@ def files_in(path: Path) -> set[str]:
     return {name for name in os.listdir(path) if name.startswith("my_state")}
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 @pytest.mark.parametrize("use_npz", [True, False])
 def test_a_handler_that_chooses_its_format_by_an_argument(ocp: Any, use_npz: bool, tmp_path: Path) -> None:
     my = guide(ocp)
@@ -149,7 +150,7 @@ def test_a_handler_that_chooses_its_format_by_an_argument(ocp: Any, use_npz: boo
         assert checkpointer.metadata(tmp_path / "state").item_metadata == (2,)
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_the_arguments_are_made_of_what_the_call_has(ocp: Any, tmp_path: Path) -> None:
     my = guide(ocp)
     with ocp.Checkpointer(my.handler()) as checkpointer:
@@ -159,7 +160,7 @@ def test_the_arguments_are_made_of_what_the_call_has(ocp: Any, tmp_path: Path) -
         same(checkpointer.restore(tmp_path / "state", restore_as_dict=True), as_dict=True)
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_a_legacy_handler_takes_the_arguments_as_they_are(ocp: Any, tmp_path: Path) -> None:
     my = guide(ocp)
     with ocp.Checkpointer(my.legacy()) as checkpointer:
@@ -171,7 +172,7 @@ def test_a_legacy_handler_takes_the_arguments_as_they_are(ocp: Any, tmp_path: Pa
         assert checkpointer.metadata(tmp_path / "state").item_metadata == (2,)
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_what_is_written_in_the_background_is_in_the_temporary_directory_first(
     ocp: Any, tmp_path: Path
 ) -> None:
@@ -198,7 +199,7 @@ def test_what_is_written_in_the_background_is_in_the_temporary_directory_first(
     checkpointer.close()
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_what_the_handler_raises_is_raised_and_nothing_becomes_visible(ocp: Any, tmp_path: Path) -> None:
     my = guide(ocp)
     with ocp.Checkpointer(my.handler()) as checkpointer:

@@ -7,14 +7,14 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-import orbax.checkpoint
+import orbax.checkpoint as ocp
 import pytest
 from tests.orbax_face.differences import differences
 from tests.orbax_face.signatures import signature_difference
 
 import penstock.orbax
 
-orbax: Any = orbax.checkpoint
+THEIRS: Any = ocp
 
 HANDLERS = (
     *("ArrayCheckpointHandler", "AsyncCheckpointHandler", "CheckpointHandler", "CompositeCheckpointHandler"),
@@ -63,7 +63,7 @@ NOT_HERE = {
 
 
 def both(module: str, name: str) -> tuple[Any, Any]:
-    return getattr(import_module(f"penstock.orbax.{module}"), name), getattr(getattr(orbax, module), name)
+    return getattr(import_module(f"penstock.orbax.{module}"), name), getattr(getattr(THEIRS, module), name)
 
 
 @pytest.mark.parametrize(("module", "name"), ALL)
@@ -100,7 +100,7 @@ def test_arguments_and_options_have_orbax_s_fields(module: str, name: str) -> No
 
 @pytest.mark.parametrize("name", [name for module, name in ALL if module in {"handlers", "checkpointers"}])
 def test_names_are_found_in_the_module_itself_where_orbax_has_them(name: str) -> None:
-    if hasattr(orbax, name):
+    if hasattr(THEIRS, name):
         assert getattr(penstock.orbax, name) is not None
 
 

@@ -18,7 +18,7 @@ import pytest
 import penstock.orbax
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
-BOTH: Any = pytest.mark.parametrize("ocp", LIBRARIES, ids=["penstock", "orbax"])
+NAMES = ("penstock", "orbax")
 # Orbax warns of what penstock simply does.
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring")
 
@@ -39,7 +39,8 @@ def arrays() -> dict[str, Any]:
 
 
 def same(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    structures: Any = [jax.tree.structure(found), jax.tree.structure(expected)]
+    assert structures[0] == structures[1]
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert type(one) is type(other)
         np.testing.assert_array_equal(one, other)
@@ -63,7 +64,7 @@ def error_of(script: Callable[[], object]) -> Exception:
     pytest.fail("nothing was raised")
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_pytree_checkpointer_saves_and_restores(ocp: Any, tmp_path: Path) -> None:
     checkpointer = ocp.PyTreeCheckpointer()
     checkpointer.save(tmp_path / "one", tree())
@@ -104,7 +105,7 @@ def test_both_record_the_same_of_the_tree_and_of_the_checkpoint(tmp_path: Path) 
     assert documents[0] == documents[1]
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_restore_args_choose_types_and_dtypes(ocp: Any, tmp_path: Path) -> None:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(tmp_path / "one", arrays())
@@ -126,7 +127,7 @@ def _here() -> jax.sharding.Sharding:
     return jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_save_args_cast(ocp: Any, tmp_path: Path) -> None:
     asked = {"a": ocp.SaveArgs(dtype=np.dtype("float16")), "b": {"c": ocp.SaveArgs(), "d": ocp.SaveArgs()}}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -134,7 +135,7 @@ def test_save_args_cast(ocp: Any, tmp_path: Path) -> None:
         assert checkpointer.restore(tmp_path / "one")["a"].dtype == np.float16
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 @pytest.mark.parametrize("strict", [True, False])
 def test_another_shape_is_an_error_unless_it_is_asked_for(ocp: Any, strict: bool, tmp_path: Path) -> None:
     wanted = ocp.ArrayRestoreArgs(sharding=_here(), global_shape=(5,), strict=strict)
@@ -147,7 +148,7 @@ def test_another_shape_is_an_error_unless_it_is_asked_for(ocp: Any, strict: bool
             same(checkpointer.restore(tmp_path / "one", restore_args={"a": wanted}), {"a": jnp.arange(5)})
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_a_part_is_restored_by_omission_and_by_placeholder(ocp: Any, tmp_path: Path) -> None:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(tmp_path / "one", arrays())
@@ -159,7 +160,7 @@ def test_a_part_is_restored_by_omission_and_by_placeholder(ocp: Any, tmp_path: P
         same(found["b"], arrays()["b"])
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_none_in_an_item_leaves_out_a_leaf(ocp: Any, tmp_path: Path) -> None:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(tmp_path / "one", arrays())
@@ -167,7 +168,7 @@ def test_none_in_an_item_leaves_out_a_leaf(ocp: Any, tmp_path: Path) -> None:
         same(found, {"a": None, "b": arrays()["b"]})
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_transforms_rename_make_and_keep(ocp: Any, tmp_path: Path) -> None:
     item = {"x": 0, "sum": 0, "new": 9}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -191,7 +192,7 @@ def test_transforms_rename_make_and_keep(ocp: Any, tmp_path: Path) -> None:
     same(found, {"x": np.arange(1, 4), "sum": np.arange(1.0, 4.0), "new": 9})
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_standard_checkpointer(ocp: Any, tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "one", arrays())
@@ -206,7 +207,7 @@ def test_standard_checkpointer(ocp: Any, tmp_path: Path) -> None:
         assert found["b"]["c"].dtype == np.float64
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_items_of_a_composite(ocp: Any, tmp_path: Path) -> None:
     key = jax.random.key(3)
     with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
@@ -273,7 +274,7 @@ def test_partial_restore_of_what_is_not_stored_is_an_error(tmp_path: Path) -> No
             )
 
 
-@BOTH
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
 def test_force_replaces(ocp: Any, tmp_path: Path) -> None:
     with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(tmp_path / "one", {"a": 1})

@@ -215,10 +215,10 @@ def decode_step_metadata(document: Any) -> StepMetadata:
 def _checked(name: str, value: Any, *types: type) -> Any:
     if value is not None and not isinstance(value, types):
         raise ValueError(f"{name} must be of type {[one.__name__ for one in types]}, got {type(value)}")
-    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in cast("dict[object, Any]", value)):
         raise ValueError(f"the keys of {name} must be texts: {value!r}")
 
-    return value
+    return cast("Any", value)
 
 
 def _floats(measured: Mapping[str, Any]) -> dict[str, Any]:

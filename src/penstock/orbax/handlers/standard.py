@@ -139,8 +139,9 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 raise ValueError(f"Unsupported option `aggregate` for key: {keys}.")
 
         def check(path: Any, leaf: Any) -> Any:
-            is_array = isinstance(leaf, np.ndarray | jax.Array)
-            found = cast("Any", np.asarray(leaf)) if not is_array and hasattr(leaf, "__array__") else leaf
+            found: Any = leaf
+            if not isinstance(leaf, np.ndarray | jax.Array) and hasattr(leaf, "__array__"):
+                found = np.asarray(leaf)
             self._check_type(path, found, self._supported_types)
             return found
 
