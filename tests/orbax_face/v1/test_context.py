@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import numpy as np
-import orbax.checkpoint.experimental.v1 as orbax_v1
+import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
 from orbax.checkpoint.experimental.v1._src.context import context as orbax_context
 
 import penstock.orbax.v1 as penstock_v1
 from penstock.orbax.v1.context import get_context
 
-CURRENT: dict[Any, Any] = {orbax_v1: orbax_context.get_context, penstock_v1: get_context}
+orbax_v1: Any = _orbax_v1  # it has no types
+
+CURRENT: dict[Any, Any] = {orbax_v1: cast("Any", orbax_context).get_context, penstock_v1: get_context}
 OPTIONS = (
     *("pytree", "array", "asynchronous", "multiprocessing", "file", "checkpointables", "pathways"),
     *("deletion", "memory", "safetensors", "atomicity"),

@@ -34,7 +34,7 @@ async def test_synchronous_names_work_inside_a_running_loop(tmp_path: Path) -> N
 
 async def test_responses_are_awaited(tmp_path: Path) -> None:
     tree = {"a": np.arange(5), "b": 1}
-    saving = ocp.save_async(tmp_path / "a", tree)
+    saving: Any = ocp.save_async(tmp_path / "a", tree)
     assert await saving is None
     assert await saving is None  # again
     await ocp.save_checkpointables_async(tmp_path / "b", {"x": tree, "y": {"c": 2}})
@@ -48,7 +48,7 @@ async def test_responses_are_awaited(tmp_path: Path) -> None:
 
 
 async def test_the_loop_goes_on_while_a_response_is_awaited(tmp_path: Path) -> None:
-    turns: list[int] = []
+    turns, before = list[int](), 0
 
     async def spin() -> None:
         while True:
@@ -67,7 +67,7 @@ async def test_the_loop_goes_on_while_a_response_is_awaited(tmp_path: Path) -> N
 
 
 async def test_a_wait_that_is_cancelled_does_not_stop_the_save(tmp_path: Path) -> None:
-    saving = ocp.save_async(tmp_path / "a", {"a": 1})
+    saving: Any = ocp.save_async(tmp_path / "a", {"a": 1})
     with anyio.CancelScope() as scope:
         scope.cancel()
         await saving
