@@ -82,14 +82,14 @@ def test_an_entered_context_cannot_be_changed(ocp: Any) -> None:
     context = ocp.Context()
     copied = ocp.Context(context)
     with context:
-        for change in (
-            lambda: setattr(context.array.saving, "use_zarr3", False),
-            lambda: setattr(context.array.saving.storage_options, "dtype", np.int8),
-            lambda: setattr(context.pytree.loading, "partial_load", True),
-            lambda: setattr(context, "checkpoint_layout", "safetensors"),
+        for options, name, value in (
+            (context.array.saving, "use_zarr3", False),
+            (context.array.saving.storage_options, "dtype", np.int8),
+            (context.pytree.loading, "partial_load", True),
+            (context, "checkpoint_layout", "safetensors"),
         ):
             with pytest.raises(RuntimeError):
-                change()
+                setattr(options, name, value)
 
         copied.array.saving.use_zarr3 = False
 

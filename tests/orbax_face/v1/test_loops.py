@@ -13,7 +13,8 @@ import pytest
 
 import penstock.orbax.v1 as ocp
 from penstock.kernel.errors import PenstockError, RunningLoopError
-from penstock.orbax.v1.operation import Operation, begin, finished, hosting
+from penstock.kernel.memory_limit import auto_memory_limit
+from penstock.orbax.v1.operation import Operation, begin, budget, finished, hosting
 
 
 async def test_synchronous_names_work_inside_a_running_loop(tmp_path: Path) -> None:
@@ -172,3 +173,17 @@ def test_a_save_may_take_too_long(tmp_path: Path) -> None:
         ocp.save(tmp_path / "a", {"a": np.ones((100, 100))})
 
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_parts_of_an_operation_divide_its_memory() -> None:
+    async def part(operation: Operation[Any]) -> Any:
+        return budget(100), budget(None)
+
+    async def whole(operation: Operation[Any]) -> Any:
+        async with hosting(4):
+            return await begin("part", part)
+
+    limit, unsaid = await begin("whole", whole)
+    assert limit == 25
+    assert 0 < unsaid < auto_memory_limit()
+    assert (budget(100), budget(None)) == (100, None)
