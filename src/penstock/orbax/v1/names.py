@@ -26,7 +26,7 @@ def check_item_names(given: Any, what: str) -> None:
     if not isinstance(given, dict):
         raise ValueError(f"`{what}` must be a valid dict of names to objects, but got {type(given)}")  # noqa: TRY004 - Orbax's
 
-    check_names(cast("dict[Any, Any]", given))
+    check_names(cast("Any", given))
 
 
 def check_one_name(name: str | None) -> None:
