@@ -33,7 +33,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all crash bench bench-quick clean
+.PHONY: help demo test lint test-all crash bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -72,6 +72,9 @@ bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw syst
 
 bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: to see that it runs
 	$(BIN)/python -m tests.bench --quick $(BENCH)
+
+interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperability.md anew
+	$(BIN)/python -m tests.interop.matrix.page
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.errors import HandlerFailedError, PenstockError
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, Pending, ReadLeaf
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, Pending, ReadLeaf, Target
 from penstock.kernel.protocols import TypeHandler, Waitable
 from penstock.kernel.threads import Threads
 
@@ -48,8 +48,30 @@ class AdaptedHandler:
         with self._blame(leaf.info):
             return self.inner.memory_size([leaf.value])[0][0]
 
-    async def save(self, leaf: Leaf, threads: Threads) -> Pending:
+    def target(self, like: object, piece_bytes: int) -> Target:
+        """Say what restoring a leaf holds on the host; if that cannot be told, as much as one piece.
+
+        `memory_size` was promised a value, so nothing is known without a concrete `like`.
+        """
+        if like is None or isinstance(like, type):
+            return Target(staging_bytes=piece_bytes)
+        try:
+            nbytes = self.inner.memory_size([like])[0][1]
+        except Exception:  # an abstract target
+            nbytes = piece_bytes
+
+        return Target(staging_bytes=nbytes)
+
+    async def save(self, leaf: Leaf, threads: Threads, place: object = None) -> Pending:
         """Have the leaf copied. The `Pending` waits for its background work.
+
+        Nobody can interrupt that work. A wait for it can be cancelled, and the work goes on.
+
+        Args:
+            leaf: To be saved.
+            threads: For the wait.
+            place: What it writes to: kept alive, and so held, as long as a wait for the work goes on
+                in a thread, be it awaited or not.
 
         Raises:
             HandlerFailedError: If the handler raised, here or in a future; its error is the cause.
@@ -58,11 +80,13 @@ class AdaptedHandler:
         with self._blame(info):
             futures = await self.inner.serialize([leaf.value], [info])
 
+        written = threads.call_once(_wait_all, futures, place)
+
         async def wait() -> None:
             with self._blame(info):
-                await threads.run(_wait_all, futures)
+                await written()
 
-        return Pending(leaf.without_value(), wait)
+        return Pending(leaf.without_value(), wait, self.name)
 
     async def load(self, leaf: ReadLeaf) -> Any:
         """Read the leaf's value.
@@ -91,7 +115,7 @@ class AdaptedHandler:
             raise HandlerFailedError(key_path, self.name, f"{type(error).__name__}: {error}") from error
 
 
-def _wait_all(futures: Sequence[Waitable]) -> None:
+def _wait_all(futures: Sequence[Waitable], _: object) -> None:
     """Wait for every future, also after one failed: none may write into a directory that is removed."""
     first: Exception | None = None
     for future in futures:

@@ -148,6 +148,7 @@ class ReadBatch:
     staged: tuple[tuple[int, ByteLease], ...] = ()  #: (leaf index, lease on its staging bytes)
     in_flight: ByteLease | None = None
     pack: ReadPack | None = None  #: instead of leaves and reads
+    scratch: ByteLease | None = None  #: on buffers that die once they are read
 
     @property
     def nbytes(self) -> int:
@@ -159,8 +160,13 @@ class ReadBatch:
         for _, lease in self.staged:
             lease.release()
 
-        if self.in_flight is not None:
-            self.in_flight.release()
+        self.release_read()
+
+    def release_read(self) -> None:
+        """Give back the leases that end when the reads have been performed."""
+        for lease in (self.in_flight, self.scratch):
+            if lease is not None:
+                lease.release()
 
 
 @dataclass(frozen=True, slots=True)

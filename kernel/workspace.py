@@ -78,8 +78,8 @@ class Workspace:
         self._hold: Hold | None = None
 
     def path(self, relative: str) -> str:
-        """Return where a file of the checkpoint is built."""
-        return os.path.join(self.temporary, relative)
+        """Return where a file of the checkpoint is built; all of it, if `relative` is empty."""
+        return os.path.join(self.temporary, relative) if relative else self.temporary
 
     @property
     def _in_place(self) -> bool:

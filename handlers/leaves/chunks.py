@@ -8,13 +8,18 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.boxes import Box, boxes
+from penstock.kernel.anonymous_memory import anonymous_memory
+
+MAPPED_FROM: Final = 2**20
+"""Bytes of a copy that has memory of its own. The allocator keeps what is freed of less than 32 MiB, in a
+pool for each thread: hundreds of megabytes that nobody has leased."""
 
 
 def chunk_boxes(
@@ -63,5 +68,12 @@ def cast_to(array: npt.NDArray[Any], dtype: str | np.dtype[Any], *, copy: bool =
         copy: Whether the result must be another memory.
     """
     wanted = stored_as(dtype) if isinstance(dtype, str) else dtype
+    host = np.asarray(array)
     with np.errstate(all="ignore"):  # what does not fit becomes what C makes of it
-        return np.asarray(array).astype(wanted, order="C", copy=copy)
+        if not copy or host.size * wanted.itemsize < MAPPED_FROM:
+            return host.astype(wanted, order="C", copy=copy)
+
+        memory = anonymous_memory(host.size * wanted.itemsize, huge_pages=True)
+        made = np.frombuffer(memory, wanted).reshape(host.shape)
+        np.copyto(made, host, casting="unsafe")
+        return made

@@ -39,6 +39,11 @@ class Hang:
         self._reached = threading.Event()
         self._released = threading.Event()
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the operation hangs, or did."""
+        return self._reached.is_set()
+
     async def wait_reached(self) -> None:
         """Wait until the operation hangs.
 

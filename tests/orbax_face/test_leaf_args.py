@@ -13,7 +13,7 @@ from penstock.orbax import type_handlers as ours
 from penstock.orbax.leaf_args import ParamInfo, PathAwaitingCreation, keys_of
 
 theirs = ocp.type_handlers
-BOTH: Any = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])
+BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])
 
 
 class Awaiting:

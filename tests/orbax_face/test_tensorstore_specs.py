@@ -86,7 +86,7 @@ def test_a_relative_directory_is_refused() -> None:
     ours, other = infos("tree")
     for library, info in ((type_handlers, ours), (theirs, other)):
         with pytest.raises(ValueError, match="absolute"):
-            library.get_json_tspec_read(info, True)  # type: ignore[attr-defined]
+            library.get_json_tspec_read(info, True)
 
 
 @pytest.mark.parametrize("process", ["", "a b", "../x"])
@@ -94,7 +94,7 @@ def test_a_process_id_that_is_no_name_is_refused(process: str) -> None:
     ours, other = infos("/tree")
     for library, info in ((type_handlers, ours), (theirs, other)):
         with pytest.raises(ValueError, match="process"):
-            library.get_json_tspec_write(info, True, (1,), (1,), np.dtype(int), process)  # type: ignore[attr-defined]
+            library.get_json_tspec_write(info, True, (1,), (1,), np.dtype(int), process)
 
 
 @pytest.mark.parametrize("args", [{"chunk_byte_size": 3}, {"shard_axes": (2,)}, {"shard_axes": (-1,)}])

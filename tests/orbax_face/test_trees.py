@@ -27,6 +27,7 @@ from penstock.orbax.metadata.tree import TreeMetadata, build_default_tree_metada
 from penstock.orbax.metadata.value import ZarrMetadata
 
 orbax: Any = ocp
+P: Any = PartitionSpec
 
 
 class Pair(NamedTuple):
@@ -49,7 +50,7 @@ TREES: dict[str, Any] = {
     "list": [1, [2], 3],
     "leaf": 5,
 }
-BY_NAME: Any = pytest.mark.parametrize("value", list(TREES.values()), ids=list(TREES))
+BY_NAME = pytest.mark.parametrize("value", list(TREES.values()), ids=list(TREES))
 
 
 @BY_NAME
@@ -200,15 +201,15 @@ def shardings() -> list[Any]:
     devices: Any = np.array(jax.devices()).reshape(2, 4)
     mesh = Mesh(devices, ("x", "y"))
     specs: list[Any] = [
-        PartitionSpec("x", "y"),
-        PartitionSpec(("x", "y"), None),
-        PartitionSpec(None, "x"),
-        PartitionSpec(),
+        P("x", "y"),
+        P(("x", "y"), None),
+        P(None, "x"),
+        P(),
     ]
     return [
         SingleDeviceSharding(jax.devices()[3]),
         *[NamedSharding(mesh, spec) for spec in specs],
-        NamedSharding(Mesh(devices[:, ::-1], ("a", "b")), PartitionSpec("b")),
+        NamedSharding(Mesh(devices[:, ::-1], ("a", "b")), P("b")),
     ]
 
 
@@ -500,7 +501,7 @@ def test_one_process_is_the_whole_job() -> None:
 
 def test_a_local_array_becomes_a_global_one() -> None:
     devices: Any = np.array(jax.devices())
-    everywhere = NamedSharding(Mesh(devices, ("x",)), PartitionSpec())
+    everywhere = NamedSharding(Mesh(devices, ("x",)), P())
     array = jax.device_put(jnp.arange(4), everywhere)
     mine = utils.fully_replicated_host_local_array_to_global_array(array)
     his = orbax.utils.fully_replicated_host_local_array_to_global_array(array)

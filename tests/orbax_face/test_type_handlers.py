@@ -32,11 +32,11 @@ from penstock.kernel.errors import DeletedLeafError, DuplicateNameError
 from penstock.orbax import type_handlers as ours
 from penstock.orbax.leaf_handlers.array_metadata_store import Store
 
-BOTH: Any = pytest.mark.parametrize("library", list(LIBRARIES))
+BOTH = pytest.mark.parametrize("library", list(LIBRARIES))
 # Orbax warns that it reads recorded shardings; absl's C++ side of it leaves sockets and loops.
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided", "ignore::DeprecationWarning")
 
-P = PartitionSpec
+P: Any = PartitionSpec
 
 
 def no_leaked_threads() -> None:
@@ -460,7 +460,7 @@ async def test_an_array_without_chunks_is_not_merged(zarr3: bool, tmp_path: Path
     spec = ours.get_json_tspec_write(leaves[0], True, (2,), (2,), np.dtype(np.int32), 0)
     import tensorstore
 
-    tensorstore.open(spec, create=True, open=True, context=leaves[0].ts_context).result()  # type: ignore[call-overload]
+    tensorstore.open(spec, create=True, open=True, context=leaves[0].ts_context).result()
     with pytest.raises(ValueError, match=r"without a chunk: \['a'\]"):
         await ours.merge_ocdbt_per_process_files(tmp_path, leaves[0].ts_context, zarr3)
 

@@ -23,7 +23,7 @@ from penstock.orbax.leaf_handlers.stage_workers import StageWorkers, UnknownType
 from penstock.orbax.merging import MergeProcessFiles
 
 theirs: Any = ocp.type_handlers
-BOTH: Any = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])
+BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])
 
 
 @BOTH

@@ -81,7 +81,7 @@ def to_shape_dtype_struct(
     """
     arr = _key_data(arr)
     if isinstance(arr, int | float | np.number):
-        number: Any = arr
+        number = cast("Any", arr)
         return number if scalar_dtype is None else scalar_dtype(number)
 
     shape = getattr(arr, "shape", getattr(arr, "global_shape", None))

@@ -244,7 +244,7 @@ def _children(node: object) -> Sequence[tuple[tuple[Any, ...], Any]]:
     return _pairs(node, lambda value: value is not node)
 
 
-def _child(node: Any, key: Any) -> Any:
+def _child(node: object, key: Any) -> Any:
     """The child at a key: by name, also if a mapping stands for what is a sequence or class in the target."""
     name = get_key_name(key)
     if isinstance(node, dict):
@@ -255,12 +255,11 @@ def _child(node: Any, key: Any) -> Any:
         if name < len(items):
             return items[name]
     else:
-        for path, child in _children(node):
+        for path, child in _children(cast("Any", node)):
             if get_key_name(path[0]) == name:
                 return child
 
-    kind: type = type(node)
-    raise KeyError(f"there is no {name!r} in {kind}")
+    raise KeyError(f"there is no {name!r} in {type(cast('Any', node))}")
 
 
 def _nest(pairs: Sequence[tuple[tuple[Any, ...], Any]], depth: int) -> Any:

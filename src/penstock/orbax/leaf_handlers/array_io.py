@@ -170,7 +170,7 @@ def _check_files(infos: Sequence[ParamInfo], metadata_key: str | None) -> None:
         if info.is_ocdbt_checkpoint or str(info.parent_dir).startswith("gs://"):
             continue
 
-        directory = os.path.join(os.fspath(info.parent_dir), info.name)
+        directory = os.path.join(str(info.parent_dir), info.name)
         key = metadata_key or ("zarr.json" if info.use_zarr3 else ".zarray")
         for path in (directory, os.path.join(directory, key)):
             if not os.path.exists(path):

@@ -51,7 +51,7 @@ def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
     inner = sharding if isinstance(sharding, jax.sharding.Sharding) else getattr(sharding, "sharding", None)
     if not isinstance(inner, jax.sharding.Sharding):
         problem = f"the leaf {info.name!r} cannot be restored with the sharding {sharding!r}"
-        raise ValueError(problem)  # noqa: TRY004  # the kind that Orbax raises
+        raise ValueError(problem)  # the kind that Orbax raises
 
     shape = getattr(arg, "global_shape", None)
     if shape is not None and arg.dtype is not None and is_key(arg.dtype):

@@ -11,6 +11,7 @@ __all__ = (
     "stage_registry",
 )
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import RLock
@@ -146,6 +147,21 @@ class _Registry(TypeHandlerRegistry):
         for type_, handler in handlers:
             self.add(type_, handler, override=True, ignore_warnings=True)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Registry:
+        """A registry of its own, of copies of the handlers; what cannot be copied is shared."""
+        copied = _Registry()
+        with self._lock:
+            handlers = {id(handler): _copied(handler) for handler in self._by_typestr.values()}
+            copied._entries = [
+                _Entry(entry.type_, entry.fits, handlers.get(id(entry.handler), entry.handler))
+                for entry in self._entries
+            ]
+            copied._by_typestr = {
+                typestr: handlers[id(handler)] for typestr, handler in self._by_typestr.items()
+            }
+
+        return copied
+
     def add(
         self,
         ty: Any,
@@ -194,6 +210,13 @@ class _Registry(TypeHandlerRegistry):
             return False
 
         return True
+
+
+def _copied(handler: TypeHandler) -> TypeHandler:
+    try:
+        return copy.deepcopy(handler)
+    except TypeError:  # it holds a lock, or an executor
+        return copy.copy(handler)
 
 
 def _subclass_of(type_: Any) -> Callable[[Any], bool]:

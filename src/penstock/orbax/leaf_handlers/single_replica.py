@@ -74,7 +74,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         for arg in args:
             if not isinstance(arg, SingleReplicaArrayRestoreArgs):
                 problem = f"a single replica is read with SingleReplicaArrayRestoreArgs, not {type(arg)}"
-                raise ValueError(problem)  # noqa: TRY004  # the kind that Orbax raises
+                raise ValueError(problem)  # the kind that Orbax raises
             if arg.sharding is None:
                 raise ValueError("a single replica is read with a sharding, and there is none")
 

@@ -29,11 +29,12 @@ from penstock.kernel.registry import HandlerRegistry
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.leaf_handlers.background import in_thread
 from penstock.orbax.leaf_handlers.base import keeps, leaf_size
+from penstock.orbax.paths import handler_path
 from penstock.orbax.tensorstore_specs import get_ts_context
 
 _jax: Any = tree_util
 _OURS: Final = __name__.rpartition(".")[0] + "."
-_NODES: Final[tuple[type, ...]] = (dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer)
+_NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer})
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -81,7 +82,7 @@ class StageWorkers:
         """Say of a leaf in a pipeline what Orbax says of one."""
         return ParamInfo(
             name=info.name,
-            parent_dir=Path(info.directory),
+            parent_dir=handler_path(info.directory),
             keypath=tuple([_key(k, kind) for k, kind in zip(info.keys, info.kinds, strict=True)]),
             skip_deserialize=False,
             is_ocdbt_checkpoint=use_ocdbt,
@@ -111,8 +112,7 @@ class StageTypeHandler:
     @property
     def handler_class(self) -> type:
         """The class that errors are to name."""
-        class_: type = type(self.inner)
-        return class_
+        return type(self.inner)  # pyright: ignore[reportUnknownVariableType]  # anybody's
 
     def typestr(self) -> str:
         return str(self.inner.typestr())
@@ -149,7 +149,7 @@ class StageTypeHandler:
     def finalize(self, directory: str) -> None:
         finalize = getattr(self.inner, "finalize", None)
         if finalize is not None:
-            finalize(Path(directory))
+            finalize(handler_path(directory))
 
     def _infos(self, infos: Sequence[KernelInfo], *, use_ocdbt: bool) -> list[ParamInfo]:
         typestr = self.typestr()
@@ -212,11 +212,12 @@ class StageRegistry:
         if isinstance(kind, str):
             if kind in _EMPTY_MARKERS:
                 return self._nodes.for_typestr(kind, key_path)
-        elif issubclass(kind, _NODES):
+            raise UnknownTypeError(key_path, f"the stored type {kind!r}")
+
+        if _NODES & {*kind.__mro__}:
             return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
 
-        what = f"the stored type {kind!r}" if isinstance(kind, str) else type_name(kind)
-        raise UnknownTypeError(key_path, what)
+        raise UnknownTypeError(key_path, type_name(kind))
 
 
 _EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})

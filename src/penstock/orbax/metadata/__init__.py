@@ -5,13 +5,18 @@ from __future__ import annotations
 __all__ = (
     "ArrayMetadata",
     "Metadata",
+    "MetadataStore",
     "NamedShardingMetadata",
+    "RootMetadata",
     "ScalarMetadata",
     "ShardingMetadata",
     "SingleDeviceShardingMetadata",
+    "StepMetadata",
     "StorageMetadata",
     "StringMetadata",
     "TreeMetadata",
+    "get_step_metadata",
+    "metadata_store",
     "tree",
     "value",
 )
@@ -29,4 +34,11 @@ from penstock.orbax.metadata.value import (
     ScalarMetadata,
     StorageMetadata,
     StringMetadata,
+)
+from penstock.orbax.step_metadata import (
+    MetadataStore,
+    RootMetadata,
+    StepMetadata,
+    get_step_metadata,
+    metadata_store,
 )

@@ -268,9 +268,8 @@ def to_sharding(sharding: Any) -> Any:
 
 
 def _mapped(function: Any, nested: Any) -> Any:
-    if isinstance(nested, Sequence) and not isinstance(nested, str):
-        several: Sequence[Any] = nested
-        return [_mapped(function, inner) for inner in several]
+    if isinstance(nested, list | tuple):
+        return [_mapped(function, inner) for inner in cast("Any", nested)]
 
     return function(nested)
 
@@ -281,8 +280,8 @@ def _rest(of: NamedShardingMetadata) -> tuple[object, ...]:
 
 def _parts(of: NamedShardingMetadata) -> tuple[object, ...]:
     """Several axes are a list in JSON."""
-    parts: tuple[Any, ...] = of.partition_spec
-    return tuple([tuple(part) if isinstance(part, list) else part for part in parts])
+    parts: tuple[object, ...] = of.partition_spec
+    return tuple([tuple(cast("list[str]", part)) if isinstance(part, list) else part for part in parts])
 
 
 def _device_name(name: str) -> str:

@@ -98,8 +98,8 @@ class _TreeMetadata(TreeMetadata):
     def tree_flatten_with_keys(self) -> Any:
         keys, children = _outermost(self._tree)
         # jax compares it, so it must be comparable; custom metadata is any JSON.
-        kind: type = type(self._tree)
-        aux = (kind, tuple(keys), _Custom(self._custom_metadata), self._use_zarr3)
+        tree: object = self._tree
+        aux = (type(tree), tuple(keys), _Custom(self._custom_metadata), self._use_zarr3)
         return list(zip(keys, children, strict=True)), aux
 
     @classmethod
@@ -183,7 +183,7 @@ def _outermost(tree: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     if isinstance(tree, dict):
         mapping = cast("Mapping[Any, Any]", tree)
         return [_jax.DictKey(key) for key in mapping], list(mapping.values())
-    names: tuple[str, ...] | None = getattr(tree, "_fields", None) if isinstance(tree, tuple) else None
+    names = _field_names(cast("object", tree))
     if names is not None:
         return [_jax.DictKey(name) for name in names], [getattr(tree, name) for name in names]
     if isinstance(tree, list | tuple):
@@ -193,13 +193,19 @@ def _outermost(tree: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     return [_jax.GetAttrKey("tree")], [tree]
 
 
-def _rebuilt(kind: Any, keys: Sequence[Any], children: list[Any]) -> Any:
+def _field_names(tree: object) -> tuple[str, ...] | None:
+    """Of a namedtuple; None of anything else."""
+    return getattr(cast("Any", tree), "_fields", None) if isinstance(tree, tuple) else None
+
+
+def _rebuilt(kind: type, keys: Sequence[Any], children: list[Any]) -> Any:
+    make: Any = kind
     if issubclass(kind, dict):
         # By `key.key` and not by its name, so that a key that is no text stays what it is.
-        return kind(zip([key.key for key in keys], children, strict=True))
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(**dict(zip(map(str, map(get_key_name, keys)), children, strict=True)))
+        return make(zip([key.key for key in keys], children, strict=True))
+    if issubclass(kind, tuple) and hasattr(make, "_fields"):
+        return make(**dict(zip(map(str, map(get_key_name, keys)), children, strict=True)))
     if issubclass(kind, list | tuple):
-        return kind(children)
+        return make(children)
 
     return children[0]

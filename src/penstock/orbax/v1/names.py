@@ -24,7 +24,7 @@ def check_item_names(given: Any, what: str) -> None:
         ValueError: If so.
     """
     if not isinstance(given, dict):
-        raise ValueError(f"`{what}` must be a valid dict of names to objects, but got {type(given)}")  # noqa: TRY004 - Orbax's
+        raise ValueError(f"`{what}` must be a valid dict of names to objects, but got {type(given)}")
 
     check_names(cast("Any", given))
 

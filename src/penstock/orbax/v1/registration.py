@@ -95,7 +95,7 @@ class _Registry(CheckpointableHandlerRegistry):
         """
         given = cast("object", handler_type)
         if not isinstance(given, type):
-            raise ValueError(f"The `handler_type` must be a type, but got {given}.")  # noqa: TRY004 - Orbax's
+            raise ValueError(f"The `handler_type` must be a type, but got {given}.")
         if checkpointable_name:
             if self.has(checkpointable_name):
                 raise AlreadyExistsError(
