@@ -263,23 +263,26 @@ class TestRefused:
             save(tmp_path / "ckpt", Composite(a=Proto("text")))
 
     def test_names_that_collide_in_an_item_with_both_key_paths(self, tmp_path: Path) -> None:
-        items = Composite(a={"x.y": 1, "x": {"y": 2}})
+        items = Composite(a={"x.y": 1, "x": {"y": 2}}, b={})
         with pytest.raises(DuplicateNameError, match=r"\['a'\]\['x'\]\['y'\].*\['a'\]\['x.y'\]"):
             save(tmp_path / "ckpt", items)
 
-        items = Composite(a={"x": np.ones(2), "x/0": np.ones(2)})
+        items = Composite(a={"x": np.ones(2), "x/0": np.ones(2)}, b={})
         with pytest.raises(DuplicateNameError, match=r"\['a'\]\['x'\]"):
             save(tmp_path / "ckpt", items, SaveFormat(ocdbt=False))
 
     def test_a_leaf_in_an_item_is_named_with_it(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidLeafError) as caught:
-            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}))
+            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}, ema={}))
         assert caught.value.key_path == "['state']['x'][0]"
 
-    def test_save_args_are_those_of_the_tree_of_items(self, tmp_path: Path) -> None:
-        args = {"state": {"b.c": penstock.SaveArgs(dtype=jnp.bfloat16)}}
-        save(tmp_path / "ckpt", Composite(state=tree(), config=Json(1)), save_args=args)
-        assert penstock.sync.restore_items(tmp_path / "ckpt")["state"]["b.c"].dtype == jnp.bfloat16
+    def test_save_args_are_those_of_the_tree_of_items_or_of_the_only_one(self, tmp_path: Path) -> None:
+        args = {"b.c": penstock.SaveArgs(dtype=jnp.bfloat16)}
+        save(tmp_path / "a", Composite(state=tree(), ema=tree()), save_args={"state": args})
+        save(tmp_path / "b", Composite(state=tree(), config=Json(1)), save_args=args)
+        for name in "ab":
+            assert penstock.sync.restore_items(tmp_path / name)["state"]["b.c"].dtype == jnp.bfloat16
+        assert penstock.sync.restore_items(tmp_path / "a")["ema"]["b.c"].dtype == jnp.float32
 
     def test_what_is_not_there_or_not_asked_for(self, tmp_path: Path) -> None:
         path = tmp_path / "ckpt"
