@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,12 @@ import penstock
 
 PROGRAM = Path(ending.__file__)
 MOST_S = 50
-PROGRAM_OF: dict[str, Callable[[Path], None]] = vars(ending)
 
 
 @contextmanager
-def running(which: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def running(which: str, folder: Path) -> Generator[subprocess.Popen[str]]:
     """The program, which is killed if the test leaves it running."""
-    assert callable(PROGRAM_OF[which])
+    assert callable(getattr(ending, which))
     command = [sys.executable, str(PROGRAM), which, str(folder)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
