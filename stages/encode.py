@@ -103,16 +103,11 @@ class _Encoder:
         if not any(piece.leaf.spec.codec for piece in batch.pieces):
             return self._with_leaves(batch)
 
-        try:
-            for piece in batch.pieces:
-                await self._decide(piece)
+        for piece in batch.pieces:
+            await self._decide(piece)
 
-            leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in batch.pieces]
-            pieces = await self._run.threads.run(_encoded, self._encode, batch.pieces, leaves)
-        except BaseException:
-            batch.release()
-            raise
-
+        leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in batch.pieces]
+        pieces = await self._run.threads.run(_encoded, self._encode, batch.pieces, leaves)
         over = sum([piece.cost for piece in batch.pieces]) - sum([piece.cost for piece in pieces])
         if batch.staged is not None and over > 0:
             batch.staged.split(over).release()

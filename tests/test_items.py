@@ -298,6 +298,10 @@ class TestRefused:
         save(tmp_path / "ckpt", Composite(state=tree(), config=Json(1)), save_args=args)
         assert penstock.sync.restore_items(tmp_path / "ckpt")["state"]["b.c"].dtype == jnp.bfloat16
 
+        save(tmp_path / "two", Composite(state=tree(), ema=tree()), save_args=args)
+        found = penstock.sync.restore_items(tmp_path / "two")
+        assert (found["state"]["b.c"].dtype, found["ema"]["b.c"].dtype) == (jnp.bfloat16, jnp.float32)
+
     def test_what_is_not_there_or_not_asked_for(self, tmp_path: Path) -> None:
         path = tmp_path / "ckpt"
         save(path, Composite(state=tree(), config=Json(1), arr=Array(1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PACKED", "shard_pieces")
+__all__ = ("PACKED", "BoxCopy", "shard_pieces")
 
 import itertools
 import math
@@ -61,7 +61,7 @@ def shard_pieces(
             if view is not None:
                 yield PiecePlan(source.shard, start, nbytes, 0, partial(view.take, start, start + nbytes))
             else:
-                copy = _Copy(value, source.data, box, key_path)
+                copy = BoxCopy(value, source.data, box, key_path)
                 yield PiecePlan(source.shard, start, nbytes, nbytes, copy.take, None if host else copy.begin)
 
 
@@ -104,7 +104,7 @@ def _source_pieces(
         take: Callable[[], memoryview]
         begin: Callable[[], None] | None = None
         if view is None:
-            copy = _Copy(value, data, box, key_path, spec.dtype)
+            copy = BoxCopy(value, data, box, key_path, spec.dtype)
             take, begin = copy.take, None if host else copy.begin
         elif is_contiguous(box, shape) and not is_cast:
             start = flat_index(box.starts, shape) * itemsize
@@ -204,7 +204,7 @@ class _HostView:
 
 @final
 @dataclass(slots=True)
-class _Copy:
+class BoxCopy:
     """One box of a shard on its way to the host, leaving nothing of it with the caller's array."""
 
     value: jax.Array

@@ -175,7 +175,7 @@ async def test_auto_encodes_what_compresses_and_leaves_the_rest(rig: Rig) -> Non
     }
     pieces = pieces_of(batches)
     left, made = pieces[0, (0,)], pieces[2, (0,)]
-    assert (left.coded, left.nbytes, left.leaf.spec.codec) == (None, 100_000, None)
+    assert (left.coded, left.nbytes, left.cost, left.leaf.spec.codec) == (None, 100_000, 100_000, None)
     assert (made.coded, made.leaf.spec.codec) == (made.nbytes, "zstd:1")
     assert made.nbytes < 1000
     assert layout.calls.count(("zstd:1", 100_000)) == 3, "a sample of each, and then the zeros"
@@ -183,6 +183,7 @@ async def test_auto_encodes_what_compresses_and_leaves_the_rest(rig: Rig) -> Non
 
 async def test_auto_decides_once_for_all_chunks_of_a_leaf(rig: Rig) -> None:
     layout = use(rig, SaveFormat(codec="auto", chunk_byte_size=20_000))
+    rig.limits = replace(rig.limits, piece_bytes=20_000)  # so that each chunk comes in a batch of its own
     mixed = np.concatenate([zeros(20_000), noise(20_000), zeros(20_000)])
 
     batches = await encoded(
@@ -191,7 +192,9 @@ async def test_auto_decides_once_for_all_chunks_of_a_leaf(rig: Rig) -> None:
 
     codecs = {(leaf, piece.leaf.spec.codec) for (leaf, _), piece in pieces_of(batches).items()}
     assert codecs == {(0, "zstd:1"), (1, None)}
-    assert [nbytes for _, nbytes in layout.calls].count(20_000) == 2, "one sample of each leaf"
+    assert [nbytes for _, nbytes in layout.calls].count(20_000) == 2 + 3, (
+        "a sample of each, and the chunks of one"
+    )
 
 
 async def test_auto_looks_at_parts_of_all_of_a_large_chunk(rig: Rig) -> None:

@@ -12,6 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.handlers.layout.fitting import fitted
 from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers.leaves.boxes import Box
+from penstock.handlers.leaves.shards import BoxCopy
+from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.messages import Leaf, ParamInfo, PiecePlan
 from penstock.kernel.save_format import SaveArgs, SaveFormat
 
@@ -162,3 +165,37 @@ def test_a_key_is_divided_as_its_data_are() -> None:
     leaf, plans = plans_of(keys, PARALLEL)
     assert leaf.spec.write_shape == (2, 2)
     np.testing.assert_array_equal(put_together(leaf, plans), jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4", "bfloat16"])
+@pytest.mark.parametrize("stored", ["", "float16"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_copy_that_was_begun_is_the_one_that_is_taken(dtype: str, stored: str, whole: bool) -> None:
+    value = jax.numpy.arange(4 * 6).reshape(4, 6).astype(dtype)
+    box = Box((0, 0), (4, 6), 0) if whole else Box((2, 0), (2, 6), 12)
+    begun, plain = (BoxCopy(value, value, box, "['a']", stored) for _ in range(2))
+
+    begun.begin()
+    assert bytes(begun.take()) == bytes(plain.take())
+    assert len(plain.take()) == box.n_elements * (2 if stored else np.asarray(value).itemsize)
+
+
+def test_what_was_deleted_cannot_be_begun_nor_taken() -> None:
+    value = jax.numpy.ones(4)
+    value.delete()
+    for copy in (
+        BoxCopy(value, value, Box((0,), (4,), 0), "['a']"),
+        BoxCopy(value, value, Box((1,), (2,), 1), "['a']"),
+    ):
+        for call in (copy.begin, copy.take):
+            with pytest.raises(DeletedLeafError, match=r"\['a'\]"):
+                call()
+
+
+def test_a_copy_is_not_the_arrays_own_memory() -> None:
+    value = jax.numpy.zeros(1000)
+    for begins in (False, True):
+        copy = BoxCopy(value, value, Box((0,), (1000,), 0), "['a']")
+        if begins:
+            copy.begin()
+        assert not np.shares_memory(np.asarray(copy.take()), np.asarray(value).view(np.uint8))
