@@ -93,6 +93,12 @@ def test_it_comes_back(version: str, case: str, earlier: Path, ours: Any) -> Non
     assert found.stored_nbytes > 0 or not found.nbytes
 
 
+@pytest.mark.parametrize("version", [version for version in EARLIER if "array" in EARLIER[version]])
+def test_an_array_alone_is_of_the_type_that_was_saved(version: str, earlier: Path, ours: Any) -> None:
+    found = ours.restore(earlier / version / "array")["checkpoint"]
+    assert isinstance(found, np.ndarray if version == "0.2.7" else jax.Array)  # which recorded no types
+
+
 @pytest.mark.parametrize(("version", "case"), CASES)
 def test_it_comes_back_with_a_target(version: str, case: str, earlier: Path, ours: Any) -> None:
     path, saved = earlier / version / case, decoded(EARLIER[version][case])

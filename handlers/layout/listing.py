@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock.handlers.layout import checkpoint_metadata
 from penstock.handlers.layout.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.layout.deletion import deleted_item
 from penstock.handlers.layout.forms import form_of, items_of
 from penstock.handlers.layout.locate import checkpoint_at
 from penstock.handlers.layout.names import CHECKPOINT_METADATA
@@ -48,14 +49,16 @@ def list_items(store: Store, path: str) -> FoundItems:
     if form_of(store, at.path, at.names) is not None:
         raise UnsupportedFormatError(at.path, "is one item, and has none; restore it as a whole")
 
-    forms = items_of(store, at.path, at.names)
-    lost = sorted(set(recorded.items) - at.names)
+    gone = {deleted_item(store, at.path, at.names)}
+    forms = items_of(store, at.path, at.names - gone)
+    listed = set(recorded.items) - gone
+    lost = sorted(listed - at.names)
     if lost:
         raise CorruptCheckpointError(
             os.path.join(at.path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
         )
 
-    names = sorted({*forms, *recorded.items})
+    names = sorted({*forms, *listed})
     if not names:
         raise NotACheckpointError(at.path, "has no items")
 

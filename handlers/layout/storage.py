@@ -76,7 +76,7 @@ def _is_chunk(key: bytes, array: StoredArray) -> bool:
 
     steps = name[len(array.prefix) :].split(form.separator)
     indices = steps[1:] if form.key_prefix else steps
-    return len(indices) == len(form.shape) and all(map(str.isdecimal, indices))
+    return bool(indices) and all(map(str.isdecimal, indices))
 
 
 def _chain(codecs: object) -> Iterator[str]:

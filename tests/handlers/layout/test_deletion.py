@@ -31,6 +31,7 @@ def test_an_item_that_is_being_deleted_is_gone(path: Path) -> None:
 
     assert len(penstock.sync.restore(path)["w"]) == 4  # the only one that remains
     assert len(penstock.sync.restore(path / "other")["w"]) == 4
+    assert list(penstock.sync.restore_items(path)) == ["other"]
     for again in (penstock.sync.restore, penstock.sync.metadata):
         with pytest.raises(NotACheckpointError, match="no item 'state' any more: it is being deleted"):
             again(path, item="state")
@@ -46,6 +47,7 @@ def test_files_that_are_gone_already_are_not_missed(path: Path) -> None:
         file.rmdir() if file.is_dir() else file.unlink()
     (path / "state").rmdir()
 
+    assert list(penstock.sync.restore_items(path)) == ["other"]
     assert len(penstock.sync.restore(path)["w"]) == 4
 
 
