@@ -33,7 +33,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all crash memory stalls bench bench-quick clean
+.PHONY: help demo test lint test-all crash memory soak stalls bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -73,11 +73,17 @@ memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, a
 stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio beside a save, a restore and metadata
 	$(BIN)/python -m tests.proofs.stalls
 
+soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
+	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
+
 bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw system calls (make bench BENCH=--help)
 	$(BIN)/python -m tests.bench $(BENCH)
 
 bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: to see that it runs
 	$(BIN)/python -m tests.bench --quick $(BENCH)
+
+interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperability.md anew
+	$(BIN)/python -m tests.interop.matrix.page
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,7 +30,7 @@ class AdaptedHandler:
     @property
     def name(self) -> str:
         """The handler's class, for messages."""
-        kind = type(self.inner)
+        kind: type = getattr(self.inner, "handler_class", type(self.inner))
         return f"{kind.__module__}.{kind.__qualname__}"
 
     @property
@@ -62,8 +62,16 @@ class AdaptedHandler:
 
         return Target(staging_bytes=nbytes)
 
-    async def save(self, leaf: Leaf, threads: Threads) -> Pending:
+    async def save(self, leaf: Leaf, threads: Threads, place: object = None) -> Pending:
         """Have the leaf copied. The `Pending` waits for its background work.
+
+        Nobody can interrupt that work. A wait for it can be cancelled, and the work goes on.
+
+        Args:
+            leaf: To be saved.
+            threads: For the wait.
+            place: What it writes to: kept alive, and so held, as long as a wait for the work goes on
+                in a thread, be it awaited or not.
 
         Raises:
             HandlerFailedError: If the handler raised, here or in a future; its error is the cause.
@@ -72,11 +80,13 @@ class AdaptedHandler:
         with self._blame(info):
             futures = await self.inner.serialize([leaf.value], [info])
 
+        written = threads.call_once(_wait_all, futures, place)
+
         async def wait() -> None:
             with self._blame(info):
-                await threads.run(_wait_all, futures)
+                await written()
 
-        return Pending(leaf.without_value(), wait)
+        return Pending(leaf.without_value(), wait, self.name)
 
     async def load(self, leaf: ReadLeaf) -> Any:
         """Read the leaf's value.
@@ -105,7 +115,7 @@ class AdaptedHandler:
             raise HandlerFailedError(key_path, self.name, f"{type(error).__name__}: {error}") from error
 
 
-def _wait_all(futures: Sequence[Waitable]) -> None:
+def _wait_all(futures: Sequence[Waitable], _: object) -> None:
     """Wait for every future, also after one failed: none may write into a directory that is removed."""
     first: Exception | None = None
     for future in futures:

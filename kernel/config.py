@@ -10,6 +10,9 @@
     [format]
     codec = "auto"               # PENSTOCK_FORMAT__CODEC=auto
 
+    [stopping]
+    sigterm_s = 30               # PENSTOCK_STOPPING__SIGTERM_S=30
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -33,6 +36,7 @@ from typing import Any, Literal, final
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import ENVIRONMENT_PREFIX, TABLES, Given, load_options, sourced
 from penstock.kernel.save_format import SaveFormat
+from penstock.kernel.stopping import StoppingOptions
 
 MIB = 2**20
 FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -95,6 +99,7 @@ class Config:
     store: StoreOptions = field(default_factory=StoreOptions)
     loop: LoopOptions = field(default_factory=LoopOptions)
     format: SaveFormat = field(default_factory=SaveFormat)
+    stopping: StoppingOptions = field(default_factory=StoppingOptions)
 
     @classmethod
     def load(

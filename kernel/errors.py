@@ -16,6 +16,7 @@ __all__ = (
     "DeletedLeafError",
     "DestinationExistsError",
     "DuplicateNameError",
+    "ForkedError",
     "HandlerError",
     "HandlerFailedError",
     "IncompleteCheckpointError",
@@ -24,12 +25,14 @@ __all__ = (
     "LeaseTooLargeError",
     "NoHandlerError",
     "NotACheckpointError",
+    "OlderStepError",
     "PathError",
     "PenstockError",
     "PipelineError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
+    "StepExistsError",
     "StorageError",
     "StructureMismatchError",
     "TreeDifference",
@@ -151,6 +154,24 @@ class DestinationExistsError(SpecError, FileExistsError):
 
 
 @final
+class StepExistsError(SpecError, FileExistsError):
+    """The step to be saved is there, or being saved, and `overwrite` was not asked for."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step} exists; pass overwrite=True to replace it atomically")
+        self.step = step
+
+
+@final
+class OlderStepError(SpecError):
+    """The step to be saved is older than the latest one, and `overwrite` was not asked for."""
+
+    def __init__(self, step: int, latest: int) -> None:
+        super().__init__(f"step {step} is older than the latest, {latest}; pass overwrite=True to save it")
+        self.step, self.latest = step, latest
+
+
+@final
 class DuplicateNameError(SpecError):
     """Two leaves would be stored under one name, so one of them would be lost.
 
@@ -257,6 +278,22 @@ class LeaseTooLargeError(SpecError):
 @final
 class ClosedError(SpecError, RuntimeError):
     """Used after close, or before the `async with` was entered."""
+
+
+@final
+class ForkedError(SpecError, RuntimeError):
+    """Used in a fork of the process it belongs to, where its event loop and its threads do not run.
+
+    Attributes:
+        pid: That process.
+    """
+
+    def __init__(self, what: str, pid: int) -> None:
+        super().__init__(
+            f"{what} belongs to process {pid}, and this is a fork of it, without its event loop and its "
+            "threads; make another Checkpointer here"
+        )
+        self.pid = pid
 
 
 @final

@@ -18,6 +18,7 @@ from anyio.lowlevel import checkpoint
 from penstock.kernel.errors import RunningLoopError
 from penstock.kernel.events import get_logger
 from penstock.kernel.messages import SaveReport
+from penstock.kernel.process import HomeProcess
 from penstock.kernel.threads import LoopHandle
 
 
@@ -49,6 +50,7 @@ class _State:
         "callbacks",
         "cancel",
         "error",
+        "home",
         "lock",
         "loop_thread",
         "progress",
@@ -60,6 +62,7 @@ class _State:
     )
 
     def __init__(self, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
+        self.home = HomeProcess()
         self.lock = threading.Lock()
         self.loop_thread = threading.get_ident()
         self.reached = 0
@@ -155,6 +158,7 @@ class SaveFuture:
 
         Raises:
             PenstockError: What the save failed with, if it failed before.
+            ForkedError: In a fork of the process that saves.
 
         Cancellation:
             Always a checkpoint. Cancelling the wait does not cancel the save.
@@ -162,6 +166,7 @@ class SaveFuture:
         if self._state.is_over(milestone):
             await checkpoint()
         else:
+            self._state.home.check(f"the save of {self._path!r}")
             event = Event()
             loop = LoopHandle()
             with self._waking(milestone, lambda: loop.post(event.set)):
@@ -178,8 +183,10 @@ class SaveFuture:
         Raises:
             TimeoutError: If the save is still going on after `timeout`.
             RunningLoopError: If called in the thread of the loop that saves, which would never end.
+            ForkedError: In a fork of the process that saves.
         """
         if not self.done:
+            self._state.home.check(f"the save of {self._path!r}")
             if threading.get_ident() == self._state.loop_thread:
                 raise RunningLoopError("result() would block the event loop that saves; await the future")
 
@@ -225,8 +232,12 @@ class SaveFuture:
         """Ask the save to stop and to undo what it did. From any thread; does not wait.
 
         Whoever awaits the save gets `SaveCancelledError`. Too late after COMMITTED, and then ignored.
+
+        Raises:
+            ForkedError: In a fork of the process that saves.
         """
         if not self.done:
+            self._state.home.check(f"the save of {self._path!r}")
             self._state.cancel()
 
     async def _report(self) -> SaveReport:

@@ -147,6 +147,8 @@ class PiecePlan:
     nbytes: int
     cost: int  #: host bytes that `take` allocates: 0 if it only looks at memory that exists
     take: Callable[[], memoryview]  #: blocking; returns `nbytes` contiguous bytes
+    begin: Callable[[], None] | None = None
+    """Starts what `take` waits for, and returns at once; to be called once `cost` is leased, or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,8 @@ class Pending:
     """A leaf that its own handler is writing, and how to wait for that."""
 
     leaf: Leaf
-    wait: Callable[[], Awaitable[None]]
+    wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again; the writing goes on
+    handler: str = ""  #: its name, for messages
 
 
 @dataclass(frozen=True, slots=True)

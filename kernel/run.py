@@ -103,6 +103,7 @@ class SaveRun(Run):
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
+    folder: str = ""  #: where the tree lies in the checkpoint, if all of it lies in one directory
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
     preallocate: bool = True  #: whether the bytes to be written are known; set by the first stage
@@ -124,6 +125,7 @@ class RestoreRun(Run):
     flow: ClassVar[Flow] = "restore"
     references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
     """What can never change of what was restored, by stored name; set by the last stage."""
+    directory: str = ""  #: what holds the tree: the checkpoint, or an item in it; set by the first stage
     outline: Outline | None = None  #: set by the planning stage, used to put the tree together
     recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
     changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored

@@ -16,6 +16,7 @@ from anyio import (
     create_task_group,
     get_cancelled_exc_class,
 )
+from anyio.lowlevel import checkpoint_if_cancelled
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.kernel.errors import PenstockError, PipelineError
@@ -88,6 +89,7 @@ async def run_pipeline(
             del failure  # its traceback refers to this frame
     if outcome.cut_short:
         outcome.drop_results()
+        await checkpoint_if_cancelled()  # then they were cut short by that
         raise PipelineError(f"stage {outcome.cut_short[0]!r} ended early: something it awaited was cancelled")
     if not outcome.results:
         raise PipelineError(f"nothing came out of the last stage, {pipeline.names[-1]!r}")

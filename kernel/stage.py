@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 from anyio import BrokenResourceError, EndOfStream, WouldBlock, create_task_group
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from penstock.kernel.errors import PipelineError
 
@@ -122,6 +123,7 @@ async def drive(
         # A task group takes a cancellation that it did not ask for (an asyncio future cancelled by
         # others) for the quiet end of a task. The message that the worker had is lost.
         if len(ended) < concurrency:
+            await checkpoint_if_cancelled()  # that may just not have come through to here
             raise PipelineError("a worker ended early: something that it awaited was cancelled")
 
         if isinstance(actor, Finishing):

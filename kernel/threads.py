@@ -5,8 +5,8 @@ from __future__ import annotations
 __all__ = ("LoopHandle", "Threads", "await_future")
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import CancelledError
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final
 
@@ -124,6 +124,70 @@ class Threads:
             await call.wait_over()
             raise
 
+    def call_once(self, function: Callable[..., T], *args: Any) -> Callable[[], Awaitable[T]]:
+        """Return what calls `function(*args)` in a thread when first awaited, and then waits for that call.
+
+        For calls that only wait, and that nobody can interrupt. The arguments live as long as the call.
+
+        Cancellation:
+            Does not wait for the call: it goes on in its thread, and can be awaited again.
+        """
+        return _Once(function, args, self._limiter)
+
+
+@final
+class _Once(Generic[T]):
+    """One call in a thread, awaited by many and left by any of them."""
+
+    __slots__ = ("_args", "_call", "_function", "_limiter", "_outcome")
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], limiter: CapacityLimiter) -> None:
+        self._function = function
+        self._args = args
+        self._limiter = limiter
+        self._call: _Call[None] | None = None
+        self._outcome: Future[T] = Future()
+
+    async def __call__(self) -> T:
+        if self._call is None:
+            self._call = call = _Call[None](self._settle, ())
+            try:
+                await to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+            except get_cancelled_exc_class():
+                if not call.has_begun():
+                    self._call = None  # it never will: whoever comes next begins
+                raise
+
+        await await_future(_Uncancelled(self._outcome))
+        return self._outcome.result()
+
+    def _settle(self) -> None:
+        function, args = self._function, self._args
+        self._args = ()  # they live in this frame, and no longer
+        try:
+            self._outcome.set_result(function(*args))
+        except BaseException as error:
+            self._outcome.set_exception(error)
+
+
+@final
+class _Uncancelled(Generic[T]):
+    """A future that those who wait for it do not cancel."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        self._future.add_done_callback(callback)
+
+    def cancel(self) -> object:
+        return False
+
+    def result(self) -> None:
+        return None
+
 
 @final
 class _Call(Generic[T]):
@@ -154,6 +218,15 @@ class _Call(Generic[T]):
                 self._state = "over"
             if self._wake is not None:
                 self._wake()
+
+    def has_begun(self) -> bool:
+        """Whether the call runs or ran; if not, it never will."""
+        with self._lock:
+            if self._state == "waiting":
+                self._state = "over"
+                return False
+
+            return True
 
     async def wait_over(self) -> None:
         """Wait until the call has returned; one that has not begun never will."""

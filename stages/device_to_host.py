@@ -124,8 +124,8 @@ class _Stager:
         run = self._run
         lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
         with releasing(lease):
-            await run.workspace.open()
-            pending = await handler.save(leaf, run.threads)
+            await run.workspace.open(run.folder)
+            pending = await handler.save(leaf, run.threads, run.workspace)
             run.background.append(pending)
 
         return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
@@ -220,6 +220,10 @@ def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned
 
 
 def _take(group: list[_Planned], tight: bool = False) -> tuple[Piece, ...]:
+    for _, plan, _ in group:  # copies from several devices overlap
+        if plan is not None and plan.begin is not None:
+            plan.begin()
+
     return tuple([_piece(leaf, plan, tight) for leaf, plan, _ in group if plan is not None])
 
 

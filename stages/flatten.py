@@ -19,6 +19,7 @@ from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
 from penstock.stages.known_values import references_to
+from penstock.stages.node_types import NodeTypes
 from penstock.stages.save_args import each_leaf
 from penstock.stages.saved_trees import SavedTree, SavedTrees
 from penstock.stages.structure import StructureCache
@@ -67,7 +68,12 @@ class Flatten:
 
 def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     """Describe every leaf, as far as an earlier save of the same tree did not."""
-    infos, values, _ = run.shared.of(StructureCache).flatten(message.take())
+    tree = message.take()
+    infos, values, _ = run.shared.of(StructureCache).flatten(tree)
+    if isinstance(run.layout, FormattedLayout) and run.layout.save_format.rich_types:
+        infos = run.shared.of(NodeTypes).of(tree, infos)
+
+    del tree
     trees = run.shared.of(SavedTrees)
     asked = each_leaf(run.save_args, infos)
     known = trees.find(infos)
@@ -111,7 +117,7 @@ class _Describer:
         self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
         self._asked = asked
         self._registry = run.registry
-        self._directory = run.workspace.temporary
+        self._directory = run.workspace.path(run.folder)
         self._kinds: dict[type, _Kind] = {}
         self._specs: dict[tuple[int, object], LeafSpec] = {}
         self.changed = False  #: whether a leaf is not what it was

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TypeAlias, final
 
 from anyio import create_task_group
+from anyio.lowlevel import checkpoint_if_cancelled
 from crc32c import crc32c
 
 from penstock.kernel.adapter import AdaptedHandler
@@ -151,6 +152,7 @@ class _Reader:
 
         # A task group takes a cancellation that it did not ask for for the quiet end of a task.
         if len(from_files) + len(performed) < len(batch.reads):
+            await checkpoint_if_cancelled()  # that may just not have come through to here
             raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
 
     def _complete(self, batch: ReadBatch, ready: tuple[tuple[int, object], ...]) -> HostBatch | None:

@@ -7,10 +7,12 @@ __all__ = ("DirectoryHold",)
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from typing import Final, final
 
 from penstock.handlers.stores.descriptor import translated
 from penstock.kernel.errors import StorageError
+from penstock.kernel.process import HomeProcess
 
 # Some network file systems have no such lock: there, as before, whoever saves takes care.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -22,29 +24,31 @@ class DirectoryHold:
 
     Args:
         path: A directory.
+        shared: Whether others may hold it, too, who share it.
 
     Raises:
         StorageError: With `errno.EBUSY` if another hold is on it, of this process or another, or if
             the directory was replaced meanwhile.
     """
 
-    __slots__ = ("_number",)
+    __slots__ = ("_home", "_number")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, shared: bool = False) -> None:
+        self._home = HomeProcess()
         self._number = -1  # in case it cannot be opened
         with translated("hold", path):
             self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
         try:
-            self._lock(path)
+            self._lock(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         except BaseException:
             self.release()
             raise
 
-    def _lock(self, path: str) -> None:
+    def _lock(self, path: str, way: int) -> None:
         with translated("hold", path):
             try:
-                fcntl.flock(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._number, way | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _busy(path) from None
             except OSError as error:
@@ -57,12 +61,24 @@ class DirectoryHold:
     def release(self) -> None:
         """Give it up. Idempotent."""
         number, self._number = self._number, -1
-        if number >= 0:
-            os.close(number)
+        if number < 0:
+            return
+
+        # A fork shares the lock: it would stay until that closes, too, and must not be lifted there.
+        if self._home.is_here:
+            with suppress(OSError):
+                fcntl.flock(number, fcntl.LOCK_UN)
+
+        os.close(number)
 
     def __del__(self) -> None:
         self.release()
 
 
 def _busy(path: str) -> StorageError:
-    return StorageError("hold", path, "another save is building a checkpoint here", errno.EBUSY)
+    return StorageError(
+        "hold",
+        path,
+        "somebody builds, reads or deletes a checkpoint here",
+        errno.EBUSY,
+    )

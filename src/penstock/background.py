@@ -32,6 +32,11 @@ class BackgroundSaves:
         self._saves = [other for other in self._saves if not other.future.done or other.promise.error_unseen]
         self._saves.append(save)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether some save is not over."""
+        return any(not save.future.done for save in self._saves)
+
     async def wait_ended(self) -> None:
         """Wait until none of the saves there are now runs any more."""
         for save in tuple(self._saves):
@@ -44,6 +49,25 @@ class BackgroundSaves:
             if error is not None:
                 save.promise.mark_seen()
                 raise error
+
+    def raise_on_leaving(self, failure: BaseException | None) -> None:
+        """Raise what the Checkpointer is left with: `failure`, or else the first that nobody was told of.
+
+        The other failures that nobody was told of are notes of it.
+        """
+        unseen = self.take_unseen()
+        failure = failure or next(iter(unseen.values()), None)
+        if failure is None:
+            return
+
+        for path, other in unseen.items():
+            if other is not failure:
+                failure.add_note(f"in the background, the save of {path!r} failed too: {other!r}")
+
+        try:
+            raise failure
+        finally:
+            del failure, unseen  # the traceback refers to this frame
 
     def take_unseen(self) -> dict[str, BaseException]:
         """Return every failure that nobody was told of, by path; whoever takes them tells."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("Checkpointer", "Staging")
 
 import os
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -32,27 +31,28 @@ from penstock.kernel.errors import ClosedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.futures import Milestone, SaveFuture
 from penstock.kernel.memory_watch import watching_memory
-from penstock.kernel.messages import KeyPath, RestoreRequest, TreeToSave
+from penstock.kernel.messages import RestoreRequest, TreeToSave
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.regulator import RegulatorStatistics
 from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
-from penstock.kernel.runner import run_pipeline
 from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
 from penstock.memory import MemoryKeywords, config_and_regulator
 from penstock.paths import absolute_path
-from penstock.pipelines import configured_pipeline, fitting_pipeline
+from penstock.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
+from penstock.protobuf import message_target
+from penstock.restore_task import RestoreTask
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
+from penstock.restoring_items import ItemsKeywords, restore_items
 from penstock.saving import SaveTask
-from penstock.stages.known_values import KnownValues
+from penstock.stopping import Stopping
+from penstock.streaming import LeafStream, StreamKeywords, Streams
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
-First: TypeAlias = Callable[[KeyPath], bool]
-RunT = TypeVar("RunT")
 T = TypeVar("T")
 
 _ABSENT: Final[Any] = object()
@@ -123,6 +123,8 @@ class Checkpointer:
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
         self._background = BackgroundSaves()
+        self._streams = Streams()
+        self.stopping = Stopping(options.stopping, self._background)
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
         self._life: AbstractAsyncContextManager[None] | None = None
@@ -142,6 +144,9 @@ class Checkpointer:
         exc_tb: TracebackType | None,
     ) -> bool | None:
         assert self._life is not None
+        if not self.stopping.is_home:
+            return None  # the life of a fork's twin is not the fork's to end
+
         return await self._life.__aexit__(exc_type, exc_val, exc_tb)
 
     async def save(
@@ -189,7 +194,7 @@ class Checkpointer:
         self._background.raise_unseen()
         final, engine = absolute_path(path), self._engine
         if isinstance(tree, Composite):
-            engine, tree = for_items(engine, tree, keywords)
+            engine, tree = await threads.run(for_items, engine, tree)
 
         run = engine.save_run(
             final,
@@ -198,9 +203,10 @@ class Checkpointer:
             custom_metadata=custom_metadata,
             keywords=keywords,
         )
-        chosen = self._save_pipeline if pipeline is None else pipeline
-        chosen = _prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
-        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final))
+        chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
+        chosen = prioritised(chosen, prioritise)
+        undo_s = engine.config.stopping.undo_s
+        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final), undo_s)
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
@@ -223,9 +229,9 @@ class Checkpointer:
         Args:
             path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
             like: A tree of the structure wanted, whose leaves are concrete values,
-                `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
-                shardings. Without it the result is made of dicts and lists, on the devices it was
-                saved from where they are here.
+                `jax.ShapeDtypeStruct`s or types; for a message in protobuf, one or its class. The result
+                has exactly its node types, dtypes and shardings. Without it the result is made of dicts
+                and lists, on the devices it was saved from where they are here.
             mmap: Whether leaves live in the page cache where they can, instead of memory of their own:
                 NumPy arrays, read-only, and jax.Arrays on CPU devices, in time that does not depend
                 on their size. Their checksums are not compared. The files must not be changed.
@@ -236,7 +242,7 @@ class Checkpointer:
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
-            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+            **onto: How the result may depart from what is stored: `only`, `rename`, `transforms`, `dtype`,
                 `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
@@ -253,14 +259,35 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
+        like, finish = message_target(like, final)
         options = restore_options(onto, has_like=has_like)
-        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
-        chosen = _prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
-        tree, run = await self._restore(with_derive(chosen, options), request, threads)
+        target, only = like if has_like else None, onto.get("only")
+        request = RestoreRequest(final, target, has_like, options, mmap, split, item, only)
+        chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        task = RestoreTask(self._engine, threads, with_derive(chosen, options), request)
+        tree, run = await self._calmly(task)
         if on_report is not None:
             on_report(report_of(run))
 
-        return tree
+        return finish(tree)
+
+    async def restore_items(
+        self, path: str | os.PathLike[str], **options: Unpack[ItemsKeywords]
+    ) -> dict[str, Any]:
+        """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
+        _, threads = self._running()
+        return await restore_items(self._engine, threads, self.restore, absolute_path(path), **options)
+
+    def stream(self, path: str | os.PathLike[str], **options: Unpack[StreamKeywords]) -> LeafStream:
+        """Restore leaf by leaf: `async for key_path, value in checkpointer.stream(path)`.
+
+        Args:
+            path: As for `restore`.
+            **options: What is restored, and in which order; see `penstock.streaming.StreamKeywords`.
+        """
+        tasks, threads = self._running()
+        final, pipeline = absolute_path(path), self._restore_pipeline
+        return self._streams.open(self._engine, tasks, threads, pipeline, final, options)
 
     async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -277,7 +304,8 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         layout, store = self._engine.layout, self._engine.store
-        return await self._read(final, partial(threads.run, describe_checkpoint, layout, store, final, item))
+        describe = partial(threads.run, describe_checkpoint, layout, store, final, item)
+        return await self._calmly(partial(self._engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
         """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
@@ -293,7 +321,12 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory, item)
-        return await self._read(final, check)
+        return await self._calmly(partial(self._engine.read_unchanged, final, threads, check))
+
+    @property
+    def engine(self) -> Engine:
+        """What all its saves and restores share."""
+        return self._engine
 
     async def wait(self) -> None:
         """Wait until no save is under way.
@@ -308,46 +341,21 @@ class Checkpointer:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
 
-    async def _restore(
-        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
-    ) -> tuple[Any, RestoreRun]:
-        read = partial(self._restore_once, pipeline, request, threads)
-        tree, run = await self._read(request.path, read)
-        if run.references:
-            identity = await threads.run(run.store.identity, request.path)
-            run.shared.of(KnownValues).remember(request.path, identity, run.references)
-
-        return tree, run
-
-    async def _read(self, path: str, read: Callable[[], Awaitable[T]]) -> T:
-        tasks, threads = self._running()
+    async def _calmly(self, work: Callable[[], Awaitable[T]]) -> T:
+        tasks, _ = self._running()
         with calm_interpreter(tasks, self._engine.config.loop):
-            return await self._engine.read_unchanged(path, threads, read)
-
-    async def _restore_once(
-        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
-    ) -> tuple[Any, RestoreRun]:
-        run = self._engine.restore_run(request.path, threads)
-        since = time.perf_counter()
-        result = await run_pipeline(pipeline, run, request)
-        self._engine.events.info(
-            "restore.finished",
-            path=request.path,
-            n_leaves=run.progress.leaves_total,
-            nbytes=run.progress.bytes_done,
-            seconds=time.perf_counter() - since,
-        )
-        return result.value.tree, run
+            return await work()
 
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:
         failure: BaseException | None = None
         try:
-            async with create_task_group() as tasks:
+            async with self.stopping.watching(), create_task_group() as tasks:
                 self._tasks, self._threads = tasks, Threads()
                 try:
                     with watching_memory(tasks, self._engine.memory, self._engine.events):
                         yield
+                        self._streams.stop()
                         await self._background.wait_ended()
                 except (get_cancelled_exc_class(), GeneratorExit):
                     raise
@@ -357,29 +365,17 @@ class Checkpointer:
         finally:
             self._tasks = None
 
-        unseen = self._background.take_unseen()
-        failure = failure or next(iter(unseen.values()), None)
-        if failure is None:
-            return
-
-        for path, other in unseen.items():
-            if other is not failure:
-                failure.add_note(f"in the background, the save of {path!r} failed too: {other!r}")
-
         try:
-            raise failure
+            self._background.raise_on_leaving(failure)
         finally:
-            del failure, unseen  # the traceback refers to this frame
+            del failure  # the traceback refers to this frame
 
     async def _start(self, tasks: TaskGroup, task: SaveTask, until: Milestone) -> None:
         """Start a save in the background; return when it has come so far."""
         self._background.add(task)
 
-        async def save() -> None:
-            with calm_interpreter(tasks, self._engine.config.loop):
-                await task()
-
-        tasks.start_soon(save)
+        tasks.start_soon(self._calmly, task)
+        self.stopping.keep_alive(task.future)
         try:
             await task.future.wait(until)
         except BaseException:
@@ -390,11 +386,8 @@ class Checkpointer:
             raise
 
     def _running(self) -> tuple[TaskGroup, Threads]:
+        self.stopping.check_process()
         if self._tasks is None or self._threads is None:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
         return self._tasks, self._threads
-
-
-def _prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
-    return pipeline if first is None else pipeline.configure("prioritise", first=first)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
 
-from penstock.kernel.capabilities import ArrangedLayout
+from penstock.kernel.capabilities import ArrangedLayout, ItemsLayout
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.messages import KeyPath
+from penstock.kernel.reading import hold_for_reading
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.shared import Shared
@@ -107,6 +108,7 @@ class Engine:
             **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
             base=None if base is None else absolute_path(base),
+            folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=keywords.get("save_args"),
             by_digest=compare == "digest",
             started_ns=time.time_ns(),
@@ -120,9 +122,15 @@ class Engine:
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
 
+        As long as it reads, nobody on this machine who deletes steps deletes what lies at `path`.
+
         Raises:
             StorageError: If that happens too often.
         """
+        async with hold_for_reading(self.store, threads, path):
+            return await self._read_unchanged(path, threads, read)
+
+    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         for _ in range(MOST_READS):
             before = await threads.run(self.store.identity, path)
             try:

@@ -56,6 +56,11 @@ class Hang:
         """Let the operation go on. Idempotent, and may come first."""
         self._released.set()
 
+    def skip(self) -> None:
+        """Note that the operation will not come: those who wait for it go on. Idempotent."""
+        self._reached.set()
+        self._released.set()
+
     def hold(self, operation: Operation) -> None:
         """Block as the operation that hangs; for the store.
 

@@ -11,9 +11,9 @@ from typing import final
 
 from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_after
 
-from penstock.kernel.errors import SaveCancelledError, StorageError
+from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
 from penstock.kernel.futures import Milestone, SaveFuture, SavePromise
-from penstock.kernel.messages import SaveReport, TreeToSave
+from penstock.kernel.messages import Pending, SaveReport, TreeToSave
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.run import SaveRun
 from penstock.kernel.runner import run_pipeline
@@ -31,10 +31,12 @@ class SaveTask:
         run: What they use.
         tree: What to save.
         turn: Held while saving, so that saves to one path follow each other.
+        undo_s: How long a save that ends badly waits for what third-party handlers write.
     """
 
     __slots__ = (
         "_ended",
+        "_hung",
         "_pipeline",
         "_promise",
         "_run",
@@ -43,14 +45,24 @@ class SaveTask:
         "_started",
         "_tree",
         "_turn",
+        "_undo_s",
     )
 
-    def __init__(self, pipeline: Pipeline[SaveRun], run: SaveRun, tree: TreeToSave, turn: Lock) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline[SaveRun],
+        run: SaveRun,
+        tree: TreeToSave,
+        turn: Lock,
+        undo_s: float = CLEANING_S,
+    ) -> None:
         loop = LoopHandle()
         self._pipeline = pipeline
         self._run = run
         self._tree = tree
         self._turn = turn
+        self._undo_s = undo_s
+        self._hung: HandlerFailedError | None = None
         self._scope = CancelScope()
         self._ended = Event()
         self._started = time.perf_counter()
@@ -104,12 +116,13 @@ class SaveTask:
                 await run.workspace.check()
                 result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
             except BaseException as error:
-                with move_on_after(CLEANING_S, shield=True):
+                with CancelScope(shield=True):  # both parts have a bound
                     await self._undo(error)
 
                 raise
             finally:
-                run.workspace.release()
+                if self._hung is None:
+                    run.workspace.release()
 
         report: SaveReport = replace(
             result.value,
@@ -129,15 +142,34 @@ class SaveTask:
 
     async def _undo(self, because: BaseException) -> None:
         run = self._run
-        for pending in run.background:
-            with suppress(Exception):  # why the save fails is known already
-                await pending.wait()
+        with move_on_after(self._undo_s):
+            for pending in run.background:
+                self._hung = self._hung_in(pending)
+                with suppress(Exception):  # why the save fails is known already
+                    await pending.wait()
+
+            self._hung = None
+
+        if self._hung is not None:
+            # The handler may write on, so nobody may build there: whoever waits for it in a thread holds it.
+            run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(self._hung))
+            because.add_note(str(self._hung))
+            return
 
         try:
-            await run.workspace.discard()
+            with move_on_after(CLEANING_S):
+                await run.workspace.discard()
         except StorageError as error:
             run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(error))
             because.add_note(f"what was written could not be removed: {error}")
+
+    def _hung_in(self, pending: Pending) -> HandlerFailedError:
+        problem = f"what it writes in the background did not end within {self._undo_s:g} s of the save's end"
+        return HandlerFailedError(
+            pending.leaf.info.key_path,
+            pending.handler,
+            f"{problem}; {self._run.workspace.temporary!r} stays, and stays held, until it does",
+        )
 
     def _reach(self, milestone: Milestone) -> None:
         if milestone >= Milestone.STAGED and self._staged_s != self._staged_s:  # still NaN
@@ -149,5 +181,9 @@ class SaveTask:
     def _give_up(self) -> None:
         published = " after it was published" if self._run.workspace.published else ""
         self._run.events.info("save.cancelled", path=self._run.path)
+        if self._hung is not None:
+            self._promise.fail(self._hung)
+            return
+
         self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
         self._promise.mark_seen()  # whoever cancelled it knows

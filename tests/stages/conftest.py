@@ -30,4 +30,5 @@ async def rig(tmp_path: Path, anyio_backend: object) -> AsyncIterator[Rig]:
     """What stages run in. After the test, nothing of it may be held."""
     made = Rig(tmp_path)
     yield made
+    await made.wait_background()
     made.check_idle()

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,7 @@ class Rig:
         self.memory = MemoryRegulator(1 << 30)
         self.limits = LIMITS
         self.shared = Shared()
+        self.runs: list[SaveRun] = []
         self._capture = LogCapture()
 
     @property
@@ -94,7 +95,8 @@ class Rig:
         workspace = Workspace(
             self.store, self.threads, str(self.final), str(self.temporary), overwrite=overwrite
         )
-        return SaveRun(**self._shared(), workspace=workspace, started_ns=1)
+        self.runs.append(SaveRun(**self._shared(), workspace=workspace, started_ns=1))
+        return self.runs[-1]
 
     def restore_run(self) -> RestoreRun:
         return RestoreRun(**self._shared())
@@ -111,6 +113,12 @@ class Rig:
         self.registry = self.registry.copy()
         self.registry.register(type_, handler, override=True)
         return handler
+
+    async def wait_background(self) -> None:
+        """Wait for what third parties write by themselves, as a save does that ends badly."""
+        for pending in [each for run in self.runs for each in run.background]:
+            with suppress(Exception):
+                await pending.wait()
 
     def check_idle(self) -> None:
         """Nothing is held any more: no byte, no thread, no file."""

@@ -291,7 +291,7 @@ async def test_a_third_partys_background_failure_names_the_leaf(rig: Rig) -> Non
     assert raised.value.__cause__ is error
 
 
-async def test_cancelled_while_a_third_party_works_it_waits_for_that(rig: Rig) -> None:
+async def test_cancelled_while_a_third_party_works_it_leaves_that_to_be_waited_for(rig: Rig) -> None:
     handler = ParcelHandler(when_asked=True)
     hang = handler.hang("write", "p")
     rig.registry = with_parcels(rig.registry, handler)
@@ -301,4 +301,5 @@ async def test_cancelled_while_a_third_party_works_it_waits_for_that(rig: Rig) -
 
     await cancel_in(hang, work)
 
+    await rig.wait_background()
     assert files_in(rig.temporary) == {"p"}

@@ -1,14 +1,8 @@
-"""Doubles for tests of stages, layouts and whole pipelines: stores that fail on demand.
-
-store = FaultyStore(LocalStore())
-store.fail_on("data.sync", 1, StorageError("fsync", path, "Input/output error", errno.EIO))
-...
-assert store.open_files == 0
-"""
+"""A store that fails, hangs or tears where a test says. Public as `penstock.testing.FaultyStore`."""
 
 from __future__ import annotations
 
-__all__ = ("Crash", "CrashStore", "FaultyStore", "Hang", "Operation")
+__all__ = ("FaultyStore",)
 
 import errno
 import threading
@@ -17,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, final
 
-from penstock.crash_store import Crash, CrashStore
 from penstock.hang import Hang, Operation
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
+from penstock.kernel.reading import NoHold
+from penstock.kernel.store_protocols import ReadHolds
 from penstock.kernel.transfers import Transfers
 
 T = TypeVar("T")
@@ -88,6 +83,11 @@ class FaultyStore:
         """Have the n-th operation called `name` write the first half of its bytes and fail."""
         self._faults[name, nth] = _Tear(error)
 
+    def forget_faults(self) -> None:
+        """Let every operation from now on do what it should."""
+        with self._lock:
+            self._faults.clear()
+
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         return self.perform("kind", path, lambda: self._inner.kind(path))
 
@@ -105,6 +105,12 @@ class FaultyStore:
 
     def hold(self, path: str) -> Hold:
         return self.perform("hold", path, lambda: self._inner.hold(path))
+
+    def hold_reading(self, path: str) -> Hold:
+        def hold() -> Hold:
+            return self._inner.hold_reading(path) if isinstance(self._inner, ReadHolds) else NoHold()
+
+        return self.perform("hold_reading", path, hold)
 
     def list_directory(self, path: str) -> Sequence[str]:
         return self.perform("list_directory", path, lambda: self._inner.list_directory(path))

@@ -1,0 +1,217 @@
+"""Our own stores, handlers and stages pass the conformance classes; and what is wrong does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.stages.rig import Parcel, ParcelHandler
+
+from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers.leaves.numpy_array import NumpyHandler
+from penstock.handlers.leaves.scalar import ScalarHandler
+from penstock.handlers.leaves.string import StringHandler
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.protocols import LeafHandler, Store, TypeHandler
+from penstock.stages.encode import Encode
+from penstock.stages.limit_bytes import LimitBytes
+from penstock.testing import (
+    CrashStore,
+    FaultyStore,
+    HandlerConformance,
+    StageConformance,
+    StoreConformance,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def tmp_path(folder: Path) -> Path:
+    """In memory, where syncing costs nothing."""
+    folder.mkdir()
+    return folder
+
+
+class TestLocalStore(StoreConformance):
+    def make_store(self) -> Store:
+        return LocalStore()
+
+
+class TestFaultyStore(StoreConformance):
+    def make_store(self) -> Store:
+        return FaultyStore(LocalStore())
+
+
+class TestNumpy(HandlerConformance):
+    memory_limit = 20_000
+
+    def make_handler(self) -> LeafHandler:
+        return NumpyHandler()
+
+    def values(self) -> list[Any]:
+        return [np.arange(5000), np.zeros((0, 3), np.int8), np.asfortranarray(np.ones((3, 4)))]
+
+    def same(self, found: Any, expected: Any) -> bool:
+        return found.dtype == expected.dtype and np.array_equal(found, expected)
+
+    def change(self, value: Any) -> None:
+        value[...] = 0
+
+
+class TestArray(HandlerConformance):
+    memory_limit = 20_000
+
+    def make_handler(self) -> LeafHandler:
+        return ArrayHandler()
+
+    def values(self) -> list[Any]:
+        return [jnp.arange(5000), jnp.zeros((0, 3)), jnp.ones((), jnp.bfloat16)]
+
+    def leaf_type(self) -> type:
+        import jax
+
+        return jax.Array
+
+    def same(self, found: Any, expected: Any) -> bool:
+        return found.dtype == expected.dtype and np.array_equal(found, expected)
+
+    def change(self, value: Any) -> None:
+        value.delete()
+
+
+class TestScalar(HandlerConformance):
+    def make_handler(self) -> LeafHandler:
+        return ScalarHandler()
+
+    def values(self) -> list[Any]:
+        return [1, -(2**40), 0]
+
+
+class TestString(HandlerConformance):
+    def make_handler(self) -> LeafHandler:
+        return StringHandler()
+
+    def values(self) -> list[Any]:
+        return ["", "text", "ü" * 100]
+
+
+class TestThirdParty(HandlerConformance):
+    def make_handler(self) -> TypeHandler:
+        return ParcelHandler()
+
+    def values(self) -> list[Any]:
+        return [Parcel("1"), Parcel("")]
+
+    def same(self, found: Any, expected: Any) -> bool:
+        return bool(found.text == expected.text)
+
+    def change(self, value: Any) -> None:
+        value.text = "another"
+
+
+class TestOurStages(StageConformance):
+    def pipelines(self, saving: Any, restoring: Any) -> Any:
+        return saving, restoring
+
+
+class TestEncode(StageConformance):
+    def pipelines(self, saving: Any, restoring: Any) -> Any:
+        return saving.insert_after("device_to_host", Encode(), called="encode"), restoring
+
+
+class TestLimitBytes(StageConformance):
+    def pipelines(self, saving: Any, restoring: Any) -> Any:
+        return saving.replace("limit_bytes", LimitBytes(in_flight_bytes=1000)), restoring
+
+
+# What is wrong fails. Each of these breaks one promise, and the test of that promise must say so.
+
+
+class _Late(ParcelHandler):
+    """Copies too late: the value is read when it is written, after it may have changed."""
+
+    async def serialize(self, values: Sequence[Any], infos: Any, args: Any = None) -> Any:
+        from tests.stages.rig import _WhenAsked
+
+        def write(path: Path, value: Any) -> None:
+            path.write_text(value.text)
+
+        pairs = zip(values, infos, strict=True)
+        return [_WhenAsked(write, Path(info.directory, info.name), value) for value, info in pairs]
+
+
+class _Swapped(ParcelHandler):
+    async def deserialize(self, infos: Any, args: Any = None) -> Any:
+        return [Parcel("wrong") for _ in infos]
+
+
+class _Unfilled(StoreConformance):
+    def make_store(self) -> Store:
+        return _Forgetful()  # type: ignore[return-value]
+
+
+class _Forgetful:
+    """The local store; but its files keep what was allocated, and its holds hold nothing."""
+
+    def __init__(self) -> None:
+        self._inner = LocalStore()
+
+    def hold(self, path: str) -> Any:
+        class Hold:
+            def release(self) -> None: ...
+
+        return Hold()
+
+    def rename(self, source: str, destination: str) -> None:
+        import shutil
+
+        shutil.copytree(source, destination)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _third_party(handler: Callable[[], TypeHandler]) -> TestThirdParty:
+    made = TestThirdParty()
+    made.make_handler = handler  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("handler", "test", "said"),
+    [
+        (_Late, "test_values_may_change_once_they_are_staged", "stored after its change"),
+        (_Swapped, "test_values_are_restored_as_they_were_saved", "and expected"),
+        (_Swapped, "test_values_are_restored_onto_a_target", "restored is"),
+    ],
+)
+def test_a_wrong_handler_is_found(
+    tmp_path: Path, handler: Callable[[], TypeHandler], test: str, said: str
+) -> None:
+    with pytest.raises(AssertionError, match=said):
+        getattr(_third_party(handler), test)(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ("test_one_holder_at_a_time", "holding what is held must raise StorageError"),
+        ("test_exchange_rename_and_remove", "not under its old name"),
+    ],
+)
+def test_a_wrong_store_is_found(tmp_path: Path, test: str, said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        getattr(_Unfilled(), test)(tmp_path)
+
+
+def test_a_crash_store_is_a_store(tmp_path: Path) -> None:
+    class Test(StoreConformance):
+        def make_store(self) -> Store:
+            return CrashStore(LocalStore(), tmp_path)
+
+    Test().test_a_document_is_read_as_it_was_written_and_can_be_replaced(tmp_path)
