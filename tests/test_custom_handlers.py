@@ -158,7 +158,7 @@ async def test_what_a_restored_leaf_holds_is_leased(
             leased.append(checkpointer.statistics().leased)
             return await load(*arguments)
 
-        handler.deserialize = watched  # type: ignore[method-assign]  # to look in from outside
+        cast("Any", handler).deserialize = watched  # to look in from outside
         assert await checkpointer.restore(tmp_path / "a", like=tables) == tables
         assert all(400 <= nbytes <= 1000 for nbytes in leased)
         assert len(leased) == 4

@@ -66,7 +66,7 @@ def read_leaf(index: int, sizes: Sequence[int], staging: int = 0, handler: Any =
 
 def scattered(leaf: ReadLeaf) -> ReadLeaf:
     """The same leaf, whose bytes go through buffers."""
-    reads = [ScatterRead(read.leaf, "f", 0, read.nbytes, bytes) for read in leaf.reads]
+    reads = [ScatterRead(read.leaf, "f", 0, read.nbytes, lambda _: None) for read in leaf.reads]
     return replace(leaf, reads=tuple(reads))
 
 
