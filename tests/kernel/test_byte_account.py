@@ -224,6 +224,8 @@ async def test_saves_may_stage_as_much_as_there_is_unless_told_otherwise() -> No
     assert memory.limit_of("save") == 100
     memory.resize(60)
     assert (memory.limit, memory.limit_of("save")) == (60, 60)
+    memory.resize(200)
+    assert (memory.limit, memory.limit_of("save")) == (200, 200)
 
 
 @pytest.mark.parametrize(
