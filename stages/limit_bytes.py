@@ -171,7 +171,7 @@ class _Limiter:
 
 
 def _weight(leaf: ReadLeaf) -> int:
-    return max(leaf.nbytes, leaf.target.staging_bytes)
+    return max(leaf.nbytes, leaf.target.staging_bytes + _scratch_bytes(leaf.reads))
 
 
 def _scratch_bytes(reads: Sequence[Read]) -> int:

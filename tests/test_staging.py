@@ -17,7 +17,8 @@ from anyio import Event, create_task_group, fail_after, to_thread
 from tests.test_checkpointer import gated, names
 
 import penstock
-from penstock.checkpointer import Checkpointer
+from penstock import pipelines
+from penstock.checkpointer import Checkpointer, Staging
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.futures import Milestone
@@ -44,7 +45,7 @@ class TestTraining:
     @pytest.mark.timeout(120)
     @pytest.mark.parametrize("staging", ["copy", "overlap"])
     async def test_each_checkpoint_of_200_donating_steps_is_the_state_at_its_step(
-        self, tmp_path: Path, staging: penstock.checkpointer.Staging
+        self, tmp_path: Path, staging: Staging
     ) -> None:
         state, host = begin(), np.zeros(100_000)
         expected: dict[int, Any] = {}
@@ -155,7 +156,7 @@ class TestStates:
 
     async def test_every_state_is_told_in_every_way(self, tmp_path: Path) -> None:
         gates = {name: gated(before=name)[0] for name in ("flatten", "device_to_host", "write", "commit")}
-        pipeline = penstock.pipelines.save_pipeline()
+        pipeline = pipelines.save_pipeline()
         for name, gate in gates.items():
             pipeline = pipeline.insert_before(name, gate, called=f"before {name}")
 
@@ -216,7 +217,7 @@ class Watched:
         def call(*arguments: Any) -> Any:
             answer = found(*arguments)
             self._look(name)
-            return Watched(answer, self._look) if name == "create_data_file" else answer
+            return Watched(cast("Store", answer), self._look) if name == "create_data_file" else answer
 
         return call
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import jax
@@ -58,8 +58,9 @@ async def measure(folder: Path, rounds: int) -> dict[str, Any]:
     async with beating() as heartbeat:
         for name, build in (("small", small), ("large", large)):
             tree, path = build(), folder / name
-            jax.block_until_ready(tree)
-            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+            cast("Any", jax).block_until_ready(tree)
+            struct = cast("Any", jax).ShapeDtypeStruct
+            like = jax.tree.map(lambda leaf, struct=struct: struct(leaf.shape, leaf.dtype), tree)
             worst: dict[str, list[float]] = {"idle": [], "save": [], "restore": [], "metadata": []}
             async with penstock.Checkpointer() as ckpt:
 
