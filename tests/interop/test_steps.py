@@ -195,7 +195,7 @@ async def test_orbax_takes_what_ours_left_half_way_for_what_it_is(tmp_path: Path
 async def test_a_version_1_root_of_orbax_is_read(tmp_path: Path) -> None:
     from orbax.checkpoint import v1 as ocp1
 
-    with ocp1.training.Checkpointer(tmp_path) as other:
+    with ocp1.training.Checkpointer(str(tmp_path)) as other:
         other.save(4, {"w": jnp.ones(3), "n": 4}, metrics={"loss": 0.25})
 
     async with CheckpointManager(tmp_path, metric="loss") as manager:

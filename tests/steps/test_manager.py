@@ -361,7 +361,7 @@ async def test_several_items(tmp_path: Path, assert_same: AssertSame) -> None:
         assert sorted(found) == ["config", "opt", "params", "rng"]
         assert_same(found["params"], {"w": jnp.ones(3)})
         assert found["config"] == {"a": [1, None]}
-        assert (found["rng"] == key).all()
+        assert bool(jnp.all(found["rng"] == key))
 
         like = penstock.Composite(params={"w": jnp.zeros(3)}, config=...)
         part = await manager.restore(1, like=like)
@@ -531,7 +531,11 @@ async def test_opening_lists_the_root_once_and_looks_at_one_step(tmp_path: Path,
 
 async def test_steps_under_their_own_names_count_when_they_are_finished(tmp_path: Path) -> None:
     for step, ended in ((1, 5), (2, None), (3, None)):
-        about = {"init_timestamp_nsecs": 4, "commit_timestamp_nsecs": ended, "custom_metadata": {}}
+        about: dict[str, Any] = {
+            "init_timestamp_nsecs": 4,
+            "commit_timestamp_nsecs": ended,
+            "custom_metadata": {},
+        }
         (tmp_path / str(step)).mkdir()
         (tmp_path / str(step) / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
 

@@ -8,9 +8,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from anyio import Event
+from anyio import Event, create_task_group, sleep_forever
 
-SETTLING_MS = 20
+SETTLING_MS = 50
 """Changes that follow each other so closely are one."""
 
 
@@ -28,14 +28,32 @@ async def set_at_change(directory: str, changed: Event) -> None:
         Takes effect within some tens of milliseconds.
     """
     watchfiles: Any = import_module("watchfiles")
+    stop = Event()
     changes = watchfiles.awatch(
-        directory, watch_filter=None, recursive=False, debounce=SETTLING_MS, step=SETTLING_MS
+        directory,
+        watch_filter=None,
+        recursive=False,
+        debounce=SETTLING_MS,
+        step=SETTLING_MS,
+        stop_event=stop,
     )
-    try:
-        async for _ in changes:
-            changed.set()
+    async with create_task_group() as tasks:
+        tasks.start_soon(_set_when_cancelled, stop)
+        try:
+            async for _ in changes:
+                changed.set()
+                break
+
+            await changes.aclose()
+        except (OSError, RuntimeError):  # it is not there (yet), or there are too many watches
             return
-    except (OSError, RuntimeError):  # it is not there (yet), or there are too many watches
-        return
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _set_when_cancelled(event: Event) -> None:
+    """Tell the thread in which the library waits: it cannot be cancelled, and would wait for seconds."""
+    try:
+        await sleep_forever()
     finally:
-        await changes.aclose()
+        event.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("CheckpointManager",)
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import Any, SupportsIndex, final
@@ -19,10 +19,11 @@ from penstock.kernel.errors import ClosedError, NotACheckpointError, SpecError
 from penstock.kernel.futures import SaveFuture
 from penstock.paths import absolute_path
 from penstock.steps import root as on_disk
-from penstock.steps.contents import ABSENT, StepMetadata, describe_step, item_names, step_number
+from penstock.steps.contents import ABSENT, StepMetadata, describe_step, step_number
 from penstock.steps.keeping import KeepAll, KeepPolicy, Metric, Mode, best_of, ranking_of
 from penstock.steps.names import NameFormat, StepNames
 from penstock.steps.preemption import awaits_preemption, hear_sigterm
+from penstock.steps.restoring import restore_step
 from penstock.steps.running import StepSaves
 from penstock.steps.saving import Always, SavePolicy
 from penstock.steps.watching import Watch, watch_steps
@@ -232,7 +233,7 @@ class CheckpointManager:
         if item is not None or (like is not ABSENT and not isinstance(like, Composite)):
             tree = await self._checkpointer.restore(path, item=item, **options)
         else:
-            tree = await self._restore_items(path, options)
+            tree = await restore_step(self._checkpointer, self._saves.threads, path, options)
 
         self._saves.note_base(number)
         return tree
@@ -322,29 +323,12 @@ class CheckpointManager:
         self._running()
         await self._saves.load()
 
-    def watch(
-        self,
-        *,
-        after: int | None = None,
-        latest_only: bool = False,
-        timeout_s: float | None = None,
-        until: Callable[[], bool] | None = None,
-        interval_s: float = 1.0,
-    ) -> Watch:
-        """Yield each step that becomes durable, whoever saves it; see `penstock.watch`."""
+    def watch(self, **options: Any) -> Watch:
+        """Yield each step that becomes durable, whoever saves it; options as those of `penstock.watch`."""
         self._running()
-        return watch_steps(
-            self._checkpointer.engine.store,
-            self._saves.threads,
-            self._root,
-            self._names,
-            after=after,
-            latest_only=latest_only,
-            timeout_s=timeout_s,
-            until=until,
-            interval_s=interval_s,
-            on_step=self._saves.note_found,
-        )
+        store, threads = self._checkpointer.engine.store, self._saves.threads
+        found = self._saves.note_found
+        return watch_steps(store, threads, self._root, self._names, on_step=found, **options)
 
     async def wait(self) -> None:
         """Wait until no save is under way, and what the policy does not keep is deleted or being read.
@@ -360,29 +344,6 @@ class CheckpointManager:
         """Wait as `wait` does; afterwards nothing more can be asked of the manager but to be left."""
         await self.wait()
         self._tasks = None
-
-    async def _restore_items(self, path: str, options: dict[str, Any]) -> Any:
-        like = options.pop("like", None)
-        engine, threads = self._checkpointer.engine, self._saves.threads
-
-        async def read() -> Any:
-            if like is not None:
-                wanted = dict(like)
-            else:
-                names = await threads.run(item_names, engine.store, path)
-                if not names or on_disk.TREE in names:
-                    return await self._checkpointer.restore(path, **options)
-
-                wanted = dict.fromkeys(names, ...)
-
-            found: dict[str, object] = {}
-            for name, target in wanted.items():
-                more = options if target is ... else {**options, "like": target}
-                found[name] = await self._checkpointer.restore(path, item=name, **more)
-
-            return Composite(found)
-
-        return await engine.read_unchanged(path, threads, read)
 
     def _chosen(self, step: SupportsIndex | None) -> int:
         if step is not None:
