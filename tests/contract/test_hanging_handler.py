@@ -37,6 +37,7 @@ class Hanging:
 
 async def test_cancelling_it_ends_and_names_the_handler_and_the_key_path(tmp_path: Path) -> None:
     hanging = Hanging()
+    saves: list[SaveFuture] = []
     with pytest.raises(
         HandlerFailedError, match=r"\['p'\].*ParcelHandler.*did not end within 0.05 s"
     ) as raised:
