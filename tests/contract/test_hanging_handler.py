@@ -15,6 +15,7 @@ from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
 from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
+from penstock.kernel.futures import SaveFuture
 from penstock.kernel.stopping import StoppingOptions
 from penstock.testing import FaultyStore, Hang
 
