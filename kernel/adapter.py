@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.errors import HandlerFailedError, PenstockError
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, Pending, ReadLeaf
+from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, Pending, ReadLeaf, Target
 from penstock.kernel.protocols import TypeHandler, Waitable
 from penstock.kernel.threads import Threads
 
@@ -30,7 +30,7 @@ class AdaptedHandler:
     @property
     def name(self) -> str:
         """The handler's class, for messages."""
-        kind = type(self.inner)
+        kind: type = getattr(self.inner, "handler_class", type(self.inner))
         return f"{kind.__module__}.{kind.__qualname__}"
 
     @property
@@ -47,6 +47,20 @@ class AdaptedHandler:
         """Host bytes that saving the leaf holds."""
         with self._blame(leaf.info):
             return self.inner.memory_size([leaf.value])[0][0]
+
+    def target(self, like: object, piece_bytes: int) -> Target:
+        """Say what restoring a leaf holds on the host; if that cannot be told, as much as one piece.
+
+        `memory_size` was promised a value, so nothing is known without a concrete `like`.
+        """
+        if like is None or isinstance(like, type):
+            return Target(staging_bytes=piece_bytes)
+        try:
+            nbytes = self.inner.memory_size([like])[0][1]
+        except Exception:  # an abstract target
+            nbytes = piece_bytes
+
+        return Target(staging_bytes=nbytes)
 
     async def save(self, leaf: Leaf, threads: Threads, place: object = None) -> Pending:
         """Have the leaf copied. The `Pending` waits for its background work.

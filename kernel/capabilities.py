@@ -7,17 +7,22 @@ __all__ = (
     "Arrangement",
     "ChunkingHandler",
     "FormattedLayout",
+    "FoundItems",
+    "ItemKind",
+    "ItemLayout",
     "ItemsLayout",
+    "ListedItems",
     "NamedTensors",
     "Place",
+    "StorageDetails",
 )
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo
-from penstock.kernel.protocols import StoredCheckpoint
+from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
+from penstock.kernel.protocols import Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
 
 
@@ -91,11 +96,77 @@ class FormattedLayout(Protocol):
 
 
 @runtime_checkable
+class ItemLayout(Protocol):
+    """What a `Layout` adds that can write a tree as an item of a checkpoint."""
+
+    def item_documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> Sequence[Document]:
+        """Make the documents of the tree; all files are named from the item's directory."""
+        ...
+
+
+@runtime_checkable
 class ItemsLayout(Protocol):
-    """What a `Layout` adds whose leaves lie in several directories, each with data files of its own."""
+    """What a `Layout` adds whose leaves lie in directories below the checkpoint, each with data files."""
+
+    @property
+    def only_folder(self) -> str | None:
+        """The directory, relative to the checkpoint, of all leaves; None if they lie in several."""
+        ...
 
     def folder(self, leaf: Leaf) -> str:
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
+        ...
+
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Sort out what is known of leaves, by stored name, into directories and the names there."""
+        ...
+
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Put together what is known of leaves in directories; the reverse of `by_folder`."""
+        ...
+
+    def open_all(self, store: Store, path: str) -> StoredCheckpoint:
+        """Open the items of the checkpoint `path` that would be written, as the one tree that would be saved.
+
+        Data files are named from `path`.
+
+        Raises:
+            CorruptCheckpointError: As `Layout.open`.
+        """
+        ...
+
+
+ItemKind: TypeAlias = Literal["tree", "array"]
+"""What an item is, as far as its value is not simply what is restored of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItems:
+    """The items of one checkpoint."""
+
+    path: str  #: of the checkpoint: as asked for, or the latest step there
+    kinds: Mapping[str, ItemKind]  #: by name
+
+
+@runtime_checkable
+class ListedItems(Protocol):
+    """What a `Layout` adds that reads checkpoints of several items."""
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of the checkpoint at `path`. Blocking.
+
+        Raises:
+            CorruptCheckpointError: What `Layout.open` raises.
+            UnsupportedFormatError: If the checkpoint has none.
+        """
         ...
 
 
@@ -110,6 +181,24 @@ class ChunkingHandler(Protocol):
         The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
         allows it.
         """
+        ...
+
+
+@runtime_checkable
+class StorageDetails(Protocol):
+    """What a `StoredCheckpoint` adds that knows what its leaves take on the medium."""
+
+    @property
+    def started_at_ns(self) -> int | None:
+        """When the save began, nanoseconds since the epoch; None if that was not recorded."""
+        ...
+
+    def codec(self, number: int) -> str | None:
+        """What the chunks of a leaf went through, as in `zstd:3`; None if nothing. `number`: in `leaves`."""
+        ...
+
+    def stored_nbytes(self, number: int) -> int:
+        """Bytes that the chunks of a leaf take, encoded as they are. Reads none of them."""
         ...
 
 

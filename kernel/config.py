@@ -2,6 +2,7 @@
 
     [memory]
     limit_bytes = "2GiB"         # PENSTOCK_MEMORY__LIMIT_BYTES=2GiB
+    save_concurrent_bytes = "64MiB"
 
     [store]
     io = "buffered"              # PENSTOCK_STORE__IO=buffered
@@ -24,7 +25,7 @@ The file is named by `PENSTOCK_CONFIG` or by the caller.
 
 from __future__ import annotations
 
-__all__ = ("Config", "FlowOptions", "Given", "MemoryOptions", "StoreOptions", "load_options")
+__all__ = ("Config", "FlowOptions", "Given", "LoopOptions", "MemoryOptions", "StoreOptions", "load_options")
 
 import os
 import tomllib
@@ -47,6 +48,21 @@ class MemoryOptions:
     """`[memory]`: the budget that all saves and restores share."""
 
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+    save_device_host_concurrent_bytes: int | None = field(default=None, metadata={"positive": True})
+    """Of these, how many saves may hold staged; None for all."""
+    save_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
+    """Bytes that may be on their way to storage at once, of all saves together."""
+    restore_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
+    """Bytes that may be on their way from storage at once, of all restores together."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """`[loop]`: settings of the whole interpreter, changed while penstock works; see `kernel.calm`."""
+
+    pause_collector: bool = True  #: the cyclic garbage collector runs rarely meanwhile
+    short_switches: bool = True  #: threads take turns at the interpreter every millisecond meanwhile
 
 
 @final
@@ -81,6 +97,7 @@ class Config:
     save: FlowOptions = field(default_factory=FlowOptions)
     restore: FlowOptions = field(default_factory=FlowOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+    loop: LoopOptions = field(default_factory=LoopOptions)
     format: SaveFormat = field(default_factory=SaveFormat)
     stopping: StoppingOptions = field(default_factory=StoppingOptions)
 

@@ -25,12 +25,14 @@ __all__ = (
     "LeaseTooLargeError",
     "NoHandlerError",
     "NotACheckpointError",
+    "OlderStepError",
     "PathError",
     "PenstockError",
     "PipelineError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
+    "StepExistsError",
     "StorageError",
     "StructureMismatchError",
     "TreeDifference",
@@ -149,6 +151,24 @@ class DestinationExistsError(SpecError, FileExistsError):
     def __init__(self, path: str) -> None:
         super().__init__(f"{path!r} exists; pass overwrite=True to replace it atomically")
         self.path = path
+
+
+@final
+class StepExistsError(SpecError, FileExistsError):
+    """The step to be saved is there, or being saved, and `overwrite` was not asked for."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step} exists; pass overwrite=True to replace it atomically")
+        self.step = step
+
+
+@final
+class OlderStepError(SpecError):
+    """The step to be saved is older than the latest one, and `overwrite` was not asked for."""
+
+    def __init__(self, step: int, latest: int) -> None:
+        super().__init__(f"step {step} is older than the latest, {latest}; pass overwrite=True to save it")
+        self.step, self.latest = step, latest
 
 
 @final

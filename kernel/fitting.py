@@ -75,7 +75,7 @@ def _fit_one(value: object, hint: Any, name: str, textual: bool) -> object:
 
     origin = get_origin(hint) or hint
     if origin is Literal:
-        return _one_of(value, get_args(hint))
+        return _one_of(value, get_args(hint), textual)
     if origin in {tuple, list, Sequence}:
         return _sequence(value, hint, name, textual)
     if origin is Callable:
@@ -112,9 +112,12 @@ def _truth(text: str) -> bool:
     return _kept(word in _TRUE | _FALSE, word in _TRUE, "true or false")
 
 
-def _one_of(value: object, options: tuple[object, ...]) -> object:
-    fits = any(value == option and type(value) is type(option) for option in options)
-    return _kept(fits, value, " or ".join(repr(option) for option in options))
+def _one_of(value: object, options: tuple[object, ...], textual: bool) -> object:
+    for option in options:
+        if (value == option and type(value) is type(option)) or (textual and value == str(option)):
+            return option
+
+    raise _Refused(" or ".join(repr(option) for option in options))
 
 
 def _sequence(value: object, hint: Any, name: str, textual: bool) -> tuple[object, ...]:

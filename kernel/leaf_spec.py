@@ -29,6 +29,9 @@ class ParamInfo:
     kinds: tuple[KeyKind, ...]  #: one for each key
     key_path: str  #: for people, as `jax.tree_util.keystr` prints it: `['opt'][0].mu`
     directory: str = ""  #: the checkpoint being written or read, for handlers with files of their own
+    nodes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Where it is to be recorded: of each node on the way, root first, and of the leaf itself, `tuple`,
+    or module and class of a named tuple, as in `optax:EmptyState`, or nothing."""
     name: str = field(init=False, compare=False, repr=False)
     """The stored name: the keys joined by dots, with no escaping."""
 
@@ -45,12 +48,13 @@ class LeafSpec:
     dtype: str = ""  #: by name, as zarr v3 spells it: `float32`, `bfloat16`, `int4`
     itemsize: int = 0  #: bytes of one stored element
     chunk_shape: tuple[int, ...] = ()  #: divides `shape`; every axis at least 1
-    write_shape: tuple[int, ...] | None = None  #: of a jax.Array: the part one replica writes
+    write_shape: tuple[int, ...] | None = None  #: of a jax.Array: the part that one replica writes
     text: str | None = None  #: the value of a string leaf
     sharding: str | None = None  #: of a jax.Array: its sharding as a JSON text
     random_key_impl: str | None = None  #: of a typed PRNG key: the name of its implementation
     codec: str | None = None
     """How a save encodes each chunk: `zstd:3`, or `auto` while that is not decided; None: not at all."""
+    n_replicas: int = 1  #: of a jax.Array to be saved: devices that hold the same shard, over all processes
 
     nbytes: int = field(init=False, compare=False, repr=False)
     """Array bytes stored in all, uncompressed."""

@@ -2,14 +2,76 @@
 
 from __future__ import annotations
 
-__all__ = ("auto_memory_limit",)
+__all__ = (
+    "MemoryReading",
+    "MemorySource",
+    "SystemMemory",
+    "adjusted_limit",
+    "auto_limit",
+    "auto_memory_limit",
+)
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Final, Protocol, final
 
-LEAST = 64 * 2**20
-MOST = 16 * 2**30
+LEAST: Final = 64 * 2**20
+"""The floor: below it a save would crawl, and not save the machine."""
+MOST: Final = 16 * 2**30
+
+PRESSED: Final = 10.0
+"""Percent of the last ten seconds in which something waited for memory: the limit is halved."""
+RELIEVED: Final = 1.0
+"""Below this the limit may rise again."""
+STEPS: Final = 8
+"""Steps in which a limit comes back that was lowered."""
+NOTICED: Final = 16
+"""A change of less than this part of the whole is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """What the system says at one moment."""
+
+    limit: int  #: bytes that control groups and the machine allow in all
+    free: int  #: bytes that can still be had without pushing anybody out
+    pressure: float = 0.0  #: percent of the last ten seconds in which something waited for memory
+
+
+class MemorySource(Protocol):
+    """Where the figures come from; tests have one of their own."""
+
+    def read(self) -> MemoryReading:
+        """Look once. Blocking, and quick."""
+        ...
+
+
+@final
+class SystemMemory:
+    """The figures of this machine and of the control groups of this process, versions 2 and 1.
+
+    Args:
+        root: Where `proc` and `sys` are, for tests.
+    """
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
+        self._root = Path(root)
+
+    def read(self) -> MemoryReading:
+        """Read a few small files of `/proc` and `/sys`. What cannot be read does not count."""
+        groups = list(_groups(self._root))
+        limits = [group.limit for group in groups if group.limit is not None]
+        available = list(_available(self._root))
+        allowed = [*limits, *available]
+        memory = min(allowed) if allowed else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        room = [group.room for group in groups if group.room is not None]
+        stalls = [_stalled(_read(self._root / "proc" / "pressure" / "memory"))]
+        stalls += [_stalled(_read(group.path / "memory.pressure")) for group in groups[:1]]
+        return MemoryReading(memory, min([*room, *(available or [memory])]), max(stalls))
 
 
 def auto_memory_limit(root: str | os.PathLike[str] = "/") -> int:
@@ -26,29 +88,76 @@ def auto_memory_limit(root: str | os.PathLike[str] = "/") -> int:
     Returns:
         Bytes.
     """
-    limits = [*_cgroup_limits(Path(root)), *_available(Path(root))]
-    memory = min(limits) if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(max(memory // 4, LEAST), MOST)
+    return auto_limit(SystemMemory(root).read())
 
 
-def _cgroup_limits(root: Path) -> Iterator[int]:
-    groups = root / "sys" / "fs" / "cgroup"
+def auto_limit(reading: MemoryReading) -> int:
+    """Return a quarter of what is allowed, from 64 MiB to 16 GiB."""
+    return min(max(reading.limit // 4, LEAST), MOST)
+
+
+def adjusted_limit(limit: int, whole: int, leased: int, reading: MemoryReading) -> int:
+    """Decide what a limit becomes.
+
+    It never exceeds half of the free memory (the leased bytes are ours and count as free). Under
+    pressure it is halved. After either it comes back in steps. It stays between the floor and
+    `whole`.
+
+    Args:
+        limit: The present one.
+        whole: What it was in the beginning.
+        leased: Bytes that are leased now.
+        reading: What the system says now.
+    """
+    least = min(LEAST, whole)
+    ceiling = min(whole, (reading.free + leased) // 2)
+    wanted = min(limit, ceiling)
+    if reading.pressure >= PRESSED:
+        wanted = min(wanted, limit // 2)
+    elif reading.pressure < RELIEVED and ceiling > limit:
+        wanted = min(ceiling, limit + max(1, whole // STEPS))
+
+    wanted = max(wanted, least)
+    if abs(wanted - limit) < whole // NOTICED and wanted not in {least, whole}:
+        return limit
+
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    path: Path
+    limit: int | None
+    room: int | None  #: what of the limit is not in use, or could be reclaimed at once
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """Yield the control groups of this process, from the innermost outwards."""
+    hierarchy = root / "sys" / "fs" / "cgroup"
     for line in _read(root / "proc" / "self" / "cgroup").splitlines():
         _, controllers, path = f"{line}::".split(":", 2)
         if not controllers:
-            yield from _limits_above(groups, path, "memory.max")
+            names = ("memory.max", "memory.current", "inactive_file")
+            yield from _groups_above(hierarchy, path, *names)
         elif "memory" in controllers.split(","):
-            yield from _limits_above(groups / "memory", path, "memory.limit_in_bytes")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _groups_above(hierarchy / "memory", path, *names)
 
 
-def _limits_above(hierarchy: Path, path: str, name: str) -> Iterator[int]:
+def _groups_above(hierarchy: Path, path: str, most: str, used: str, reclaimable: str) -> Iterator[_Group]:
     # A limit binds all groups below it. In a container the path may be the host's, of which only
     # the root can be seen: what is not there is passed over.
     group = PurePosixPath("/", path.rstrip(":"))
     for outer in (group, *group.parents):
-        text = _read(hierarchy / outer.relative_to("/") / name).strip()
-        if text.isdecimal():  # no limit is the word "max"
-            yield int(text)
+        folder = hierarchy / outer.relative_to("/")
+        limit = _number(_read(folder / most))  # no limit is the word "max"
+        in_use = _number(_read(folder / used))
+        room = None
+        if limit is not None and in_use is not None:
+            cached = _field(_read(folder / "memory.stat"), reclaimable)
+            room = max(0, limit - in_use + cached)
+
+        yield _Group(folder, limit, room)
 
 
 def _available(root: Path) -> Iterator[int]:
@@ -56,6 +165,32 @@ def _available(root: Path) -> Iterator[int]:
         words = line.split()
         if words[:1] == ["MemAvailable:"] and words[2:] == ["kB"] and words[1].isdecimal():
             yield int(words[1]) * 1024
+
+
+def _stalled(text: str) -> float:
+    """Read `some avg10=1.25 avg60=...`: the percentage over ten seconds."""
+    for line in text.splitlines():
+        if line.startswith("some "):
+            for field in line.split():
+                name, _, value = field.partition("=")
+                if name == "avg10" and value.replace(".", "", 1).isdecimal():
+                    return float(value)
+
+    return 0.0
+
+
+def _field(text: str, name: str) -> int:
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == [name] and len(words) == 2:
+            return _number(words[1]) or 0
+
+    return 0
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isdecimal() else None
 
 
 def _read(path: Path) -> str:

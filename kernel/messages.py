@@ -147,6 +147,8 @@ class PiecePlan:
     nbytes: int
     cost: int  #: host bytes that `take` allocates: 0 if it only looks at memory that exists
     take: Callable[[], memoryview]  #: blocking; returns `nbytes` contiguous bytes
+    begin: Callable[[], None] | None = None
+    """Starts what `take` waits for, and returns at once; to be called once `cost` is leased, or never."""
 
 
 @dataclass(frozen=True, slots=True)

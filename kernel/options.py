@@ -5,9 +5,10 @@ from __future__ import annotations
 __all__ = ("ENVIRONMENT_PREFIX", "Given", "load_options", "sourced")
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast, final, get_type_hints, overload
 
 from penstock.kernel.errors import ConfigError
@@ -155,13 +156,25 @@ def _build(spec: Any, section: str, table: Table) -> Any:
             extra if isinstance(spec, type) else _merged(getattr(spec, rest), cast("Table", extra))
         )
     if not isinstance(spec, type):
-        return dataclasses.replace(spec, **changes)
+        return _made(partial(dataclasses.replace, spec, **changes), table)
 
     for field in fields.values():
         if field.name not in changes and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(_dotted(section, field.name), "is required", "nowhere")
 
-    return class_(**changes)
+    return _made(partial(class_, **changes), table)
+
+
+def _made(make: Callable[[], T], table: Table) -> T:
+    """Call `make`, and say of an option that it refuses where that came from."""
+    try:
+        return make()
+    except ConfigError as error:
+        given = table.get(error.key.rpartition(".")[2])
+        if not isinstance(given, Given):
+            raise
+
+        raise ConfigError(given.key or error.key, error.problem, given.source) from None
 
 
 def _value(field: Field[Any], hint: Any, before: Any, key: str, given: Given | Table) -> object:

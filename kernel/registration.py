@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("Entry", "Handler", "entries_of", "entry_of", "handler_name", "type_name")
+__all__ = ("Entry", "Handler", "MakesWorker", "entries_of", "entry_of", "handler_name", "type_name")
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast, final
+from typing import Protocol, TypeAlias, cast, final, runtime_checkable
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import HandlerError
@@ -17,6 +17,13 @@ Handler: TypeAlias = LeafHandler | AdaptedHandler
 
 _STREAMING = frozenset({"typestr", "describe", "pieces", "target", "build"})
 _BATCH = frozenset({"typestr", "serialize", "deserialize", "metadata", "memory_size", "finalize"})
+
+
+@runtime_checkable
+class MakesWorker(Protocol):
+    """What is a handler to another library, and says what is one to penstock in its place."""
+
+    def stage_worker(self) -> Handler: ...
 
 
 @final
@@ -87,6 +94,8 @@ def _adapted(handler: object) -> Handler:
         return handler
     if isinstance(handler, type):
         raise HandlerError(f"{type_name(handler)} is a class; register an instance of it")
+    if isinstance(handler, MakesWorker):
+        return handler.stage_worker()  # what it has itself only looks like the batch protocol
 
     members = dir(handler)
     not_streaming, not_batch = _STREAMING.difference(members), _BATCH.difference(members)

@@ -13,7 +13,15 @@ from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError
 from penstock.kernel.plugins import find_plugins
 from penstock.kernel.protocols import LeafHandler, TypeHandler
-from penstock.kernel.registration import Entry, Handler, entries_of, entry_of, handler_name, type_name
+from penstock.kernel.registration import (
+    Entry,
+    Handler,
+    MakesWorker,
+    entries_of,
+    entry_of,
+    handler_name,
+    type_name,
+)
 
 GROUP = "penstock.handlers"
 
@@ -69,13 +77,18 @@ class HandlerRegistry:
         self._state = _State(to_load=entry_points)
 
     def register(
-        self, type_: type, handler: LeafHandler | AdaptedHandler | TypeHandler, *, override: bool = False
+        self,
+        type_: type,
+        handler: LeafHandler | AdaptedHandler | TypeHandler | MakesWorker,
+        *,
+        override: bool = False,
     ) -> None:
         """Handle leaves of `type_`, and of its subclasses unless they have a handler of their own.
 
         Args:
             type_: A class, an abstract base class, or a `runtime_checkable` protocol of methods.
-            handler: An instance. One with the batch protocol only is adapted.
+            handler: An instance. One with the batch protocol only is adapted, and one that makes its own
+                stand-in is asked for that.
             override: Replace the handler that is registered for this very type.
 
         Raises:

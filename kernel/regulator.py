@@ -1,81 +1,150 @@
-"""The memory regulator: a FIFO budget of host bytes, shared by every pipeline of a kernel."""
+"""The memory regulator: the one budget of host bytes that all pipelines of a kernel share."""
 
 from __future__ import annotations
 
-__all__ = ("ByteLease", "MemoryRegulator", "RegulatorStatistics")
+__all__ = ("AccountStatistics", "ByteLease", "Flow", "MemoryRegulator", "RegulatorStatistics")
 
-import time
-from collections import deque
-from collections.abc import Callable
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import final
+from typing import Final, Literal, TypeAlias, final
 
-from anyio import Event
-from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
+from penstock.kernel.byte_account import AccountStatistics, ByteAccount, ByteLease
+from penstock.kernel.errors import ClosedError, ConfigError
+from penstock.kernel.memory_limit import MemorySource, SystemMemory, adjusted_limit, auto_limit
+from penstock.kernel.units import parse_bytes
 
-from penstock.kernel.errors import ConfigError, LeaseTooLargeError
+Flow: TypeAlias = Literal["save", "restore"]
+"""Which way bytes go."""
+
+IN_FLIGHT_BYTES: Final = 128 * 2**20
+"""Enough to keep a disk busy; more only waits in its queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegulatorStatistics:
-    """A snapshot of a `MemoryRegulator`."""
+    """A snapshot of a `MemoryRegulator`: of all host bytes together, and of each account."""
 
     limit: int  #: bytes that may be leased at once
     leased: int  #: bytes held by live leases
     peak: int  #: the most that was ever leased at once
     tasks_waiting: int  #: tasks blocked in `acquire`
     waited_s: float  #: seconds that finished waits took, over all tasks
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    nbytes: int
-    turn: Event
+    accounts: Mapping[str, AccountStatistics]
+    """By the name of the option that limits it: `save_device_host_concurrent_bytes`,
+    `save_concurrent_bytes`, `restore_concurrent_bytes`."""
 
 
 @final
 class MemoryRegulator:
-    """Hand out leases on host bytes, first come, first served.
+    """The host bytes that saves and restores hold, and the bytes on their way to and from storage.
 
-    The prioritised wait before the others; within each kind nobody overtakes. To be used from one
-    event loop; `release` only, never `acquire`, may be reached through a batch that is dropped.
+    Saves and restores, of one `Checkpointer` or of several that are given the same regulator, share
+    the limit evenly while both wait. To be used from one event loop at a time.
 
     Args:
-        limit: Bytes that may be leased at once; positive.
+        limit: Host bytes that all of them together may hold: a number, a text such as `"2GiB"`, or
+            `"auto"`: as the machine or the control group allows, adjusted while a `Checkpointer`
+            that uses it is open.
+        save_device_host_concurrent_bytes: Of these, how many saves may hold staged; by default all.
+        save_concurrent_bytes: Bytes that may be on their way to storage at once.
+        restore_concurrent_bytes: Bytes that may be on their way from storage at once.
+        source: What `"auto"` looks at, instead of the system.
 
     Raises:
-        ConfigError: If `limit` is not positive.
+        ConfigError: If a limit is not positive, or no number of bytes.
     """
 
-    __slots__ = ("_leased", "_limit", "_peak", "_prioritised", "_waited_s", "_waiting")
+    __slots__ = (
+        "_auto",
+        "_entered",
+        "_host",
+        "_in_flight",
+        "_staged_limit",
+        "_thread",
+        "_whole",
+        "watcher",
+    )
 
-    def __init__(self, limit: int) -> None:
-        if limit <= 0:
-            raise ConfigError("memory.limit_bytes", f"must be positive, not {limit}")
+    def __init__(
+        self,
+        limit: int | str = "auto",
+        *,
+        save_device_host_concurrent_bytes: int | str | None = None,
+        save_concurrent_bytes: int | str = IN_FLIGHT_BYTES,
+        restore_concurrent_bytes: int | str = IN_FLIGHT_BYTES,
+        source: MemorySource | None = None,
+    ) -> None:
+        self._auto: MemorySource | None = None
+        whole = limit
+        if limit == "auto":
+            self._auto = SystemMemory() if source is None else source
+            reading = self._auto.read()
+            whole = auto_limit(reading)
+            limit = adjusted_limit(whole, whole, 0, reading)
 
-        self._limit = limit
-        self._leased = 0
-        self._peak = 0
-        self._waited_s = 0.0
-        self._prioritised: deque[_Waiter] = deque()
-        self._waiting: deque[_Waiter] = deque()
+        staged = save_device_host_concurrent_bytes
+        self._staged_limit = (
+            None if staged is None else _account("save_device_host_concurrent_bytes", staged).limit
+        )
+        self._host = _account("limit_bytes", limit)
+        self._whole = _bytes("limit_bytes", whole)
+        self._host.bound("save", self._host.limit if self._staged_limit is None else self._staged_limit)
+        self._in_flight = {
+            "save": _account("save_concurrent_bytes", save_concurrent_bytes),
+            "restore": _account("restore_concurrent_bytes", restore_concurrent_bytes),
+        }
+        self.watcher: object | None = None  #: who adjusts the limit, if it is to be adjusted
+        self._entered = 0
+        self._thread = 0
 
     @property
     def limit(self) -> int:
-        """Bytes that may be leased at once."""
-        return self._limit
+        """Host bytes that may be leased at once, at present."""
+        return self._host.limit
+
+    def limit_of(self, flow: Flow) -> int:
+        """Host bytes that saves, or that restores, may hold at once, at present."""
+        return self._host.limit_of(flow)
+
+    @property
+    def whole(self) -> int:
+        """What the limit was in the beginning; it never becomes more."""
+        return self._whole
+
+    @property
+    def source(self) -> MemorySource | None:
+        """What the limit follows, if it is `"auto"`."""
+        return self._auto
+
+    def resize(self, limit: int) -> None:
+        """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""
+        if self._staged_limit is None:
+            self._host.bound("save", limit)
+
+        self._host.resize(limit)
+
+    def in_flight(self, flow: Flow) -> ByteAccount:
+        """The account of bytes on their way to or from storage."""
+        return self._in_flight[flow]
 
     async def acquire(
-        self, nbytes: int, *, prioritised: bool = False, admit_oversize: bool = False
+        self,
+        nbytes: int,
+        *,
+        prioritised: bool = False,
+        admit_oversize: bool = False,
+        flow: Flow | None = None,
     ) -> ByteLease:
-        """Wait until `nbytes` are free and lease them.
+        """Wait until `nbytes` of host memory are free and lease them.
 
         Args:
             nbytes: Bytes to lease; 0 is granted at once.
             prioritised: Wait before those that are not.
             admit_oversize: Let a request above the limit in once nothing else is leased, alone,
                 instead of refusing it.
+            flow: Who asks; what saves hold counts as staged, too.
 
         Returns:
             A lease. Whoever holds it releases it, exactly where the bytes die.
@@ -85,117 +154,55 @@ class MemoryRegulator:
             ValueError: If `nbytes` is negative.
 
         Cancellation:
-            Always a checkpoint. A cancelled call leaves the regulator as it found it, also when
-            the grant and a native `Task.cancel` meet in one tick.
+            As `ByteAccount.acquire`.
         """
-        _refuse_negative(nbytes)
-        if nbytes > self._limit and not admit_oversize:
-            raise LeaseTooLargeError(nbytes, self._limit)
-
-        await checkpoint_if_cancelled()
-        if nbytes and (self._waiting or self._prioritised or not self._fits(nbytes)):
-            await self._wait(_Waiter(nbytes, Event()), self._prioritised if prioritised else self._waiting)
-        else:
-            self._take(nbytes)
-            await self._checkpoint(nbytes)
-
-        return ByteLease(nbytes, self._give_back)
+        return await self._host.acquire(
+            nbytes, prioritised=prioritised, admit_oversize=admit_oversize, flow=flow or ""
+        )
 
     def statistics(self) -> RegulatorStatistics:
         """Return a snapshot, for tests and for logs."""
-        waiting = len(self._waiting) + len(self._prioritised)
-        return RegulatorStatistics(self._limit, self._leased, self._peak, waiting, self._waited_s)
+        host = self._host.statistics()
+        return RegulatorStatistics(
+            host.limit,
+            host.leased,
+            host.peak,
+            host.tasks_waiting,
+            host.waited_s,
+            {
+                "save_device_host_concurrent_bytes": self._host.statistics("save"),
+                "save_concurrent_bytes": self._in_flight["save"].statistics(),
+                "restore_concurrent_bytes": self._in_flight["restore"].statistics(),
+            },
+        )
 
-    async def _wait(self, waiter: _Waiter, queue: deque[_Waiter]) -> None:
-        queue.append(waiter)
-        since = time.perf_counter()
-        # A prioritised newcomer may fit although the head of the other queue does not.
-        self._grant()
+    @contextmanager
+    def used(self) -> Generator[None]:
+        """Say that the event loop of this thread uses it.
+
+        Raises:
+            ClosedError: If another one does: waiting there would not be woken by a release here.
+        """
+        here = threading.get_ident()
+        if self._entered and self._thread != here:
+            raise ClosedError("the MemoryRegulator is in use by the event loop of another thread")
+
+        self._thread = here
+        self._entered += 1
         try:
-            await waiter.turn.wait()
-        except BaseException:
-            if waiter.turn.is_set():  # granted and cancelled in the same tick
-                self._give_back(waiter.nbytes)
-            else:
-                queue.remove(waiter)
-                self._grant()
-
-            raise
+            yield
         finally:
-            self._waited_s += time.perf_counter() - since
-
-    async def _checkpoint(self, nbytes: int) -> None:
-        """Let others run, so that a loop of grants cannot starve them."""
-        try:
-            await cancel_shielded_checkpoint()
-        except BaseException:  # a native Task.cancel goes through every shield
-            self._give_back(nbytes)
-            raise
-
-    def _fits(self, nbytes: int) -> bool:
-        return self._leased + nbytes <= self._limit or self._leased == 0
-
-    def _take(self, nbytes: int) -> None:
-        self._leased += nbytes
-        self._peak = max(self._peak, self._leased)
-
-    def _give_back(self, nbytes: int) -> None:
-        self._leased -= nbytes
-        self._grant()
-
-    def _grant(self) -> None:
-        for queue in (self._prioritised, self._waiting):
-            while queue:
-                if not self._fits(queue[0].nbytes):
-                    return
-
-                waiter = queue.popleft()
-                self._take(waiter.nbytes)
-                waiter.turn.set()
+            self._entered -= 1
 
 
-@final
-class ByteLease:
-    """Bytes on loan from a `MemoryRegulator`; travels with the piece that needs them."""
-
-    __slots__ = ("_give_back", "_nbytes")
-
-    def __init__(self, nbytes: int, give_back: Callable[[int], None]) -> None:
-        self._nbytes = nbytes
-        self._give_back = give_back
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes still on loan through this lease."""
-        return self._nbytes
-
-    def split(self, nbytes: int) -> ByteLease:
-        """Move `nbytes` of this lease into a new one, to be released apart from it."""
-        _refuse_negative(nbytes)
-        if nbytes > self._nbytes:
-            raise LeaseTooLargeError(nbytes, self._nbytes)
-
-        self._nbytes -= nbytes
-        return ByteLease(nbytes, self._give_back)
-
-    def release(self) -> None:
-        """Give the bytes back. Never blocks, and may be called again."""
-        if self._nbytes:
-            nbytes, self._nbytes = self._nbytes, 0
-            self._give_back(nbytes)
-
-    def __enter__(self) -> ByteLease:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.release()
+def _account(name: str, limit: int | str) -> ByteAccount:
+    return ByteAccount(_bytes(name, limit), f"memory.{name}")
 
 
-def _refuse_negative(nbytes: int) -> None:
-    if nbytes < 0:
-        raise ValueError(f"a lease cannot be of {nbytes} bytes: it is negative")
+def _bytes(name: str, value: int | str) -> int:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise ConfigError(f"memory.{name}", str(error)) from None

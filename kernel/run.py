@@ -6,7 +6,7 @@ __all__ = ("Outline", "ProgressMeter", "References", "RestoreRun", "Run", "RunLi
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 from weakref import ReferenceType
 
 from penstock.kernel.futures import Progress
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.kernel.messages import LeafSpec, ParamInfo, Pending, WrittenBatch
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
-    from penstock.kernel.regulator import ByteLease, MemoryRegulator
+    from penstock.kernel.regulator import ByteLease, Flow, MemoryRegulator
     from penstock.kernel.restore_options import Change, Recipe
     from penstock.kernel.threads import Threads
     from penstock.kernel.workspace import Workspace
@@ -72,6 +72,7 @@ class Run:
     coordinator: Coordinator
     events: BoundLogger
     limits: RunLimits
+    flow: ClassVar[Flow]
     shared: Shared = field(default_factory=Shared)
     progress: ProgressMeter = field(default_factory=ProgressMeter)
 
@@ -86,10 +87,10 @@ class Run:
         Cancellation:
             As `MemoryRegulator.acquire`.
         """
-        if nbytes > self.memory.limit:
+        if nbytes > self.memory.limit_of(self.flow):
             self.events.warning("memory.oversize", key_path=key_path, nbytes=nbytes)
 
-        return await self.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True)
+        return await self.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=self.flow)
 
 
 @final
@@ -97,10 +98,12 @@ class Run:
 class SaveRun(Run):
     """What the stages of a save may use."""
 
+    flow: ClassVar[Flow] = "save"
     workspace: Workspace
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
+    folder: str = ""  #: where the tree lies in the checkpoint, if all of it lies in one directory
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
     preallocate: bool = True  #: whether the bytes to be written are known; set by the first stage
@@ -119,8 +122,10 @@ class SaveRun(Run):
 class RestoreRun(Run):
     """What the stages of a restore may use."""
 
+    flow: ClassVar[Flow] = "restore"
     references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
     """What can never change of what was restored, by stored name; set by the last stage."""
+    directory: str = ""  #: what holds the tree: the checkpoint, or an item in it; set by the first stage
     outline: Outline | None = None  #: set by the planning stage, used to put the tree together
     recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
     changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored

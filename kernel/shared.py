@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Shared",)
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, TypeVar, cast, final
 
@@ -25,6 +25,13 @@ class Shared:
     def __init__(self) -> None:
         self._objects: dict[Callable[[], Any], Any] = {}
         self._lock = Lock()
+
+    @classmethod
+    def with_objects(cls, objects: Mapping[Callable[[], Any], Any]) -> Shared:
+        """Make one that has some objects of another."""
+        made = cls()
+        made._objects.update(objects)
+        return made
 
     def of(self, kind: Callable[[], T]) -> T:
         """Return the one object that `kind()` makes. It must take care of its own locking."""

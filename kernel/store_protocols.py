@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("DataFile", "Hold", "ReadableFile", "Store")
+__all__ = ("DataFile", "FolderListing", "Hold", "ReadHolds", "ReadableFile", "Store")
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from penstock.kernel.transfers import Transfers
 
@@ -138,4 +138,27 @@ class Store(Protocol):
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and all in it; it may be absent."""
+        ...
+
+
+@runtime_checkable
+class FolderListing(Protocol):
+    """What a `Store` may add, so that directories are told from files without looking at each."""
+
+    def list_folders(self, path: str) -> Sequence[str]:
+        """Names of the directories in the directory at `path`."""
+        ...
+
+
+@runtime_checkable
+class ReadHolds(Protocol):
+    """What a `Store` may add, so that nothing is deleted while it is read."""
+
+    def hold_reading(self, path: str) -> Hold:
+        """Hold the directory at `path` beside other readers; `Store.hold` fails meanwhile.
+
+        Raises:
+            StorageError: With `errno.EBUSY` if somebody holds it alone, or puts something else there just
+                now; with `errno.ENOENT` if there is nothing.
+        """
         ...

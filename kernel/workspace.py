@@ -28,7 +28,8 @@ class Workspace:
         store: Where.
         threads: For the store's blocking calls.
         final: The checkpoint's own absolute path.
-        temporary: The absolute path it is built under, on the same file system.
+        temporary: The absolute path it is built under, on the same file system. If it is `final`
+            itself, somebody else made that directory, and will publish it or discard it.
         overwrite: Whether an existing checkpoint may be replaced.
         recognises: Says whether what lies at a path is a checkpoint, and so may be replaced; by
             default any directory is. Blocking.
@@ -77,8 +78,12 @@ class Workspace:
         self._hold: Hold | None = None
 
     def path(self, relative: str) -> str:
-        """Return where a file of the checkpoint is built."""
-        return os.path.join(self.temporary, relative)
+        """Return where a file of the checkpoint is built; all of it, if `relative` is empty."""
+        return os.path.join(self.temporary, relative) if relative else self.temporary
+
+    @property
+    def _in_place(self) -> bool:
+        return self.temporary == self.final
 
     async def check(self) -> None:
         """Make sure that the save could be published, before anything is written.
@@ -114,11 +119,16 @@ class Workspace:
 
     async def discard(self) -> None:
         """Remove whatever was built; nothing if nothing was."""
-        if self._begun and not self.published:
+        if self._begun and not self.published and not self._in_place:
             await self._threads.run(self._store.remove_tree, self.temporary)
 
     def _check(self) -> None:
         kind = self._store.kind(self.final)
+        if self._in_place:
+            if kind != "directory":
+                raise PathError(self.final, "is no directory to save into")
+            return
+
         if kind is not None and not self._overwrite:
             raise DestinationExistsError(self.final)
         if kind is not None and kind != ("directory" if self._file is None else "file"):
@@ -134,6 +144,10 @@ class Workspace:
             self._hold.release()
 
     def _make_root(self) -> None:
+        if self._in_place:
+            self._begun = True
+            return
+
         # Whoever holds what lies there is building a checkpoint in it right now.
         stale = self._store.hold(self.temporary) if self._store.kind(self.temporary) else None
         self._begun = True  # from here on what lies there is ours to remove
@@ -152,6 +166,10 @@ class Workspace:
             raise
 
     def _publish(self) -> None:
+        if self._in_place:
+            self.published = True
+            return
+
         built = self.temporary if self._file is None else self.path(self._file)
         replacing = self._store.kind(self.final) is not None
         if replacing and not self._overwrite:

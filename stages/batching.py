@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("batched", "grouped")
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.kernel.messages import Batchable, LeafBatch
@@ -50,15 +50,17 @@ def batched(
         del message
 
 
-def grouped(items: Iterable[W], most: int) -> Iterator[tuple[W, ...]]:
+def grouped(
+    items: Iterable[W], most: int, weigh: Callable[[W], int] | None = None
+) -> Iterator[tuple[W, ...]]:
     """Yield the items in order, as many at a time as weigh at most `most` bytes together.
 
-    An item that weighs more is yielded alone.
+    An item that weighs more is yielded alone. Without `weigh` an item weighs its `nbytes`.
     """
     group: list[W] = []
     nbytes = 0
     for item in items:
-        weight = item.nbytes
+        weight = item.nbytes if weigh is None else weigh(item)
         if group and nbytes + weight > most:
             yield tuple(group)
             group, nbytes = [], 0

@@ -79,7 +79,7 @@ class _Committer:
         adapted = [leaf.handler for leaf in leaves if isinstance(leaf.handler, AdaptedHandler)]
         # Once each, also where one handler serves several types. Keyed by identity: it need not be hashable.
         for handler in {id(handler.inner): handler for handler in adapted}.values():
-            handler.finalize(run.workspace.temporary)
+            handler.finalize(run.workspace.path(run.folder))
 
         if adapted:  # third parties write files of their own, and need not sync them
             run.store.sync_tree(run.workspace.temporary)

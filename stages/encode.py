@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Encode", "encoding_room", "saved_by_encoding")
+__all__ = ("Encode", "check_encoded", "encoding_room", "saved_by_encoding")
 
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -13,9 +13,10 @@ from typing import Final, final
 from anyio import Lock
 
 from penstock.kernel.capabilities import FormattedLayout
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import ConfigError, PenstockError, PipelineError
 from penstock.kernel.messages import Leaf, Piece, StagedBatch
 from penstock.kernel.run import SaveRun
+from penstock.kernel.save_format import check_codec
 from penstock.kernel.stage import Actor
 
 AUTO: Final = "auto"
@@ -39,6 +40,20 @@ def saved_by_encoding(batch: StagedBatch) -> int:
     )
 
 
+def check_encoded(piece: Piece) -> None:
+    """Refuse to write a chunk as it is whose metadata will say that it is encoded.
+
+    Raises:
+        PipelineError: If it is one.
+    """
+    leaf = piece.leaf
+    if piece.coded is None and leaf.spec.codec is not None:
+        problem = f"has the codec {leaf.spec.codec}, and no stage `encode` is in the pipeline"
+        error = PipelineError(f"{leaf.info.key_path} {problem}")
+        error.key_path = leaf.info.key_path
+        raise error
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Encode:
@@ -56,6 +71,11 @@ class Encode:
     concurrency: int = field(default_factory=lambda: min(8, os.cpu_count() or 1), metadata={"positive": True})
     auto_codec: str = "zstd:1"
     auto_saves: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_codec("encode.auto_codec", self.auto_codec)
+        if not 0 <= self.auto_saves < 1:
+            raise ConfigError("encode.auto_saves", f"must be a part of 1, not {self.auto_saves!r}")
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -94,7 +114,7 @@ class _Encoder:
             raise
 
         over = sum([piece.cost for piece in batch.pieces]) - sum([piece.cost for piece in pieces])
-        if batch.staged is not None:
+        if batch.staged is not None and over > 0:
             batch.staged.split(over).release()
 
         return replace(self._with_leaves(batch), pieces=pieces)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 __all__ = ("Finalize",)
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
+from penstock.kernel.capabilities import ItemsLayout
 from penstock.kernel.messages import Committed, SaveReport
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
@@ -40,7 +42,12 @@ class Finalize:
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 
             identity = await run.threads.run(run.store.identity, run.path)
-            run.shared.of(KnownValues).remember(run.path, identity, run.references)
+            known = {run.path: run.references}
+            if isinstance(run.layout, ItemsLayout):
+                folders = await run.threads.run(run.layout.by_folder, run.references)
+                known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
+
+            run.shared.of(KnownValues).remember(run.path, identity, known)
             return SaveReport(run.path, committed.n_leaves, committed.nbytes, committed.nbytes_kept)
 
         yield finalize

@@ -19,6 +19,7 @@ from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import batched
 from penstock.stages.known_values import references_to
+from penstock.stages.node_types import NodeTypes
 from penstock.stages.save_args import each_leaf
 from penstock.stages.saved_trees import SavedTree, SavedTrees
 from penstock.stages.structure import StructureCache
@@ -67,7 +68,12 @@ class Flatten:
 
 def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     """Describe every leaf, as far as an earlier save of the same tree did not."""
-    infos, values, _ = run.shared.of(StructureCache).flatten(message.take())
+    tree = message.take()
+    infos, values, _ = run.shared.of(StructureCache).flatten(tree)
+    if isinstance(run.layout, FormattedLayout) and run.layout.save_format.rich_types:
+        infos = run.shared.of(NodeTypes).of(tree, infos)
+
+    del tree
     trees = run.shared.of(SavedTrees)
     asked = each_leaf(run.save_args, infos)
     known = trees.find(infos)
@@ -99,7 +105,7 @@ class _Describer:
     __slots__ = (
         "_asked",
         "_directory",
-        "_handlers",
+        "_kinds",
         "_layout",
         "_registry",
         "_specs",
@@ -111,20 +117,20 @@ class _Describer:
         self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
         self._asked = asked
         self._registry = run.registry
-        self._directory = run.workspace.temporary
-        # For each type: its handler, and how that tells whether a value is of a known kind.
-        self._handlers: dict[type, tuple[LeafHandler | AdaptedHandler, Callable[[Any], object] | None]] = {}
+        self._directory = run.workspace.path(run.folder)
+        self._kinds: dict[type, _Kind] = {}
         self._specs: dict[tuple[int, object], LeafSpec] = {}
         self.changed = False  #: whether a leaf is not what it was
         self.signatures: list[object] = []
 
     def leaf(self, index: int, info: ParamInfo, value: object, known: SavedTree | None) -> Leaf:
         type_ = type(value)
-        if type_ not in self._handlers:
-            self._handlers[type_] = self._handler(type_, info)
+        kind = self._kinds.get(type_)
+        if kind is None:
+            kind = self._kinds[type_] = self._kind(type_, info)
 
-        handler, sign = self._handlers[type_]
-        signature = None if sign is None else sign(value)
+        handler = kind.handler
+        signature = None if kind.sign is None else kind.sign(value)
         self.signatures.append(signature)
         if known is not None:
             before = known.leaves[index]
@@ -134,8 +140,7 @@ class _Describer:
         if isinstance(handler, AdaptedHandler):
             info = replace(info, directory=self._directory)
 
-        described = self._describe(handler, value, info, signature)
-        spec = self._fitted(described, index, info, handler)
+        spec = self._spec(kind, value, index, info, signature)
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
             before = known.leaves[index]
             if before.info is info:
@@ -144,14 +149,27 @@ class _Describer:
         self.changed = True
         return Leaf(index, info, value, spec, handler, Leaf(index, info, None, spec, handler))
 
-    def _fitted(
-        self, spec: LeafSpec, index: int, info: ParamInfo, handler: LeafHandler | AdaptedHandler
-    ) -> LeafSpec:
+    def _spec(self, kind: _Kind, value: object, index: int, info: ParamInfo, signature: object) -> LeafSpec:
+        """Say how a value is stored; one object for all leaves of one signature that ask for nothing."""
+        asked = self._asked[index] if self._asked else None
+        if signature is None or asked is not None:
+            return self._fitted(kind, kind.handler.describe(value, info), info, asked)
+
+        key = (id(kind.handler), signature)
+        try:
+            spec = self._specs.get(key)
+        except TypeError:  # a signature need not be hashable
+            return self._fitted(kind, kind.handler.describe(value, info), info, asked)
+
+        if spec is None:
+            spec = self._specs[key] = self._fitted(kind, kind.handler.describe(value, info), info, asked)
+
+        return spec
+
+    def _fitted(self, kind: _Kind, spec: LeafSpec, info: ParamInfo, asked: SaveArgs | None) -> LeafSpec:
         if spec.shape is None:
             return spec
-
-        asked = self._asked[index] if self._asked else None
-        if self._layout is not None and isinstance(handler, ChunkingHandler) and handler.follows_spec:
+        if self._layout is not None and kind.follows_spec:
             return self._layout.fit(spec, info, asked)
         if asked is not None and asked.dtype is not None:
             problem = "neither its handler nor the layout can store it in another dtype than its own"
@@ -159,26 +177,20 @@ class _Describer:
 
         return spec
 
-    def _describe(
-        self, handler: LeafHandler | AdaptedHandler, value: object, info: ParamInfo, signature: object
-    ) -> LeafSpec:
-        """Describe a value; one object for all leaves whose signature is the same."""
-        if signature is None:
-            return handler.describe(value, info)
-
-        key = (id(handler), signature)
-        try:
-            spec = self._specs.get(key)
-        except TypeError:  # a signature need not be hashable
-            return handler.describe(value, info)
-
-        if spec is None:
-            spec = self._specs[key] = handler.describe(value, info)
-
-        return spec
-
-    def _handler(
-        self, type_: type, info: ParamInfo
-    ) -> tuple[LeafHandler | AdaptedHandler, Callable[[Any], object] | None]:
+    def _kind(self, type_: type, info: ParamInfo) -> _Kind:
         handler = self._registry.lookup(type_, info.key_path)
-        return handler, handler.signature if isinstance(handler, SigningHandler) else None
+        return _Kind(
+            handler,
+            handler.signature if isinstance(handler, SigningHandler) else None,
+            isinstance(handler, ChunkingHandler) and handler.follows_spec,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What holds for all values of one type."""
+
+    handler: LeafHandler | AdaptedHandler
+    sign: Callable[[Any], object] | None  #: how that tells whether a value is of a known kind
+    follows_spec: bool  #: whether it stores them in the chunks and the dtype that the layout chooses

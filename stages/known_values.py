@@ -4,16 +4,19 @@ from __future__ import annotations
 
 __all__ = ("KnownValues", "references_to")
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, final
+from typing import Any, TypeAlias, final
 from weakref import ref
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.protocols import LeafHandler, SnapshotHandler
 from penstock.kernel.run import References
+
+ByDirectory: TypeAlias = Mapping[str, References]
+"""What is known of the trees of one checkpoint, by the directory that holds each."""
 
 
 @final
@@ -26,26 +29,34 @@ class KnownValues:
     """
 
     most: int = 4
-    _known: dict[str, tuple[object, References]] = field(
-        default_factory=dict["str", "tuple[object, References]"], init=False, repr=False
+    _known: dict[str, tuple[object, ByDirectory]] = field(
+        default_factory=dict["str", "tuple[object, ByDirectory]"], init=False, repr=False
     )
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
-    def remember(self, path: str, identity: object, references: References) -> None:
+    def remember(self, path: str, identity: object, references: ByDirectory) -> None:
         """Note what lies at `path` while it has this `identity` (see `Store.identity`).
 
         Adds to what is known of it already: arrays that were saved there and arrays restored from there
         are other objects.
+
+        Args:
+            path: The checkpoint.
+            identity: As it is now.
+            references: For the directory of each tree in it, what lies there, by stored name.
         """
         with self._lock:
             known, before = self._known.pop(path, (None, {}))
-            merged = {**before, **references} if known == identity else references
-            self._known[path] = (identity, merged)
+            if known == identity:
+                merged = {name: {**before.get(name, {}), **found} for name, found in references.items()}
+                references = {**before, **merged}
+
+            self._known[path] = (identity, references)
             while len(self._known) > self.most:
                 del self._known[next(iter(self._known))]
 
-    def find(self, path: str, identity: object) -> References:
-        """Return what is known of `path`; nothing if something else lies there by now."""
+    def find(self, path: str, identity: object) -> ByDirectory:
+        """Return what is known of each tree at `path`; nothing if something else lies there by now."""
         with self._lock:
             known, references = self._known.get(path, (None, {}))
 

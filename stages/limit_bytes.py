@@ -7,12 +7,21 @@ __all__ = ("LimitBytes",)
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
-from penstock.kernel.messages import LeafBatch, Pack, Piece, ReadBatch, ReadLeaf, StagedBatch
+from penstock.kernel.byte_account import ByteAccount, ByteLease, acquire_from_both
+from penstock.kernel.messages import (
+    DirectRead,
+    LeafBatch,
+    Pack,
+    Piece,
+    Read,
+    ReadBatch,
+    ReadLeaf,
+    StagedBatch,
+)
 from penstock.kernel.read_pack import ReadPack
-from penstock.kernel.regulator import ByteLease, MemoryRegulator
 from penstock.kernel.run import Run
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import grouped
@@ -23,13 +32,15 @@ from penstock.stages.batching import grouped
 class LimitBytes:
     """Passes on pieces (of a save) or reads (of a restore) once their bytes fit into what is in flight.
 
-    A piece larger than the limit is cut; what weighs nothing passes. Order is kept.
+    A piece larger than the limit is cut; what weighs nothing passes. Order is kept. All saves share
+    one account of bytes in flight, and all restores another: those of the `MemoryRegulator`.
 
     Attributes:
-        in_flight_bytes: Bytes that may be on their way at once, in this save or restore.
+        in_flight_bytes: Bytes that may be on their way at once in this save or restore, which then
+            has an account of its own within the shared one; None for no such limit.
     """
 
-    in_flight_bytes: int = field(default=128 * 2**20, metadata={"positive": True})
+    in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
 
     @property
     def concurrency(self) -> int:
@@ -39,17 +50,19 @@ class LimitBytes:
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one run."""
-        yield _Limiter(run, MemoryRegulator(self.in_flight_bytes))
+        own = None if self.in_flight_bytes is None else ByteAccount(self.in_flight_bytes)
+        yield _Limiter(run, run.memory.in_flight(run.flow), own)
 
 
 @final
 class _Limiter:
-    __slots__ = ("_in_flight", "_most", "_run")
+    __slots__ = ("_most", "_own", "_run", "_shared")
 
-    def __init__(self, run: Run, in_flight: MemoryRegulator) -> None:
+    def __init__(self, run: Run, shared: ByteAccount, own: ByteAccount | None) -> None:
         self._run = run
-        self._in_flight = in_flight
-        self._most = min(in_flight.limit, run.limits.piece_bytes)
+        self._shared = shared
+        self._own = own
+        self._most = min(shared.limit if own is None else own.limit, shared.limit, run.limits.piece_bytes)
 
     def __call__(
         self, batch: StagedBatch | LeafBatch[ReadLeaf], /
@@ -65,35 +78,64 @@ class _Limiter:
         items = itertools.chain(_cut_packs(batch.packs, self._most), _cut(batch.pieces, self._most))
         groups = list(grouped(items, self._most))
         for group in groups[:-1]:
-            lease = await self._in_flight.acquire(sum([item.nbytes for item in group]))
+            lease = await self._let_in(sum([item.nbytes for item in group]))
             staged = batch.staged.split(sum([item.cost for item in group])) if batch.staged else None
             pieces, packs = _sorted_out(group)
             yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease)
 
         # The last group takes what is left of the batch: its leaves are complete with it.
         last = groups[-1] if groups else ()
-        lease = await self._in_flight.acquire(sum([item.nbytes for item in last]))
+        lease = await self._let_in(sum([item.nbytes for item in last]))
         pieces, packs = _sorted_out(last)
         yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
-        # A unit is a large leaf, or small ones that go in one group: nothing is waited for while a
-        # leaf that holds a lease has reads that were not sent.
-        for unit in grouped(batch.leaves, self._most):
-            staged = await self._stage(unit, prioritised=batch.prioritised)
-            groups = list(grouped((read for leaf in unit for read in leaf.reads), self._most)) or [()]
-            for group in groups:
-                try:
-                    nbytes = sum(read.nbytes for read in group)
-                    lease = await self._in_flight.acquire(nbytes, admit_oversize=True)
-                except BaseException:
-                    for _, held in staged:
+        # A unit is a large leaf, or small ones that go in one group. Who holds host bytes waits for
+        # none: of a unit that is staged, buffers for its reads are leased with it.
+        for unit in grouped(batch.leaves, self._most, _weight):
+            reads = [read for leaf in unit for read in leaf.reads]
+            room = await self._stage(unit, reads, prioritised=batch.prioritised)
+            staged = tuple(
+                [(leaf.index, room.split(leaf.target.staging_bytes)) for leaf in unit] if room else ()
+            )
+            try:
+                for group in list(grouped(reads, self._most)) or [()]:
+                    part = await self._admit_group(unit, group, room, prioritised=batch.prioritised)
+                    message, staged = replace(part, staged=staged), ()
+                    yield message
+                    del message, part
+            except BaseException:
+                for held in (*[lease for _, lease in staged], room):
+                    if held is not None:
                         held.release()
 
-                    raise
+                raise
 
-                yield ReadBatch(unit, group, staged, lease)
-                staged = ()
+    async def _admit_group(
+        self,
+        unit: tuple[ReadLeaf, ...],
+        group: tuple[Read, ...],
+        room: ByteLease | None,
+        *,
+        prioritised: bool,
+    ) -> ReadBatch:
+        nbytes = _scratch_bytes(group)
+        if room is not None:
+            scratch: ByteLease | None = room.split(nbytes)
+        else:
+            scratch = None
+            if nbytes:
+                scratch = await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
+        try:
+            weight = sum([read.nbytes for read in group])
+            lease = await self._let_in(weight, prioritised=prioritised)
+        except BaseException:
+            if scratch is not None:
+                scratch.release()
+
+            raise
+
+        return ReadBatch(unit, group, (), lease, scratch=scratch)
 
     async def _admit_packs(self, pack: ReadPack, *, prioritised: bool) -> AsyncIterator[ReadBatch]:
         for part in pack.cut(len(pack), self._most):
@@ -102,23 +144,39 @@ class _Limiter:
             key_path = part.key_path(0) if oversize else ""
             staged = await self._run.lease(part.nbytes, key_path, prioritised=prioritised)
             try:
-                lease = await self._in_flight.acquire(part.nbytes, admit_oversize=True)
+                lease = await self._let_in(part.nbytes, prioritised=prioritised)
             except BaseException:
                 staged.release()
                 raise
 
             yield ReadBatch((), (), ((part.indices[0], staged),), lease, part)
 
-    async def _stage(
-        self, unit: Sequence[ReadLeaf], *, prioritised: bool
-    ) -> tuple[tuple[int, ByteLease], ...]:
-        """Lease the host bytes that die once the leaves are on their devices."""
-        nbytes = sum(leaf.target.staging_bytes for leaf in unit)
-        if not nbytes:
-            return ()
+    async def _let_in(self, nbytes: int, *, prioritised: bool = False) -> ByteLease:
+        shared, flow = self._shared, self._run.path
+        if self._own is None:
+            return await shared.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=flow)
 
-        lease = await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
-        return tuple((leaf.index, lease.split(leaf.target.staging_bytes)) for leaf in unit)
+        return await acquire_from_both(self._own, shared, nbytes, prioritised=prioritised, flow=flow)
+
+    async def _stage(
+        self, unit: Sequence[ReadLeaf], reads: Sequence[Read], *, prioritised: bool
+    ) -> ByteLease | None:
+        """Lease the host bytes that die once the leaves are on their devices, if there are any."""
+        nbytes = sum([leaf.target.staging_bytes for leaf in unit])
+        if not nbytes:
+            return None
+
+        nbytes += _scratch_bytes(reads)
+        return await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
+
+
+def _weight(leaf: ReadLeaf) -> int:
+    return max(leaf.nbytes, leaf.target.staging_bytes)
+
+
+def _scratch_bytes(reads: Sequence[Read]) -> int:
+    """Bytes of buffers that the reads go through, and not straight to their place."""
+    return sum([read.nbytes for read in reads if not isinstance(read, DirectRead)])
 
 
 def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:

@@ -141,7 +141,8 @@ class _Planner:
 
             # Its files lie beside the documents, so it must know where those are.
             place = replace(stored.info, directory=stored.info.directory or self._checkpoint.path)
-            self.leaves.append(ReadLeaf(index, replace(stored, info=place), handler))
+            held = handler.target(wanted.like, self._run.limits.piece_bytes)
+            self.leaves.append(ReadLeaf(index, replace(stored, info=place), handler, held))
             return
 
         chosen, target = self._target(handler, wanted, info)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Read",)
 
-import mmap
+import os
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from crc32c import crc32c
 
 from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.anonymous_memory import anonymous_memory
 from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
 from penstock.kernel.messages import (
     DirectRead,
@@ -54,11 +55,15 @@ class Read:
     `data.read`.
 
     Attributes:
-        concurrency: Batches read at once, each by a thread. A disk wants several requests to work on.
+        concurrency: Batches read at once, each by a thread; by default one for each processor, from 2
+            to 8. A disk wants several requests to work on; but first touching fresh memory is work for
+            a processor, and more threads than those at it make the event loop's thread wait its turn.
         verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
     """
 
-    concurrency: int = field(default=8, metadata={"positive": True})
+    concurrency: int = field(
+        default_factory=lambda: min(8, max(2, os.cpu_count() or 1)), metadata={"positive": True}
+    )
     verify: bool = True
 
     @asynccontextmanager
@@ -103,8 +108,7 @@ class _Reader:
         try:
             await self._perform(batch)
         finally:
-            if batch.in_flight is not None:
-                batch.in_flight.release()
+            batch.release_read()
 
         ready = [
             (leaf.index, await leaf.handler.load(leaf))
@@ -120,8 +124,7 @@ class _Reader:
         try:
             host = await self._run.threads.run(read)
         finally:
-            if batch.in_flight is not None:
-                batch.in_flight.release()
+            batch.release_read()
 
         self._run.progress.advance(len(pack), pack.nbytes)
         return HostBatch((), staged=tuple([lease for _, lease in batch.staged]), packs=(host,))
@@ -230,4 +233,4 @@ def _scratch(nbytes: int) -> memoryview:
     if nbytes < LARGE:
         return memoryview(bytearray(nbytes))
 
-    return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    return anonymous_memory(nbytes)

@@ -7,7 +7,7 @@ __all__ = ("each_leaf",)
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from penstock.kernel.errors import SpecError
+from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, SpecError
 from penstock.kernel.messages import KeyPath, ParamInfo
 from penstock.kernel.save_format import SaveArgs
 from penstock.stages.trees import flatten_tree, is_empty
@@ -26,6 +26,7 @@ def each_leaf(asked: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
 
     Raises:
         SpecError: If it is none of these, or a place in a tree is not in the tree that is saved.
+        HandlerFailedError: If the function raises; its error is the cause.
     """
     if asked is None:
         return ()
@@ -33,7 +34,7 @@ def each_leaf(asked: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
         return [asked] * len(infos)
     if callable(asked):
         function = cast("Callable[[KeyPath], object]", asked)
-        return [_checked(function(info.keys), info.key_path) for info in infos]
+        return [_answer(function, info) for info in infos]
 
     return _by_prefix(asked, infos)
 
@@ -57,15 +58,32 @@ def _by_prefix(tree: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
 
     unused = next((path for keys, (args, path) in given.items() if keys not in used and args), None)
     if unused is not None:
-        raise SpecError(f"save_args has {unused}, and the tree to be saved has nothing there")
+        raise InvalidLeafError(unused, "save_args has this, and the tree to be saved has nothing there")
 
     return result
+
+
+def _answer(function: Callable[[KeyPath], object], info: ParamInfo) -> SaveArgs | None:
+    try:
+        answer = function(info.keys)
+    except SpecError as error:  # it asks for what no leaf can have
+        raise InvalidLeafError(info.key_path, f"save_args: {error}") from error
+    except Exception as error:
+        name = str(getattr(function, "__qualname__", function))
+        raise HandlerFailedError(info.key_path, f"save_args={name}", repr(error)) from error
+
+    return _checked(answer, info.key_path)
 
 
 def _checked(value: object, key_path: str) -> SaveArgs | None:
     if is_empty(value):
         return None
-    if not isinstance(value, SaveArgs):
-        raise SpecError(f"save_args at {key_path} must be a SaveArgs or None, not {value!r}")
+    if isinstance(value, SaveArgs):
+        return value
 
-    return value
+    problem = f"must be a SaveArgs or None, not {value!r}"
+    raise (
+        InvalidLeafError(key_path, f"save_args here {problem}")
+        if key_path
+        else SpecError(f"save_args {problem}")
+    )

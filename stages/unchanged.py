@@ -13,14 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from operator import attrgetter
 from typing import final
 
 from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.capabilities import FormattedLayout
+from penstock.kernel.capabilities import FormattedLayout, ItemsLayout
 from penstock.kernel.errors import StorageError
 from penstock.kernel.messages import Leaf, StoredLeaf, Written, WrittenBatch
 from penstock.kernel.protocols import StoredCheckpoint
-from penstock.kernel.run import SaveRun
+from penstock.kernel.reading import hold_for_reading
+from penstock.kernel.run import References, SaveRun
 from penstock.stages.batching import grouped
 from penstock.stages.known_values import KnownValues
 
@@ -46,7 +48,15 @@ async def set_aside(run: SaveRun, leaves: list[Leaf]) -> list[Leaf]:
         CorruptCheckpointError: If there is no checkpoint at the base, or a damaged one.
     """
     assert run.base is not None
-    directory, candidates, sizes = await run.threads.run(_compare, run, run.base, leaves)
+    async with hold_for_reading(run.store, run.threads, run.base):
+        return await _set_aside(run, run.base, leaves)
+
+
+async def _set_aside(run: SaveRun, base: str, leaves: list[Leaf]) -> list[Leaf]:
+    directory, candidates, sizes = await run.threads.run(_compare, run, base, leaves)
+    if not candidates:
+        return leaves
+
     files = files_worth_linking([candidate.parts for candidate in candidates], sizes)
     for folder in sorted({os.path.dirname(file) for file in files}):
         await run.workspace.open(folder)
@@ -96,13 +106,19 @@ def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list
     Returns:
         The directory that the base's data files are named from, the leaves, and the sizes of the files.
     """
-    checkpoint = run.layout.open(run.store, base)
-    stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves}
-    same = _same_digest(run, checkpoint) if run.by_digest else _same_object(run, base)
+    known: Mapping[str, References] = {} if run.by_digest else _known(run, base)
+    if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, known):
+        return base, [], {}
+
+    checkpoint, key = _open(run, base)
+    same = _same_digest(run, checkpoint) if run.by_digest else _same_object(known.get(key, {}))
+
+    unchanged = [leaf for leaf in leaves if same(leaf)]
+    stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves} if unchanged else {}
     found: list[_Candidate] = []
-    for leaf in leaves:
+    for leaf in unchanged:
         before = stored.get(leaf.info.keys)
-        if before is not None and same(leaf) and _alike(leaf, before):
+        if before is not None and _alike(leaf, before):
             parts = checkpoint.parts(before)
             if parts and _lie_right(run, leaf, parts):
                 found.append(_Candidate(leaf, tuple([replace(part, leaf=leaf.index) for part in parts])))
@@ -128,6 +144,9 @@ def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
         return True
 
     folder = os.path.dirname(layout.data_file())
+    if isinstance(layout, ItemsLayout):
+        folder = os.path.join(layout.folder(leaf), folder)
+
     for part in parts:
         name = layout.chunk_file(leaf, part.chunk)
         if part.file != name if name is not None else os.path.dirname(part.file) != folder:
@@ -136,9 +155,33 @@ def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
     return True
 
 
-def _same_object(run: SaveRun, base: str) -> Callable[[Leaf], bool]:
-    known = run.shared.of(KnownValues).find(base, run.store.identity(base))
+def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
+    """Open the base; with the name under which `_known` has what is known of it."""
+    if isinstance(run.layout, ItemsLayout):
+        return run.layout.open_all(run.store, base), ""
 
+    checkpoint = run.layout.open(run.store, base)
+    return checkpoint, checkpoint.directory
+
+
+def _known(run: SaveRun, base: str) -> Mapping[str, References]:
+    """Return what is known of each tree in the base, by stored name as this save has it.
+
+    The trees that this save would write as items are one, under an empty name.
+    """
+    known = run.shared.of(KnownValues).find(base, run.store.identity(base))
+    if not isinstance(run.layout, ItemsLayout):
+        return known
+
+    return {"": run.layout.from_folders({os.path.relpath(where, base): of for where, of in known.items()})}
+
+
+def _any_known(leaves: Sequence[Leaf], known: Mapping[str, References]) -> bool:
+    """Whether any leaf is an object that is known, so that it is worth to open the base."""
+    return any(same(leaf) for same in map(_same_object, known.values()) for leaf in leaves)
+
+
+def _same_object(known: References) -> Callable[[Leaf], bool]:
     def same(leaf: Leaf) -> bool:
         reference = known.get(leaf.info.name)
         return reference is not None and reference() is leaf.value
@@ -172,14 +215,15 @@ async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> None:
 
 
 def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
-    """Hash the chunks of each leaf, in order, whatever pieces they come in."""
+    """Hash the chunks of each leaf, in order, whatever pieces they come in, and in which order."""
     found: dict[str, bytes] = {}
     for leaf in leaves:
         if isinstance(leaf.handler, AdaptedHandler):
             continue
 
         digest = sha256()
-        for plan in leaf.handler.pieces(leaf, piece_bytes):
+        plans = leaf.handler.pieces(leaf, piece_bytes)
+        for plan in sorted(plans, key=attrgetter("chunk", "start")):
             if plan.start == 0:
                 digest.update(repr(plan.chunk).encode())
 

@@ -15,13 +15,12 @@ from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.capabilities import FormattedLayout, ItemsLayout
-from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages import Leaf, Pack, Piece, StagedBatch, Written, WrittenBatch, WrittenPack
 from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.closing import closing
-from penstock.stages.encode import saved_by_encoding
+from penstock.stages.encode import check_encoded, saved_by_encoding
 from penstock.stages.transfers import tell_transfers
 from penstock.stages.write_chunk_files import ChunkFileWriter
 
@@ -87,7 +86,16 @@ class _Placed:
 
 @final
 class _Writer:
-    __slots__ = ("_chunks", "_file_bytes", "_files", "_filling", "_folder", "_placing", "_run")
+    __slots__ = (
+        "_chunks",
+        "_file_bytes",
+        "_files",
+        "_filling",
+        "_folder",
+        "_only_folder",
+        "_placing",
+        "_run",
+    )
 
     def __init__(self, run: SaveRun, file_bytes: int) -> None:
         self._run = run
@@ -95,6 +103,7 @@ class _Writer:
         self._files: list[_OpenFile] = []
         self._filling: dict[str, _OpenFile] = {}  # by the folder that its name is relative to
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
+        self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
         self._placing = Lock()
 
@@ -134,9 +143,7 @@ class _Writer:
 
     async def _place(self, piece: Piece) -> _Placed:
         """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
-        if piece.coded is None and piece.leaf.spec.codec is not None:
-            raise _not_encoded(piece)
-
+        check_encoded(piece)
         whole, folder = piece.chunk_nbytes, self._folder(piece.leaf)
         if piece.nbytes == whole:
             target, base = await self._reserve(whole, folder)
@@ -150,8 +157,8 @@ class _Writer:
         return _Placed(piece, target, base + piece.start)
 
     def _by_folder(self, pack: Pack) -> Iterator[tuple[str, Pack]]:
-        if self._folder is _no_folder:
-            yield "", pack
+        if self._only_folder is not None:
+            yield self._only_folder, pack
             return
 
         at = 0
@@ -193,14 +200,6 @@ class _Writer:
 
 def _no_folder(_: Leaf) -> str:
     return ""
-
-
-def _not_encoded(piece: Piece) -> PipelineError:
-    leaf = piece.leaf
-    problem = f"has the codec {leaf.spec.codec}, and no stage `encode` is in the pipeline"
-    error = PipelineError(f"{leaf.info.key_path} {problem}")
-    error.key_path = leaf.info.key_path
-    return error
 
 
 def _write(

@@ -17,7 +17,7 @@ from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages import Pack, Piece, StagedBatch, Written, WrittenBatch
 from penstock.kernel.protocols import DataFile
 from penstock.kernel.run import SaveRun
-from penstock.stages.encode import saved_by_encoding
+from penstock.stages.encode import check_encoded, saved_by_encoding
 
 SMALL: Final = 2**20
 """Bytes below which a chunk is written like a document, in one call."""
@@ -78,6 +78,7 @@ class ChunkFileWriter:
         return tuple([self._write_piece(piece) for piece in pieces])
 
     def _write_piece(self, piece: Piece) -> Written:
+        check_encoded(piece)
         leaf = piece.leaf
         name = self._layout.chunk_file(leaf, piece.chunk)
         if name is None:

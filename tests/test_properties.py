@@ -14,12 +14,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from hypothesis.strategies import SearchStrategy
 
+import penstock
+from penstock import SaveFormat
 from penstock.checkpointer import Checkpointer
+from penstock.kernel.errors import InvalidLeafError
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -99,6 +102,20 @@ def containers(children: SearchStrategy[Any]) -> SearchStrategy[Any]:
 
 
 TREES = st.recursive(LEAVES, containers, max_leaves=12)
+FORMATS = st.builds(
+    SaveFormat,
+    ocdbt=st.booleans(),
+    zarr=st.sampled_from([2, 3]),
+    codec=st.sampled_from(["none", "zstd", "auto"]),
+    chunk_byte_size=st.none() | st.integers(4000, 20_000),
+    ocdbt_target_data_file_size=st.none() | st.integers(0, 300),
+)
+# Arrays from 16 KiB on may have a codec.
+LARGE = st.builds(
+    lambda seed, top: np.random.default_rng(seed).integers(0, top, (60, 70)),
+    st.integers(0, 9),
+    st.sampled_from([1, 2**40]),
+)
 
 
 def plain(tree: Any) -> Any:
@@ -132,6 +149,28 @@ def test_what_comes_back_is_what_went_in(backend: str, assert_same: AssertSame) 
             anyio.run(trip, backend=backend)
         finally:
             shutil.rmtree(path.parent)
+
+    with tempfile.TemporaryDirectory() as root:
+        check()
+
+
+@pytest.mark.timeout(120)
+def test_whatever_the_format(assert_same: AssertSame) -> None:
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @given(tree=TREES, large=LARGE, form=FORMATS)
+    def check(tree: Any, large: Any, form: SaveFormat) -> None:
+        both = {"tree": tree, "large array": large}
+        folder = Path(tempfile.mkdtemp(dir=root))
+        with penstock.sync.Checkpointer(memory_limit="1MiB", save_format=form) as checkpointer:
+            try:
+                report = checkpointer.save(folder / "a", both).result()
+            except InvalidLeafError:
+                assert not form.ocdbt  # some names are none that a directory could have
+                reject()
+            assert_same(checkpointer.restore(folder / "a"), plain(both))
+            assert_same(checkpointer.restore(folder / "a", like=both), both)
+            assert checkpointer.metadata(folder / "a").stored_nbytes == report.nbytes
+        shutil.rmtree(folder)
 
     with tempfile.TemporaryDirectory() as root:
         check()

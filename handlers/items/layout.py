@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("ItemsLayout",)
+__all__ = ("ItemsLayout", "written_in")
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, final
 
+from penstock.handlers.items.joined import JoinedCheckpoint, Opened
 from penstock.handlers.items.parts import Parts, TreePart
 from penstock.handlers.layout import checkpoint_metadata
 from penstock.handlers.layout.index import chunk_key, prefix_of
@@ -46,9 +48,55 @@ class ItemsLayout:
         """How arrays are written."""
         return self._form
 
+    @property
+    def only_folder(self) -> None:
+        """None: each item has one."""
+        return
+
     def folder(self, leaf: Leaf) -> str:
         """The directory of the item that holds the leaf."""
         return self._part(leaf).directory
+
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
+        found: dict[str, dict[str, Any]] = {part.directory: {} for part in self._parts.tree_parts}
+        if any("." in key for part in self._parts.tree_parts for key in part.keys):
+            return found
+
+        prefixes = [(f"{'.'.join(part.keys)}.", part) for part in self._parts.tree_parts]
+        bare = {".".join(part.keys): part for part in self._parts.tree_parts}
+        for name, value in named.items():
+            if name in bare:
+                found[bare[name].directory][""] = value
+                continue
+            for prefix, part in prefixes:
+                if name.startswith(prefix):
+                    found[part.directory][name[len(prefix) :]] = value
+                    break
+
+        return found
+
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        together: dict[str, Any] = {}
+        if any("." in key for part in self._parts.tree_parts for key in part.keys):
+            return together
+
+        for part in self._parts.tree_parts:
+            prefix = ".".join(part.keys)
+            for name, value in found.get(part.directory, {}).items():
+                together[f"{prefix}.{name}" if name else prefix] = value
+
+        return together
+
+    def open_all(self, store: Store, path: str) -> StoredCheckpoint:
+        """Open every item with leaves; see `JoinedCheckpoint`."""
+        opened: list[Opened] = []
+        for part in self._parts.tree_parts:
+            item, _, inner = part.directory.partition("/")
+            where = os.path.join(path, item) if inner else path
+            opened.append(Opened(part.keys, part.directory, self._layout.open(store, where, inner or item)))
+
+        return JoinedCheckpoint.of(path, opened)
 
     def temporary_name(self, path: str) -> str:
         return self._layout.temporary_name(path)
@@ -88,9 +136,11 @@ class ItemsLayout:
         """Make the documents of every item, then those of the checkpoint."""
         committed_ns = time.time_ns()
         made: list[Document] = []
+        by_folder = self.by_folder(digests or {})
         for part, found in self._by_part(sorted(leaves, key=attrgetter("index"))):
             tree = EncodedTree(found, self._form, part.custom_metadata)
-            documents = tree.item_documents(_written_in(part, batches), committed_ns)
+            found_digests = by_folder.get(part.directory, {})
+            documents = tree.item_documents(written_in(part.directory, batches), committed_ns, found_digests)
             made.extend([replace(one, path=f"{part.directory}/{one.path}") for one in documents])
 
         about = checkpoint_metadata.encode(
@@ -121,7 +171,7 @@ class ItemsLayout:
 
     def _by_part(self, leaves: Sequence[Leaf]) -> Iterator[tuple[TreePart, list[Leaf]]]:
         found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
-        for leaf in leaves:
+        for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
             found[part.directory].append(_within(part, leaf))
 
@@ -133,13 +183,16 @@ def _within(part: TreePart, leaf: Leaf) -> Leaf:
     """The leaf with the keys that it has in its item. For people it keeps its whole path."""
     n, info = len(part.keys), leaf.info
     return replace(
-        leaf, info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:]), value=None, staged=None
+        leaf,
+        info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:]),
+        value=None,
+        staged=None,
     )
 
 
-def _written_in(part: TreePart, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:
+def written_in(directory: str, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:
     """What was written into an item's directory, in files named from there."""
-    prefix = f"{part.directory}/"
+    prefix = f"{directory}/"
     n = len(prefix)
     found: list[WrittenBatch] = []
     for batch in batches:

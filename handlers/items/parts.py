@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast, final
 
 import jax
+import numpy as np
 
 from penstock.handlers.items.kinds import Array, Composite, Json, NumpyRandomKey, Proto, PyTree, RandomKey
 from penstock.handlers.leaves.keys import is_key, key_data_of, key_impl_of
@@ -28,6 +29,9 @@ _HANDLERS: Final[Mapping[type, str]] = {
 """What Orbax is told to read each kind with."""
 
 _METRICS: Final = "metrics"  # an item of this name has a file of this name, as Orbax's managers write it
+
+
+_LONGEST_NAME: Final = 255  # bytes
 
 
 @final
@@ -79,16 +83,25 @@ def _add(parts: Parts, name: str, item: object) -> None:
             file = _METRICS if name == _METRICS else "metadata"
             parts.documents.append(Document(f"{name}/{file}", _json(name, value)))
         case Proto(message):
-            parts.documents.append(Document(f"{name}/proto.pbtxt", _text(message)))
+            parts.documents.append(Document(f"{name}/proto.pbtxt", _text(name, message)))
         case Array(value):
+            if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float | complex):
+                raise InvalidLeafError(f"[{name!r}]", f"a {type(value).__name__} is neither array nor number")
+
             parts.tree[name] = {"checkpoint": value}
             parts.tree_parts.append(TreePart((name,), name, single=True))
         case RandomKey(key):
             data, about = _random_key(name, key)
             _add_pair(parts, name, "jax_random_key", {"checkpoint": data}, about, single=True)
         case NumpyRandomKey(state):
-            about = {"legacy": isinstance(cast("object", state), tuple)}
+            if not isinstance(cast("object", state), tuple | dict):
+                problem = f"a {type(state).__name__} is not what np.random.get_state() returns"
+                raise InvalidLeafError(f"[{name!r}]", problem)
+
+            about = {"legacy": isinstance(state, tuple)}
             _add_pair(parts, name, "np_random_key", state, about)
+        case PyTree() if name == _METRICS:
+            raise SpecError(f"the item {name!r} must be Json: that is what Orbax takes it for")
         case PyTree(tree, custom_metadata):
             _json(name, custom_metadata)  # so that what is wrong with it is told before anything is written
             parts.tree[name] = tree
@@ -124,11 +137,15 @@ def _json(name: str, value: object) -> bytes:
         raise SpecError(f"the item {name!r} cannot be written as JSON: {error}") from error
 
 
-def _text(message: Any) -> bytes:
+def _text(name: str, message: Any) -> bytes:
     try:
         from google.protobuf import text_format
+        from google.protobuf.message import Message
     except ImportError as error:
         raise SpecError("a Proto item needs protobuf: pip install penstock[proto]") from error
+
+    if not isinstance(message, Message):
+        raise SpecError(f"the item {name!r} is no protobuf message, but a {type(message).__name__}")
 
     text: str = text_format.MessageToString(message)
     return text.encode()
@@ -140,5 +157,7 @@ def _check_name(name: object) -> None:
         raise SpecError(f"an item cannot be called {name!r}")
     if "/" in name or "\0" in name or name.startswith("_") or ".orbax-checkpoint-tmp" in name:
         raise SpecError(f"an item cannot be called {name!r}: it is the name of its directory")
+    if len(name.encode(errors="replace")) > _LONGEST_NAME:
+        raise SpecError(f"an item cannot be called {name!r}: that is longer than a file's name may be")
     if name in {"commit_success.txt", "orbax.checkpoint", "manifest.ocdbt", "checkpoint", "descriptor"}:
         raise SpecError(f"an item cannot be called {name!r}: something else in a checkpoint is")

@@ -7,7 +7,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("orbax_chunk_shape", "roughly_equal_chunks")
+__all__ = ("orbax_chunk_shape", "replica_shape", "roughly_equal_chunks")
 
 import math
 from collections.abc import Sequence
@@ -56,6 +56,22 @@ def orbax_chunk_shape(
         sizes[axis] = divisors[axis][-1]
 
     return tuple(sizes)
+
+
+def replica_shape(shard_shape: Sequence[int], n_replicas: int) -> tuple[int, ...] | None:
+    """Choose the part of a shard that each of its replicas writes, as Orbax would.
+
+    The first axis that their number divides is cut into that many parts; None if there is no such axis.
+    Replica k writes part k. A shard without elements is not cut.
+    """
+    if 0 in shard_shape:
+        return None
+
+    axis = next((at for at, size in enumerate(shard_shape) if size % n_replicas == 0), None)
+    if axis is None:
+        return None
+
+    return (*shard_shape[:axis], shard_shape[axis] // n_replicas, *shard_shape[axis + 1 :])
 
 
 def roughly_equal_chunks(write_shape: Sequence[int], itemsize: int, chunk_bytes: int) -> tuple[int, ...]:

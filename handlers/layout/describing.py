@@ -93,6 +93,7 @@ def leaf_table(
     shardings: Mapping[str, str],
     random_keys: Mapping[str, str],
     packed: Mapping[KeyPath, PackedLeaf],
+    ocdbt: bool = True,
 ) -> LeafTable:
     """Put together what is known of every leaf. What many leaves have in common, they share.
 
@@ -104,6 +105,7 @@ def leaf_table(
         shardings: By stored name.
         random_keys: Implementations, by stored name.
         packed: What the msgpack file has, if values lie there.
+        ocdbt: Whether arrays lie in a database, or in a directory each.
 
     Raises:
         CorruptCheckpointError: If a value is not where it should be; names the leaf.
@@ -120,7 +122,8 @@ def leaf_table(
         shared = (typestr, skip, id(form), write_shape, shardings.get(name), random_keys.get(name))
         spec = known.get(shared)
         if spec is None:
-            _check_present(directory, tree, at, form)
+            if form is None and typestr in ARRAY_TYPES and not skip:
+                raise _absent(directory, tree, at, ocdbt=ocdbt)
             if tree.in_msgpack(at):
                 spec, details[at] = packed_spec(directory, tree, at, packed.get(tree.keys[at]), shared[-2])
             elif typestr == "string":
@@ -155,9 +158,13 @@ def _array_spec(
     )
 
 
-def _check_present(directory: str, tree: TreeMetadata, at: int, form: ArrayFormat | None) -> None:
-    """Raise if a leaf is an array by its type, and there is none."""
-    if form is None and tree.typestrs[at] in ARRAY_TYPES and not tree.skips[at]:
-        problem = f"the array {'.'.join(tree.keys[at])!r} is listed in {METADATA} and is not there"
-        key_path = show_key_path(tree.keys[at], tree.kinds[at])
-        raise CorruptCheckpointError(directory, problem, key_path=key_path)
+def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
+    """Make the error of a leaf that is an array by its type, when there is none."""
+    name, key_path = ".".join(tree.keys[at]), show_key_path(tree.keys[at], tree.kinds[at])
+    if ocdbt:
+        problem = f"the array {name!r} is listed in {METADATA} and is not there"
+        return CorruptCheckpointError(directory, problem, key_path=key_path)
+
+    path = os.path.join(directory, name, zarr.METADATA_KEYS[1 if tree.use_zarr3 else 0])
+    problem = f"is not there as a file, and {METADATA} lists the array"
+    return CorruptCheckpointError(path, problem, key_path=key_path)

@@ -10,7 +10,8 @@ from typing import Any, final
 
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.layout.safetensors import opened as safetensors
-from penstock.kernel.capabilities import FormattedLayout
+from penstock.kernel.capabilities import FormattedLayout, FoundItems, ItemLayout, ListedItems
+from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
@@ -64,9 +65,34 @@ class EveryLayout:
             leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests
         )
 
+    def item_documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> Sequence[Document]:
+        assert isinstance(self.written, ItemLayout), "who writes no items is not asked to"
+        return self.written.item_documents(
+            leaves, batches, committed_ns=committed_ns, custom_metadata=custom_metadata, digests=digests
+        )
+
     def recognises(self, store: Store, path: str) -> bool:
         """Whether what lies at `path` may be overwritten: only what would be written may."""
         return self.written.recognises(store, path)
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of a checkpoint; safetensors have none.
+
+        Raises:
+            UnsupportedFormatError: If there are none.
+        """
+        if isinstance(self.written, ListedItems) and not safetensors.recognises(store, path):
+            return self.written.items(store, path)
+
+        raise UnsupportedFormatError(path, "has no items; restore it as a whole")
 
     def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
         """Find the checkpoint at `path`, or an item of it, and read its documents.

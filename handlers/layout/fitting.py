@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
-from penstock.handlers.layout.chunk_shapes import orbax_chunk_shape, roughly_equal_chunks
+from penstock.handlers.layout.chunk_shapes import orbax_chunk_shape, replica_shape, roughly_equal_chunks
 from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.messages import LeafSpec
 from penstock.kernel.save_format import SaveArgs, SaveFormat
@@ -49,18 +49,32 @@ def fitted(
         spec = _cast(spec, key_path, args.dtype)
 
     codec = form.leaf_codec if spec.nbytes >= CODED_FROM else None
+    spec = _divided(spec, form)
     chunk_shape = _chunk_shape(spec, key_path, form, args)
-    if chunk_shape is None:
-        whole = spec.chunk_shape
-        chunk_shape = roughly_equal_chunks(whole, spec.itemsize, coded_chunk) if codec else whole
+    if codec and args.chunk_byte_size is None and form.chunk_byte_size is None:
+        chunk_shape = roughly_equal_chunks(chunk_shape, spec.itemsize, coded_chunk)
+    if chunk_shape == spec.chunk_shape and codec == spec.codec:
+        return spec  # the same object, for by that the same is known again
 
     return replace(spec, chunk_shape=chunk_shape, codec=codec)
+
+
+def _divided(spec: LeafSpec, form: SaveFormat) -> LeafSpec:
+    """Give each replica of a shard its part to write, if that is asked for and worth it."""
+    if not form.replica_parallel or spec.n_replicas == 1 or spec.write_shape is None:
+        return spec
+
+    part = replica_shape(spec.write_shape, spec.n_replicas)
+    if part is None or math.prod(part) * spec.itemsize < form.replica_parallel_min_bytes:
+        return spec
+
+    return replace(spec, write_shape=part, chunk_shape=part)
 
 
 def _cast(spec: LeafSpec, key_path: str, wanted: object) -> LeafSpec:
     try:
         dtype = np.dtype(wanted)  # type: ignore[call-overload]  # it may be anything; that is why it is tried
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise InvalidLeafError(key_path, f"save_args have no dtype {wanted!r}: {error}") from error
 
     name = dtype_name(dtype)
@@ -76,8 +90,8 @@ def _cast(spec: LeafSpec, key_path: str, wanted: object) -> LeafSpec:
     return replace(spec, dtype=name, itemsize=dtype.itemsize)
 
 
-def _chunk_shape(spec: LeafSpec, key_path: str, form: SaveFormat, args: SaveArgs) -> tuple[int, ...] | None:
-    """Cut the chunks as it was asked for; None if it was not."""
+def _chunk_shape(spec: LeafSpec, key_path: str, form: SaveFormat, args: SaveArgs) -> tuple[int, ...]:
+    """Cut the chunks as it was asked for."""
     shape, whole = spec.shape or (), spec.chunk_shape
     most = args.chunk_byte_size or form.chunk_byte_size
     if most is not None and most < spec.itemsize:
@@ -90,6 +104,6 @@ def _chunk_shape(spec: LeafSpec, key_path: str, form: SaveFormat, args: SaveArgs
     if file_size and math.prod(whole) * spec.itemsize > file_size:  # a chunk lies in one file
         most = max(spec.itemsize, min(most or file_size, file_size))
     if not spec.nbytes or (most is None and not args.shard_axes):
-        return None
+        return whole
 
     return orbax_chunk_shape(shape, whole, spec.itemsize, most, args.shard_axes)

@@ -7,14 +7,13 @@ Source:
 from __future__ import annotations
 
 __all__ = (
-    "PROTO_FILE",
     "RANDOM_KEYS",
-    "_JSON_FILES",
     "Form",
     "form_of",
     "holds_arrays",
     "is_array",
     "json_file",
+    "proto_file",
 )
 
 import os
@@ -84,12 +83,20 @@ def form_of(store: Store, directory: str, names: Collection[str]) -> Form | None
             return form
     if LEGACY_MSGPACK in names and store.kind(os.path.join(directory, LEGACY_MSGPACK)) == "file":
         return Form.PACKED
+    if _is_single_array(store, directory, names):
+        return Form.NAMED
     if not _BESIDE_METADATA.isdisjoint(names):
         return Form.TREE
-    if PROTO_FILE in names:
+    if proto_file(names) is not None:
         return Form.PROTO
 
     return Form.JSON if json_file(store, directory, names) else None
+
+
+def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bool:
+    """Whether it is an item of one array as Orbax wrote it before 0.11: with no `_METADATA`."""
+    others = set(names) - _BESIDE_METADATA - _BESIDE_TREES - {LEGACY_MSGPACK}
+    return LEGACY_MSGPACK in names and not others and is_array(store, directory, LEGACY_MSGPACK)
 
 
 def form_at(store: Store, directory: str) -> Form | None:
@@ -119,7 +126,19 @@ def json_file(store: Store, directory: str, names: Collection[str]) -> str | Non
         if name in names and store.kind(os.path.join(directory, name)) == "file":
             return name
 
-    return None
+    # Its name may be chosen; but then it is the only file.
+    others = [name for name in names if name not in _BESIDE_TREES]
+    is_one = len(others) == 1 and others[0].endswith(".json") and others[0] not in _BESIDE_METADATA
+    return others[0] if is_one and store.kind(os.path.join(directory, others[0])) == "file" else None
+
+
+def proto_file(names: Collection[str]) -> str | None:
+    """Name the file that holds a protobuf message as text."""
+    if PROTO_FILE in names:
+        return PROTO_FILE
+
+    others = [name for name in names if name not in _BESIDE_TREES]
+    return others[0] if len(others) == 1 and others[0].endswith((".pbtxt", ".textproto")) else None
 
 
 def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:

@@ -52,13 +52,18 @@ class ChunkIndex:
         self._starts: list[int] = []  #: first slot of each array
         keys: list[bytes] = []
         lengths: list[int] = []
+        zeros: dict[int, str] = {}  # the key of the only chunk, for each number of axes
         for leaf in arrays:
             self._starts.append(len(keys))
             prefix = prefix_of(leaf.info.name)
             spec = leaf.spec
             if spec.is_single_chunk:
                 self._single[leaf.index] = len(keys)
-                keys.append(f"{prefix}{chunk_key((0,) * len(spec.chunk_shape), version)}".encode())
+                n_axes = len(spec.chunk_shape)
+                if n_axes not in zeros:
+                    zeros[n_axes] = chunk_key((0,) * n_axes, version)
+
+                keys.append(f"{prefix}{zeros[n_axes]}".encode())
                 lengths.append(spec.chunk_nbytes)
                 continue
 

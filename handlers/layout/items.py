@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from penstock.handlers.json_values import parse_object
-from penstock.handlers.layout.forms import PROTO_FILE, RANDOM_KEYS, Form, json_file
+from penstock.handlers.json_values import as_string, parse_object
+from penstock.handlers.layout.forms import RANDOM_KEYS, Form, json_file, proto_file
 from penstock.handlers.layout.json_item import json_leaves
 from penstock.handlers.layout.leaves import StoredLeaves
 from penstock.handlers.layout.locate import Place
@@ -38,7 +38,9 @@ def _open_json(source: Source, place: Place) -> OrbaxCheckpoint:
 
 def _open_proto(source: Source, place: Place) -> OrbaxCheckpoint:
     """Open a message as its text: which class it is of is recorded nowhere."""
-    path = os.path.join(place.directory, PROTO_FILE)
+    name = proto_file(place.names)
+    assert name is not None, "the form says that there is one"
+    path = os.path.join(place.directory, name)
     try:
         text = source.store.read_file(path).decode()
     except UnicodeDecodeError as error:
@@ -49,14 +51,22 @@ def _open_proto(source: Source, place: Place) -> OrbaxCheckpoint:
 
 
 def _open_jax_key(source: Source, place: Place) -> OrbaxCheckpoint:
-    """Open a key as the whole tree: typed if it was, and then of the implementation that its shape tells."""
+    """Open a key as the whole tree: typed if it was, and then of the implementation recorded.
+
+    Orbax records none; then the shape tells it.
+    """
     tree = _inner(source, place)
     if [leaf.info.keys for leaf in tree.leaves] != [(_KEY,)]:
         raise CorruptCheckpointError(tree.directory, "is not the array of a random key")
 
     (leaf,) = tree.leaves
     shape = leaf.spec.shape or (0,)
-    impl = _IMPLS.get(shape[-1]) if _flag(source, place, "typed") else None
+    impl = None
+    if _flag(source, place, "typed"):
+        path, about = _about(source, place)
+        recorded = about.get("impl", _IMPLS.get(shape[-1]))
+        impl = None if recorded is None else as_string(path, "impl", recorded)
+
     spec = replace(leaf.spec, random_key_impl=impl)
     info = replace(leaf.info, keys=(), kinds=(), key_path="")
     return replace(tree, leaves=StoredLeaves.of(tree.directory, [replace(leaf, info=info, spec=spec)]))
@@ -80,12 +90,17 @@ def _inner(source: Source, place: Place) -> OrbaxCheckpoint:
 
 
 def _flag(source: Source, place: Place, name: str) -> bool:
-    path = os.path.join(place.directory, f"{RANDOM_KEYS[place.form]}_metadata", "metadata")
-    value = parse_object(path, source.store.read_file(path)).get(name)
+    path, about = _about(source, place)
+    value = about.get(name)
     if type(value) is not bool:
         raise CorruptCheckpointError(path, f"{name} is {value!r}, not a boolean")
 
     return value
+
+
+def _about(source: Source, place: Place) -> tuple[str, dict[str, object]]:
+    path = os.path.join(place.directory, f"{RANDOM_KEYS[place.form]}_metadata", "metadata")
+    return path, parse_object(path, source.store.read_file(path))
 
 
 def _of_leaves(place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
@@ -100,6 +115,7 @@ def _of_leaves(place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
         checksums={},
         index=Index.of({}),
         root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
     )
 
 

@@ -6,15 +6,16 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("Place", "locate")
+__all__ = ("At", "Place", "checkpoint_at", "locate")
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.handlers.layout import checkpoint_metadata
 from penstock.handlers.layout.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.layout.deletion import check_not_deleted, deleted_item
 from penstock.handlers.layout.forms import (
     TREES,
     USUAL_ITEMS,
@@ -71,15 +72,37 @@ def locate(store: Store, path: str, item: str | None = None) -> Place:
         UnsupportedFormatError: If it cannot be told what is meant.
         CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
     """
+    at = checkpoint_at(store, path)
+    root_metadata = read_root_metadata(store, path) if at.is_step else None
+    return _enter(store, at.path, at.names, item, root_metadata)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a checkpoint lies."""
+
+    path: str  #: as it was asked for, or that of the latest step there
+    names: frozenset[str]  #: of what is in it
+    is_step: bool  #: whether it was found in a directory of steps
+
+
+def checkpoint_at(store: Store, path: str) -> At:
+    """Find the checkpoint at `path`, or the latest finished one in the directory of steps there.
+
+    Raises:
+        NotACheckpointError: If there is no directory.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If there are steps of several names.
+    """
     _check_there(store, path)
     names = frozenset(store.list_directory(path))
     step = latest_step(store, path, names)
     if step is None:
-        return _enter(store, path, names, item)
+        return At(path, names, is_step=False)
 
     inner = os.path.join(path, step)
-    root_metadata = read_root_metadata(store, path)
-    return _enter(store, inner, frozenset(store.list_directory(inner)), item, root_metadata)
+    return At(inner, frozenset(store.list_directory(inner)), is_step=True)
 
 
 def _check_there(store: Store, path: str) -> None:
@@ -94,6 +117,7 @@ def _check_there(store: Store, path: str) -> None:
 
     kind = store.kind(path)
     if kind == "directory":
+        check_not_deleted(store, os.path.abspath(path))
         return
     if kind == "file":
         if name.endswith(".safetensors"):
@@ -124,8 +148,12 @@ def _enter(
     if is_unfinished(names, found):
         raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
 
+    gone = deleted_item(store, path, names)
+    names -= {gone}
     if item is None:
-        name, form = _choose(store, path, names, found)
+        name, form = _choose(store, path, names, found, gone)
+    elif item == gone:
+        raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
     else:
         name, form = item, _form_of_named(store, path, names, item)
     directory = os.path.join(path, name) if name else path
@@ -149,7 +177,9 @@ def _form_of_named(store: Store, path: str, names: frozenset[str], item: str) ->
     raise UnsupportedFormatError(directory, f"is no item that penstock knows: it has no {METADATA}")
 
 
-def _choose(store: Store, path: str, names: frozenset[str], found: CheckpointMetadata) -> tuple[str, Form]:
+def _choose(
+    store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
+) -> tuple[str, Form]:
     """Say which item is meant, by its name (empty if it is no item of `path` but all of it) and form."""
     form = form_of(store, path, names)
     if form in WHOLE:
@@ -157,12 +187,10 @@ def _choose(store: Store, path: str, names: frozenset[str], found: CheckpointMet
 
     items = items_of(store, path, names)
     trees = [name for name, form in items.items() if form in TREES]
-    lost = [] if trees else sorted(set(found.items) - names)
-    if lost:
-        raise CorruptCheckpointError(
-            os.path.join(path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
-        )
-    for candidates in ([name for name in USUAL_ITEMS if name in items][:1], trees, list(items)):
+    usual = [name for name in USUAL_ITEMS if name in items][:1]
+    if not usual:  # then one that is lost may have been meant
+        _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
+    for candidates in (usual, trees, list(items)):
         if len(candidates) == 1:
             return candidates[0], items[candidates[0]]
     if trees:
@@ -178,6 +206,16 @@ def _choose(store: Store, path: str, names: frozenset[str], found: CheckpointMet
         return "", Form.NAMED
 
     raise _nothing_to_open(path, names, items)
+
+
+def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
+    """Raise if one of the items that the checkpoint lists, and that were not recognised, is not there."""
+    for name in listed:
+        directory = os.path.join(path, name)
+        kind = store.kind(directory)
+        if kind != "directory":
+            problem = "is missing" if kind is None else "is a file, not a directory"
+            raise CorruptCheckpointError(directory, f"{problem}, and {CHECKPOINT_METADATA} lists it")
 
 
 def _nothing_to_open(

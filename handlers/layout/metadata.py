@@ -15,13 +15,14 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Final, final
 
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string, parse_object
-from penstock.handlers.layout import quick_metadata
+from penstock.handlers.layout import quick_metadata, rich_types
 from penstock.handlers.layout.quick_metadata import KINDS, Columns
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages import KeyKind, KeyPath, Leaf, LeafSpec
+from penstock.kernel.messages import KeyKind, KeyPath, Leaf, LeafSpec, ParamInfo
 from penstock.kernel.save_format import SaveFormat
 
 _DEFAULT: Final = SaveFormat()
+_EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is told as None
 
 EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 """Types of what has nothing in it, and so nothing stored."""
@@ -63,11 +64,17 @@ def encode(
     """
     values: dict[int, str] = {}  # by identity: most leaves share a few specs
     entries: list[str] = []
+    rich: list[tuple[ParamInfo, str]] = []
     for leaf in leaves:
         info, spec = leaf.info, leaf.spec
+        if info.nodes and info.nodes[-1] and spec.typestr == "None":
+            spec = _EMPTY_NAMED_TUPLE
+
         value = values.get(id(spec))
         if value is None:
             value = values[id(spec)] = json.dumps(_value_metadata(spec))
+        if form.rich_types:
+            rich.append((info, value))
 
         path = ", ".join(
             [
@@ -78,10 +85,12 @@ def encode(
         name = _quoted(str(info.keys))
         entries.append(f'{name}: {{"key_metadata": [{path}], "value_metadata": {value}}}')
 
-    about = {"use_ocdbt": form.ocdbt, "use_zarr3": form.zarr == 3}
-    rest = json.dumps(
-        {**about, "store_array_data_equal_to_fill_value": True, "custom_metadata": custom_metadata}
-    )
+    about: dict[str, object] = {"use_ocdbt": form.ocdbt, "use_zarr3": form.zarr == 3}
+    about |= {"store_array_data_equal_to_fill_value": True, "custom_metadata": custom_metadata}
+    if form.rich_types:
+        about["value_metadata_tree"] = rich_types.encode(rich)
+
+    rest = json.dumps(about)
     return f'{{"tree_metadata": {{{", ".join(entries)}}}, {rest[1:]}'.encode()
 
 

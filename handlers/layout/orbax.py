@@ -12,11 +12,13 @@ from typing import Any, final
 
 from penstock.handlers.layout.fitting import CODED_CHUNK, fitted
 from penstock.handlers.layout.index import chunk_key, prefix_of
+from penstock.handlers.layout.listing import list_items
 from penstock.handlers.layout.names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
 from penstock.handlers.layout.opening import open_checkpoint
 from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.stored import OrbaxCheckpoint
-from penstock.handlers.layout.writing import EncodedTrees, check_names
+from penstock.handlers.layout.writing import EncodedTree, EncodedTrees, check_names
+from penstock.kernel.capabilities import FoundItems
 from penstock.kernel.errors import PathError
 from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store
@@ -107,10 +109,32 @@ class OrbaxLayout:
             batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
         )
 
+    def item_documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> Sequence[Document]:
+        """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
+        ordered = sorted(leaves, key=attrgetter("index"))
+        if custom_metadata is None:
+            tree = self._trees.of(ordered)
+        else:
+            tree = EncodedTree(ordered, self._form, custom_metadata)
+
+        return tree.item_documents(batches, committed_ns, digests)
+
     def recognises(self, store: Store, path: str) -> bool:
         """Look for any file that a checkpoint of any version has, finished or not."""
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of a checkpoint; see `list_items`."""
+        return list_items(store, path)
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""

@@ -43,6 +43,14 @@ class PackedArray:
     runs: tuple[Run, ...] = ()  #: together they hold every element once, if it is not at hand
     data: bytes | None = None  #: all of it, where it is a single number
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in the document."""
+        if self.data is not None:
+            return len(self.data)
+
+        return sum([run.count for run in self.runs]) * numpy_dtype(self.dtype).itemsize
+
 
 def number(file: str, value: complex) -> PackedArray | None:
     """Make the array of a number that was found in a document; None for an int beyond 64 bits."""

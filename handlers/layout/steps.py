@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("is_unfinished", "latest_step", "read_root_metadata")
+__all__ = ("is_finished_step", "is_unfinished", "latest_step", "read_root_metadata")
 
 import os
 import re
@@ -20,6 +20,7 @@ from penstock.handlers.layout.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.layout.forms import (
     ROOT_FOLDER,
     USUAL_ITEMS,
+    Form,
     form_at,
     form_of,
     holds_arrays,
@@ -33,7 +34,7 @@ from penstock.handlers.layout.names import (
     TEMPORARY_SUFFIX,
     V1_MARK,
 )
-from penstock.kernel.errors import IncompleteCheckpointError, UnsupportedFormatError
+from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols import Store
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
@@ -59,7 +60,9 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
         UnsupportedFormatError: If there are steps of several names, as in `a_1` and `b_2`.
     """
     steps = _steps_in(names)
-    if not steps or names & {METADATA, CHECKPOINT_METADATA, V1_MARK} or form_of(store, path, names):
+    if not steps or names & {METADATA, CHECKPOINT_METADATA, V1_MARK}:
+        return None
+    if form_of(store, path, names) not in (None, Form.JSON):  # a damaged folder of the root looks like JSON
         return None
     if any(name in names and form_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):
         return None  # a step of early Orbax, which has items and no document
@@ -69,7 +72,7 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     for step in steps:
         if step.prefix in latest:
             continue
-        match _state_of_step(store, os.path.join(path, step.name)):
+        match is_finished_step(store, os.path.join(path, step.name)):
             case True:
                 latest[step.prefix] = step.name
             case False:
@@ -101,8 +104,12 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     Raises:
         CorruptCheckpointError: If it is no JSON object.
     """
+    folder = os.path.join(root, ROOT_FOLDER)
+    if store.kind(folder) == "file":
+        raise CorruptCheckpointError(folder, "is a file, not the directory of the metadata of all steps")
+
     for name in _ROOT_FILES:
-        path = os.path.join(root, ROOT_FOLDER, name)
+        path = os.path.join(folder, name)
         if store.kind(path) is None:
             continue
 
@@ -116,7 +123,7 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _state_of_step(store: Store, directory: str) -> bool | None:
+def is_finished_step(store: Store, directory: str) -> bool | None:
     """Whether the step at `directory` is finished; None if it is none."""
     if store.kind(directory) != "directory":
         return None

@@ -26,6 +26,7 @@ from penstock.handlers.layout.regions import (
     merge_direct,
     shape_of,
 )
+from penstock.handlers.layout.storage import leaf_codec, leaf_nbytes
 from penstock.handlers.layout.whole_chunks import whole_chunks
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.values import Inline, Value
@@ -55,6 +56,7 @@ class OrbaxCheckpoint:
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
     tree_custom_metadata: object = None  #: the caller's own, kept with the tree: any JSON
     root_custom_metadata: Mapping[str, Any] | None = None  #: of the directory of steps it was found in
+    started_at_ns: int | None = None  #: when its save began
 
     @property
     def has_checksums(self) -> bool:
@@ -68,6 +70,14 @@ class OrbaxCheckpoint:
             file: Relative to `directory`.
         """
         return tuple(self.checksums.get(file, ()))
+
+    def codec(self, number: int) -> str | None:
+        """Say what the chunks of a leaf went through; see `StorageDetails`."""
+        return leaf_codec(self.leaves, number)
+
+    def stored_nbytes(self, number: int) -> int:
+        """Count the bytes that the chunks of a leaf take; see `StorageDetails`."""
+        return leaf_nbytes(self.leaves, self.index, number)
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
         """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 __all__ = ("Structure", "read_structure")
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from penstock.handlers.layout import metadata
+from penstock.handlers.layout import metadata, sharding
 from penstock.handlers.layout.forms import Form
 from penstock.handlers.layout.locate import Place
 from penstock.handlers.layout.metadata import TreeMetadata
 from penstock.handlers.layout.msgpack_tree import PackedLeaf, read_tree
-from penstock.handlers.layout.names import LEGACY_MSGPACK, METADATA, show_key_path
+from penstock.handlers.layout.names import LEGACY_MSGPACK, MANIFEST, METADATA, SHARDING, show_key_path
 from penstock.handlers.layout.quick_metadata import Columns
 from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.rich_types import tuple_paths
+from penstock.handlers.ocdbt.reader import read_index
 from penstock.handlers.zarr import METADATA_KEYS
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.messages import KeyKind, KeyPath
@@ -49,13 +50,16 @@ def read_structure(store: Store, place: Place, remembered: RememberedDocuments) 
     if place.form is Form.PACKED:
         return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
     if place.form is Form.NAMED:
-        return Structure(_named(place.directory, _directories(store, place.directory, "", _MOST_LEVELS)))
+        names = _directories(store, place.directory, "", _MOST_LEVELS)
+        return Structure(_named(place.directory, names, _sharded(store, place)))
 
     return _recorded(store, place, remembered)
 
 
 def _recorded(store: Store, place: Place, remembered: RememberedDocuments) -> Structure:
     path = os.path.join(place.directory, METADATA)
+    if METADATA not in place.names and _is_single_array(place):
+        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
     if METADATA not in place.names:
         raise CorruptCheckpointError(path, "is missing, and the structure of the tree with it")
 
@@ -109,7 +113,25 @@ def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
     return Structure(_tree(columns), {leaf.keys: leaf for leaf in leaves})
 
 
-def _named(directory: str, names: Iterable[str]) -> TreeMetadata:
+def _is_single_array(place: Place) -> bool:
+    """Whether a database is an item of one array as Orbax 0.4 wrote it, which needs no other document."""
+    if MANIFEST not in place.names:
+        return False
+
+    keys = read_index(place.directory)
+    return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
+
+
+def _sharded(store: Store, place: Place) -> Collection[str]:
+    """Name the arrays of which a sharding is recorded: those of jax."""
+    if SHARDING not in place.names:
+        return ()
+
+    path = os.path.join(place.directory, SHARDING)
+    return sharding.decode(path, store.read_file(path))
+
+
+def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeMetadata:
     """Make a tree of dicts of the names alone, in which a dot may be a step or part of a key."""
     found = dict.fromkeys([tuple(name.split(".")) if name else () for name in sorted(names)])
     for keys in found:
@@ -120,7 +142,8 @@ def _named(directory: str, names: Iterable[str]) -> TreeMetadata:
 
     n = len(found)
     kinds = [(KeyKind.MAPPING,) * len(keys) for keys in found]
-    return _tree(Columns(list(found), kinds, ["np.ndarray"] * n, [None] * n, [False] * n))
+    types = ["jax.Array" if ".".join(keys) in sharded else "np.ndarray" for keys in found]
+    return _tree(Columns(list(found), kinds, types, [None] * n, [False] * n))
 
 
 def _tree(columns: Columns) -> TreeMetadata:

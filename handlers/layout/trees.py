@@ -76,6 +76,7 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
         index=index,
         tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
         root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
     )
 
 
@@ -96,6 +97,7 @@ def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> Le
         shardings=parts[2],
         random_keys=parts[3],
         packed=structure.packed,
+        ocdbt=documents.uses_ocdbt,
     )
     # What lies elsewhere may have changed the next time.
     if not arrays.far and not structure.packed:

@@ -132,12 +132,15 @@ class EncodedTree:
             Document(COMMIT_MARK, b"Checkpoint commit was successful"),
         ]
 
-    def item_documents(self, batches: Sequence[WrittenBatch], committed_ns: int) -> list[Document]:
+    def item_documents(
+        self, batches: Sequence[WrittenBatch], committed_ns: int, digests: Mapping[str, bytes]
+    ) -> list[Document]:
         """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
 
         Args:
             batches: Where every piece and pack of its arrays lies.
             committed_ns: Now, in nanoseconds since the epoch.
+            digests: Of leaves, by stored name.
 
         Raises:
             PenstockError: If the pieces of a chunk do not tile it.
@@ -145,7 +148,7 @@ class EncodedTree:
         return [
             *self._index_documents(batches, committed_ns),
             *self._documents,
-            Document(INTEGRITY, integrity.encode(batches, {})),
+            Document(INTEGRITY, integrity.encode(batches, digests)),
         ]
 
     def _index_documents(self, batches: Sequence[WrittenBatch], committed_ns: int) -> list[Document]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("ArrayHandler",)
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, final
@@ -105,6 +106,7 @@ class ArrayHandler:
             shard_shape,
             sharding=encode(sharding),
             random_key_impl=key_impl,
+            n_replicas=_n_replicas(sharding.num_devices, value.shape, shard_shape),
         )
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
@@ -182,6 +184,14 @@ class ArrayHandler:
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Make the arrays. On CPU devices they live in the regions' memory and may still be donated."""
         return make_arrays(leaves)
+
+
+def _n_replicas(n_devices: int, shape: tuple[int, ...], shard_shape: tuple[int, ...]) -> int:
+    """How many devices hold each shard; 1 of what has no elements."""
+    if n_devices == 1 or 0 in shape:
+        return 1
+
+    return n_devices // math.prod([size // part for size, part in zip(shape, shard_shape, strict=True)])
 
 
 def _not_concrete(value: object) -> str:

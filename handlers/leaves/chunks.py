@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.boxes import Box, boxes
+from penstock.kernel.anonymous_memory import MAPPED_FROM, anonymous_memory
 
 
 def chunk_boxes(
@@ -63,5 +64,12 @@ def cast_to(array: npt.NDArray[Any], dtype: str | np.dtype[Any], *, copy: bool =
         copy: Whether the result must be another memory.
     """
     wanted = stored_as(dtype) if isinstance(dtype, str) else dtype
+    host = np.asarray(array)
     with np.errstate(all="ignore"):  # what does not fit becomes what C makes of it
-        return np.asarray(array).astype(wanted, order="C", copy=copy)
+        if not copy or host.size * wanted.itemsize < MAPPED_FROM:
+            return host.astype(wanted, order="C", copy=copy)
+
+        memory = anonymous_memory(host.size * wanted.itemsize, huge_pages=True)
+        made = np.frombuffer(memory, wanted).reshape(host.shape)
+        np.copyto(made, host, casting="unsafe")
+        return made

@@ -5,14 +5,14 @@ from __future__ import annotations
 __all__ = ("HostRegion",)
 
 import math
-import mmap
 import sys
-from contextlib import suppress
 from threading import Lock
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.kernel.anonymous_memory import anonymous_memory
 
 _CACHE_LINE = 64  # what jax needs of a buffer to use it in place on a CPU device
 _PAGE = 4096  # what O_DIRECT needs
@@ -81,12 +81,8 @@ def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
     Huge pages halve the time to fill it: without them every 4 KiB costs a page fault (ARCHITECTURE §5).
     """
     if sys.platform == "linux" and nbytes >= _HUGE_FROM:
-        # Private, for mmap's default is shared memory, which gets no huge pages by this advice.
-        mapping = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # a kernel without huge pages
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-
-        return _aligned(np.frombuffer(mapping, np.uint8), nbytes, _HUGE_PAGE)
+        memory = anonymous_memory(nbytes + _HUGE_PAGE, huge_pages=True)
+        return _aligned(np.frombuffer(memory, np.uint8), nbytes, _HUGE_PAGE)
 
     alignment = _PAGE if nbytes >= _PAGE_ALIGNED_FROM else _CACHE_LINE
     return _aligned(np.empty(nbytes + alignment, np.uint8), nbytes, alignment)

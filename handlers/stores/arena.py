@@ -4,14 +4,15 @@ from __future__ import annotations
 
 __all__ = ("Arena",)
 
-import mmap
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Lock
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.kernel.anonymous_memory import anonymous_memory
 
 HUGE_PAGE = 2**21
 
@@ -70,10 +71,6 @@ class Arena:
 
 
 def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
-    mapping = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # a system without huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-
-    memory = np.frombuffer(mapping, np.uint8)
+    memory = np.frombuffer(anonymous_memory(nbytes + HUGE_PAGE, huge_pages=True), np.uint8)
     start = -memory.ctypes.data % HUGE_PAGE
     return memory[start : start + nbytes]

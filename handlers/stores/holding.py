@@ -24,6 +24,7 @@ class DirectoryHold:
 
     Args:
         path: A directory.
+        shared: Whether others may hold it, too, who share it.
 
     Raises:
         StorageError: With `errno.EBUSY` if another hold is on it, of this process or another, or if
@@ -32,22 +33,22 @@ class DirectoryHold:
 
     __slots__ = ("_home", "_number")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, shared: bool = False) -> None:
         self._home = HomeProcess()
         self._number = -1  # in case it cannot be opened
         with translated("hold", path):
             self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
         try:
-            self._lock(path)
+            self._lock(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         except BaseException:
             self.release()
             raise
 
-    def _lock(self, path: str) -> None:
+    def _lock(self, path: str, way: int) -> None:
         with translated("hold", path):
             try:
-                fcntl.flock(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._number, way | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _busy(path) from None
             except OSError as error:
@@ -75,4 +76,9 @@ class DirectoryHold:
 
 
 def _busy(path: str) -> StorageError:
-    return StorageError("hold", path, "another save is building a checkpoint here", errno.EBUSY)
+    return StorageError(
+        "hold",
+        path,
+        "somebody builds, reads or deletes a checkpoint here",
+        errno.EBUSY,
+    )

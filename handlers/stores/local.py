@@ -123,10 +123,19 @@ class LocalStore:
         """Hold the directory; see `DirectoryHold`."""
         return DirectoryHold(path)
 
+    def hold_reading(self, path: str) -> DirectoryHold:
+        """Hold the directory beside other readers; see `DirectoryHold`."""
+        return DirectoryHold(path, shared=True)
+
     def list_directory(self, path: str) -> Sequence[str]:
         """Names in the directory, sorted."""
         with translated("list", path):
             return sorted(os.listdir(path))
+
+    def list_folders(self, path: str) -> Sequence[str]:
+        """Names of the directories in the directory, sorted; links are followed."""
+        with translated("list", path), os.scandir(path) as entries:
+            return sorted([entry.name for entry in entries if entry.is_dir()])
 
     def read_file(self, path: str) -> bytes:
         """Return all that the file holds."""

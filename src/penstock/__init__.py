@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = (
+    "CheckpointManager",
     "Checkpointer",
     "Composite",
     "Config",
@@ -34,16 +35,28 @@ __all__ = (
     "export_safetensors",
     "metadata",
     "restore",
+    "restore_items",
     "save",
+    "steps",
     "sync",
     "verify",
+    "watch",
 )
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from penstock import sync
-    from penstock.api import Checkpointer, convert, export_safetensors, metadata, restore, save, verify
+    from penstock import steps, sync
+    from penstock.api import (
+        Checkpointer,
+        convert,
+        export_safetensors,
+        metadata,
+        restore,
+        restore_items,
+        save,
+        verify,
+    )
     from penstock.items import Composite
     from penstock.kernel.config import Config
     from penstock.kernel.errors import PenstockError
@@ -53,11 +66,14 @@ if TYPE_CHECKING:
     from penstock.kernel.regulator import MemoryRegulator
     from penstock.kernel.restore_options import RestoreReport, Transform
     from penstock.kernel.save_format import SaveArgs, SaveFormat
+    from penstock.steps.manager import CheckpointManager
+    from penstock.steps.watching import watch
 else:
     # In the `else`, because a checker that saw `__getattr__` would accept `penstock.typo`.
     from importlib import import_module as _import_module
 
     _MODULE_OF = {
+        "CheckpointManager": "penstock.steps.manager",
         "Checkpointer": "penstock.api",
         "Composite": "penstock.items",
         "Config": "penstock.kernel.config",
@@ -74,9 +90,12 @@ else:
         "export_safetensors": "penstock.api",
         "metadata": "penstock.api",
         "restore": "penstock.api",
+        "restore_items": "penstock.api",
         "save": "penstock.api",
+        "steps": "penstock.steps",
         "sync": "penstock.sync",
         "verify": "penstock.api",
+        "watch": "penstock.steps.watching",
     }
 
     def __getattr__(name: str) -> object:

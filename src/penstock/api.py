@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ("Checkpointer", "convert", "export_safetensors", "metadata", "restore", "save", "verify")
+__all__ = (
+    "Checkpointer",
+    "convert",
+    "export_safetensors",
+    "metadata",
+    "restore",
+    "restore_items",
+    "save",
+    "verify",
+)
 
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.checkpointer import Checkpointer
@@ -44,6 +54,37 @@ async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
     """
     async with Checkpointer() as checkpointer:
         return await checkpointer.restore(path, **options)
+
+
+async def restore_items(
+    path: str | os.PathLike[str],
+    *,
+    like: Mapping[str, Any] | None = None,
+    items: Iterable[str] | None = None,
+    mmap: bool = False,
+) -> dict[str, Any]:
+    """Return the values of the items of the checkpoint at `path`, by name, all of one checkpoint.
+
+    Trees, JSON, arrays and random keys come back as they were saved; a protobuf message as its text.
+
+    Args:
+        path: A checkpoint of several items, or a directory of steps, whose latest finished one is taken.
+        like: What items are to be restored onto, by name: targets as for `restore`; of a protobuf
+            message its class, or a message. Items that it does not have are restored as they are.
+        items: Which; by default all.
+        mmap: As for `Checkpointer.restore`.
+
+    Raises:
+        UnsupportedFormatError: If the checkpoint has no items, or one that penstock cannot read.
+        NotACheckpointError: If it has not all that are asked for.
+        SpecError: If `like` has what `items` has not.
+        PenstockError: What `Checkpointer.restore` raises.
+
+    Cancellation:
+        Stops reading and gives back every byte.
+    """
+    async with Checkpointer() as checkpointer:
+        return await checkpointer.restore_items(path, like=like, items=items, mmap=mmap)
 
 
 async def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:

@@ -5,12 +5,11 @@ from __future__ import annotations
 __all__ = ("Checkpointer", "Staging")
 
 import os
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, Unpack, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -25,32 +24,36 @@ from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite, for_items
+from penstock.kernel.calm import calm_interpreter
 from penstock.kernel.config import Config
 from penstock.kernel.coordinator import SingleProcessCoordinator
 from penstock.kernel.errors import ClosedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.futures import Milestone, SaveFuture
-from penstock.kernel.memory_limit import auto_memory_limit
-from penstock.kernel.messages import KeyPath, RestoreRequest, TreeToSave
+from penstock.kernel.memory_watch import watching_memory
+from penstock.kernel.messages import RestoreRequest, TreeToSave
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.protocols import Coordinator, Layout, Store
 from penstock.kernel.registry import HandlerRegistry
-from penstock.kernel.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.regulator import RegulatorStatistics
 from penstock.kernel.restore_options import RestoreReport
 from penstock.kernel.run import RestoreRun, SaveRun
-from penstock.kernel.runner import run_pipeline
 from penstock.kernel.save_format import SaveFormat
 from penstock.kernel.threads import Threads
+from penstock.memory import MemoryKeywords, config_and_regulator
 from penstock.paths import absolute_path
-from penstock.pipelines import configured_pipeline, fitting_pipeline, prioritised
+from penstock.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
+from penstock.protobuf import message_target
+from penstock.restore_task import RestoreTask
 from penstock.restoring import RestoreKeywords, report_of, restore_options, with_derive
+from penstock.restoring_items import ItemsKeywords, restore_items
 from penstock.saving import SaveTask
-from penstock.stages.known_values import KnownValues
 from penstock.stopping import Stopping
+from penstock.streaming import LeafStream, StreamKeywords, Streams
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
-First: TypeAlias = Callable[[KeyPath], bool]
+T = TypeVar("T")
 
 _ABSENT: Final[Any] = object()
 """No restore target; None would be one."""
@@ -73,8 +76,6 @@ class Checkpointer:
     Args:
         config: Options, or the path of a TOML file that holds them; by default what the environment
             says.
-        memory_limit: Host bytes that all saves and restores together may hold, as a number, a
-            text such as `"2GiB"`, or `"auto"`; overrides the config.
         registry: Handlers for leaf types; by default those that come with penstock.
         save_pipeline: The stages of a save.
         restore_pipeline: The stages of a restore.
@@ -83,6 +84,7 @@ class Checkpointer:
         layout: What they look like there; by default Orbax's is written in that format, and all that
             penstock knows read.
         coordinator: What the processes of a job agree through.
+        **memory: How much may be used: `memory_limit`, `memory`, ...; see `penstock.memory.MemoryKeywords`.
 
     Raises:
         ConfigError: If an option is unknown or does not fit.
@@ -92,7 +94,6 @@ class Checkpointer:
         self,
         *,
         config: Config | str | os.PathLike[str] | None = None,
-        memory_limit: int | str | None = None,
         registry: HandlerRegistry | None = None,
         save_pipeline: Pipeline[SaveRun] | None = None,
         restore_pipeline: Pipeline[RestoreRun] | None = None,
@@ -100,17 +101,16 @@ class Checkpointer:
         save_format: SaveFormat | None = None,
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
+        **memory: Unpack[MemoryKeywords],
     ) -> None:
-        options = _load(config, memory_limit)
-        limit = options.memory.limit_bytes
-        memory = MemoryRegulator(auto_memory_limit() if limit == "auto" else limit)
+        options, regulator = config_and_regulator(config, memory)
         if layout is None:
             form = options.format if save_format is None else save_format
-            layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, memory.limit // 4)))
+            layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
 
         self._engine = Engine(
             options,
-            memory,
+            regulator,
             default_handlers() if registry is None else registry,
             LocalStore(io=options.store.io) if store is None else store,
             layout,
@@ -123,6 +123,7 @@ class Checkpointer:
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
         self._background = BackgroundSaves()
+        self._streams = Streams()
         self.stopping = Stopping(options.stopping, self._background)
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
@@ -193,7 +194,7 @@ class Checkpointer:
         self._background.raise_unseen()
         final, engine = absolute_path(path), self._engine
         if isinstance(tree, Composite):
-            engine, tree = for_items(engine, tree, keywords)
+            engine, tree = await threads.run(for_items, engine, tree)
 
         run = engine.save_run(
             final,
@@ -202,9 +203,9 @@ class Checkpointer:
             custom_metadata=custom_metadata,
             keywords=keywords,
         )
-        chosen = self._save_pipeline if pipeline is None else pipeline
-        chosen = prioritised(fitting_pipeline(chosen, self._engine.layout), prioritise)
-        undo_s = self._engine.config.stopping.undo_s
+        chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
+        chosen = prioritised(chosen, prioritise)
+        undo_s = engine.config.stopping.undo_s
         task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final), undo_s)
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
@@ -228,9 +229,9 @@ class Checkpointer:
         Args:
             path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
             like: A tree of the structure wanted, whose leaves are concrete values,
-                `jax.ShapeDtypeStruct`s or types. The result has exactly its node types, dtypes and
-                shardings. Without it the result is made of dicts and lists, on the devices it was
-                saved from where they are here.
+                `jax.ShapeDtypeStruct`s or types; for a message in protobuf, one or its class. The result
+                has exactly its node types, dtypes and shardings. Without it the result is made of dicts
+                and lists, on the devices it was saved from where they are here.
             mmap: Whether leaves live in the page cache where they can, instead of memory of their own:
                 NumPy arrays, read-only, and jax.Arrays on CPU devices, in time that does not depend
                 on their size. Their checksums are not compared. The files must not be changed.
@@ -241,7 +242,7 @@ class Checkpointer:
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
-            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+            **onto: How the result may depart from what is stored: `only`, `rename`, `transforms`, `dtype`,
                 `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
@@ -258,14 +259,35 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         has_like = like is not _ABSENT
+        like, finish = message_target(like, final)
         options = restore_options(onto, has_like=has_like)
-        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
+        target, only = like if has_like else None, onto.get("only")
+        request = RestoreRequest(final, target, has_like, options, mmap, split, item, only)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
-        tree, run = await self._restore(with_derive(chosen, options), request, threads)
+        task = RestoreTask(self._engine, threads, with_derive(chosen, options), request)
+        tree, run = await self._calmly(task)
         if on_report is not None:
             on_report(report_of(run))
 
-        return tree
+        return finish(tree)
+
+    async def restore_items(
+        self, path: str | os.PathLike[str], **options: Unpack[ItemsKeywords]
+    ) -> dict[str, Any]:
+        """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
+        _, threads = self._running()
+        return await restore_items(self._engine, threads, self.restore, absolute_path(path), **options)
+
+    def stream(self, path: str | os.PathLike[str], **options: Unpack[StreamKeywords]) -> LeafStream:
+        """Restore leaf by leaf: `async for key_path, value in checkpointer.stream(path)`.
+
+        Args:
+            path: As for `restore`.
+            **options: What is restored, and in which order; see `penstock.streaming.StreamKeywords`.
+        """
+        tasks, threads = self._running()
+        final, pipeline = absolute_path(path), self._restore_pipeline
+        return self._streams.open(self._engine, tasks, threads, pipeline, final, options)
 
     async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -281,13 +303,9 @@ class Checkpointer:
         """
         _, threads = self._running()
         final = absolute_path(path)
-
-        async def describe() -> CheckpointMetadata:
-            return await threads.run(
-                describe_checkpoint, self._engine.layout, self._engine.store, final, item
-            )
-
-        return await self._engine.read_unchanged(final, threads, describe)
+        layout, store = self._engine.layout, self._engine.store
+        describe = partial(threads.run, describe_checkpoint, layout, store, final, item)
+        return await self._calmly(partial(self._engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
         """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
@@ -303,7 +321,12 @@ class Checkpointer:
         _, threads = self._running()
         final = absolute_path(path)
         check = partial(verify_checkpoint, final, self._engine.store, threads, self._engine.memory, item)
-        return await self._engine.read_unchanged(final, threads, check)
+        return await self._calmly(partial(self._engine.read_unchanged, final, threads, check))
+
+    @property
+    def engine(self) -> Engine:
+        """What all its saves and restores share."""
+        return self._engine
 
     async def wait(self) -> None:
         """Wait until no save is under way.
@@ -318,31 +341,10 @@ class Checkpointer:
         """Return the state of the memory budget."""
         return self._engine.memory.statistics()
 
-    async def _restore(
-        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
-    ) -> tuple[Any, RestoreRun]:
-        read = partial(self._restore_once, pipeline, request, threads)
-        tree, run = await self._engine.read_unchanged(request.path, threads, read)
-        if run.references:
-            identity = await threads.run(run.store.identity, request.path)
-            run.shared.of(KnownValues).remember(request.path, identity, run.references)
-
-        return tree, run
-
-    async def _restore_once(
-        self, pipeline: Pipeline[RestoreRun], request: RestoreRequest, threads: Threads
-    ) -> tuple[Any, RestoreRun]:
-        run = self._engine.restore_run(request.path, threads)
-        since = time.perf_counter()
-        result = await run_pipeline(pipeline, run, request)
-        self._engine.events.info(
-            "restore.finished",
-            path=request.path,
-            n_leaves=run.progress.leaves_total,
-            nbytes=run.progress.bytes_done,
-            seconds=time.perf_counter() - since,
-        )
-        return result.value.tree, run
+    async def _calmly(self, work: Callable[[], Awaitable[T]]) -> T:
+        tasks, _ = self._running()
+        with calm_interpreter(tasks, self._engine.config.loop):
+            return await work()
 
     @asynccontextmanager
     async def _live(self) -> AsyncGenerator[None, None]:
@@ -351,7 +353,10 @@ class Checkpointer:
             async with self.stopping.watching(), create_task_group() as tasks:
                 self._tasks, self._threads = tasks, Threads()
                 try:
-                    yield
+                    with watching_memory(tasks, self._engine.memory, self._engine.events):
+                        yield
+                        self._streams.stop()
+                        await self._background.wait_ended()
                 except (get_cancelled_exc_class(), GeneratorExit):
                     raise
                 except BaseException as error:
@@ -368,7 +373,8 @@ class Checkpointer:
     async def _start(self, tasks: TaskGroup, task: SaveTask, until: Milestone) -> None:
         """Start a save in the background; return when it has come so far."""
         self._background.add(task)
-        tasks.start_soon(task)
+
+        tasks.start_soon(self._calmly, task)
         self.stopping.keep_alive(task.future)
         try:
             await task.future.wait(until)
@@ -385,10 +391,3 @@ class Checkpointer:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
         return self._tasks, self._threads
-
-
-def _load(config: Config | str | os.PathLike[str] | None, memory_limit: int | str | None) -> Config:
-    arguments = {} if memory_limit is None else {"memory": {"limit_bytes": memory_limit}}
-    return (
-        config.changed(arguments) if isinstance(config, Config) else Config.load(config, arguments=arguments)
-    )

@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias, TypeVar, final
 
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
+from penstock.kernel.reading import NoHold
+from penstock.kernel.store_protocols import ReadHolds
 from penstock.kernel.transfers import Transfers
 
 T = TypeVar("T")
@@ -95,6 +97,12 @@ class CrashStore:
 
     def hold(self, path: str) -> Hold:
         return self._look("hold", path, self._inner.hold)
+
+    def hold_reading(self, path: str) -> Hold:
+        inner = self._inner
+        return self._look(
+            "hold_reading", path, inner.hold_reading if isinstance(inner, ReadHolds) else _no_hold
+        )
 
     def list_directory(self, path: str) -> Sequence[str]:
         return self._look("list_directory", path, self._inner.list_directory)
@@ -263,6 +271,10 @@ def _write(directory: _Directory, path: Path) -> None:
 def _directory(node: _Node) -> _Directory:
     assert isinstance(node, _Directory)
     return node
+
+
+def _no_hold(_: str) -> Hold:
+    return NoHold()
 
 
 def _name(path: str) -> str:

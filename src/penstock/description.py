@@ -9,30 +9,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from penstock.kernel.messages import LeafSpec, StoredLeaf
-from penstock.kernel.protocols import Layout, LeafColumns, Store
+from penstock.kernel.capabilities import StorageDetails
+from penstock.kernel.messages import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols import Layout, LeafColumns, Store, StoredCheckpoint
 from penstock.stages.trees import nest_columns
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the descriptions of all leaves of a checkpoint look at."""
+
+    leaves: Sequence[StoredLeaf]
+    specs: Sequence[LeafSpec]
+    details: StorageDetails | None
+
+    @classmethod
+    def of(cls, checkpoint: StoredCheckpoint) -> _Stored:
+        leaves = checkpoint.leaves
+        specs = leaves.specs if isinstance(leaves, LeafColumns) else [leaf.spec for leaf in leaves]
+        return cls(leaves, specs, checkpoint if isinstance(checkpoint, StorageDetails) else None)
 
 
 @final
 class LeafMetadata:
     """What is known of one leaf without reading it. Immutable; equal to one that says the same."""
 
-    __slots__ = ("_at", "_leaves")
+    __slots__ = ("_at", "_stored")
 
-    def __init__(self, leaves: Sequence[StoredLeaf], at: int) -> None:
-        self._leaves = leaves
+    def __init__(self, stored: _Stored, at: int) -> None:
+        self._stored = stored
         self._at = at
 
     @property
     def name(self) -> str:
         """The stored name, keys joined by dots."""
-        return self._leaves[self._at].info.name
+        return self._info.name
 
     @property
     def key_path(self) -> str:
         """For people: `['opt'][0]['mu']`."""
-        return self._leaves[self._at].info.key_path
+        return self._info.key_path
 
     @property
     def kind(self) -> str:
@@ -55,8 +72,25 @@ class LeafMetadata:
         return self._spec.nbytes
 
     @property
+    def stored_nbytes(self) -> int | None:
+        """Bytes that its chunks take, encoded as they are; 0 if it is no array, None if nobody can tell."""
+        details = self._stored.details
+        return None if details is None else details.stored_nbytes(self._at)
+
+    @property
+    def codec(self) -> str | None:
+        """What its chunks went through: `zstd:3`, `blosc:lz4:5`; None if nothing."""
+        details = self._stored.details
+        return None if details is None else details.codec(self._at)
+
+    @property
     def chunk_shape(self) -> tuple[int, ...]:
         return self._spec.chunk_shape
+
+    @property
+    def write_shape(self) -> tuple[int, ...] | None:
+        """Of a jax.Array: the part that one replica wrote, as recorded."""
+        return self._spec.write_shape
 
     @property
     def sharding(self) -> Mapping[str, Any] | None:
@@ -72,8 +106,11 @@ class LeafMetadata:
 
     @property
     def _spec(self) -> LeafSpec:
-        leaves = self._leaves
-        return leaves.specs[self._at] if isinstance(leaves, LeafColumns) else leaves[self._at].spec
+        return self._stored.specs[self._at]
+
+    @property
+    def _info(self) -> ParamInfo:
+        return self._stored.leaves[self._at].info
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LeafMetadata):
@@ -104,11 +141,19 @@ class CheckpointMetadata:
     root_custom_metadata: Mapping[str, Any] | None = (
         None  #: of the directory of steps, if `metadata` was asked of one
     )
+    started_at_ns: int | None = None  #: when the save began, as `committed_at_ns`
 
     @property
     def nbytes(self) -> int:
         """Array bytes in all, uncompressed."""
         return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def stored_nbytes(self) -> int | None:
+        """Bytes that all arrays take, encoded as they are; None if that cannot be told."""
+        found = [leaf.stored_nbytes for leaf in self.leaves]
+        known = [nbytes for nbytes in found if nbytes is not None]
+        return sum(known) if len(known) == len(found) else None
 
 
 def describe_checkpoint(
@@ -120,19 +165,20 @@ def describe_checkpoint(
         CorruptCheckpointError: If there is no checkpoint, or a damaged one.
     """
     checkpoint = layout.open(store, path, item)
-    stored = checkpoint.leaves
-    if isinstance(stored, LeafColumns):
-        keys, kinds = stored.keys, stored.kinds
+    found, leaves = _Stored.of(checkpoint), checkpoint.leaves
+    if isinstance(leaves, LeafColumns):
+        keys, kinds = leaves.keys, leaves.kinds
     else:
-        keys, kinds = [leaf.info.keys for leaf in stored], [leaf.info.kinds for leaf in stored]
+        keys, kinds = [leaf.info.keys for leaf in leaves], [leaf.info.kinds for leaf in leaves]
 
-    leaves = tuple([LeafMetadata(stored, at) for at in range(len(stored))])
+    described = tuple([LeafMetadata(found, at) for at in range(len(leaves))])
     return CheckpointMetadata(
         checkpoint.path,
-        nest_columns(keys, kinds, leaves),
-        leaves,
+        nest_columns(keys, kinds, described),
+        described,
         checkpoint.custom_metadata,
         checkpoint.committed_at_ns,
         checkpoint.tree_custom_metadata,
         checkpoint.root_custom_metadata,
+        found.details.started_at_ns if found.details is not None else None,
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
 
-from penstock.kernel.capabilities import ArrangedLayout
+from penstock.kernel.capabilities import ArrangedLayout, ItemsLayout
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.messages import KeyPath
+from penstock.kernel.reading import hold_for_reading
 from penstock.kernel.run import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.save_format import SaveArgs
 from penstock.kernel.shared import Shared
@@ -53,6 +54,7 @@ class SaveKeywords(TypedDict, total=False):
     compare: Compare
 
 
+LEAST_PIECE: Final = 2**20
 MOST_READS: Final = 10
 """Times that a checkpoint is read which is being overwritten all the while."""
 
@@ -103,9 +105,10 @@ class Engine:
             file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
         )
         return SaveRun(
-            **self._shared(path, threads, self.config.save),
+            **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
             base=None if base is None else absolute_path(base),
+            folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=keywords.get("save_args"),
             by_digest=compare == "digest",
             started_ns=time.time_ns(),
@@ -114,14 +117,20 @@ class Engine:
 
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make what the stages of one restore use."""
-        return RestoreRun(**self._shared(path, threads, self.config.restore))
+        return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
 
+        As long as it reads, nobody on this machine who deletes steps deletes what lies at `path`.
+
         Raises:
             StorageError: If that happens too often.
         """
+        async with hold_for_reading(self.store, threads, path):
+            return await self._read_unchanged(path, threads, read)
+
+    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
         for _ in range(MOST_READS):
             before = await threads.run(self.store.identity, path)
             try:
@@ -139,8 +148,10 @@ class Engine:
 
         raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
-    def _shared(self, path: str, threads: Threads, options: FlowOptions) -> dict[str, Any]:
-        piece_bytes = min(options.piece_bytes, self.memory.limit)
+    def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
+        # Of a small budget several pieces are under way at once, and what the allocator keeps of each is
+        # little. Below 1 MiB a piece costs more than its bytes.
+        piece_bytes = min(options.piece_bytes, max(limit // 16, LEAST_PIECE), limit)
         return {
             "path": path,
             "registry": self.registry,

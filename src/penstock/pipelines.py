@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ("configured_pipeline", "fitting_pipeline", "prioritised", "restore_pipeline", "save_pipeline")
+__all__ = (
+    "First",
+    "configured_pipeline",
+    "fitting_pipeline",
+    "prioritised",
+    "restore_pipeline",
+    "save_pipeline",
+)
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from penstock.kernel.capabilities import ArrangedLayout, FormattedLayout
 from penstock.kernel.config import FlowOptions
@@ -32,6 +39,8 @@ from penstock.stages.write import Write
 from penstock.stages.write_arranged import WriteArranged
 
 RunT = TypeVar("RunT")
+First: TypeAlias = Callable[[KeyPath], bool]
+"""Says which leaves come first, by stored key path."""
 
 STAGED_AHEAD = 4096
 """Messages that may wait behind `device_to_host`. It is what lets a save be staged long before it is
@@ -106,8 +115,8 @@ def restore_pipeline() -> Pipeline[RestoreRun]:
     )
 
 
-def prioritised(pipeline: Pipeline[RunT], first: Callable[[KeyPath], bool] | None) -> Pipeline[RunT]:
-    """Return `pipeline` with the leaves that `first` chooses going first, if it is not None."""
+def prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
+    """Return `pipeline` with the leaves that `first` says in front."""
     return pipeline if first is None else pipeline.configure("prioritise", first=first)
 
 

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint.experimental import v1 as ocp_v1
+from tests.interop.matrix import by_orbax as orbax
 
 import penstock
+from penstock import SaveFormat
 
 Compare = Callable[[Any, Any], None]
 ToPlain = Callable[[Any], Any]
@@ -205,17 +207,49 @@ TREES = st.dictionaries(
 )
 
 
+# Arrays from 16 KiB on may have a codec.
+LARGE = st.builds(
+    lambda shape, seed: np.random.default_rng(seed).integers(0, 9, shape).astype(np.float32),
+    st.sampled_from([(4096,), (60, 80), (5, 4, 300)]),
+    st.integers(0, 99),
+)
+FORMATS = st.builds(
+    SaveFormat,
+    ocdbt=st.booleans(),
+    zarr=st.sampled_from([2, 3]),
+    codec=st.sampled_from(["none", "zstd", "auto"]),
+    chunk_byte_size=st.none() | st.integers(6000, 20_000),
+    ocdbt_target_data_file_size=st.sampled_from([None, 0, 5000]),
+)
+OPTIONS = st.fixed_dictionaries(
+    {name: st.booleans() for name in ("use_ocdbt", "use_zarr3", "use_compression")},
+    optional={"chunk_byte_size": st.integers(6000, 20_000)},
+)
+
+
+def orbax_save(version: str, path: Path, tree: Any, options: dict[str, Any]) -> None:
+    size = options.pop("chunk_byte_size", None)
+    if version == "v1":
+        orbax.v1_save(**options, storage_options__chunk_byte_size=size)(path, tree)
+    else:
+        orbax.v0_pytree(lambda _: ocp.SaveArgs(chunk_byte_size=size), **options)(path, tree)
+
+
 @pytest.mark.parametrize("version", ["v0 PyTree", "v1"])
 def test_any_tree_both_ways(
     tmp_path_factory: pytest.TempPathFactory, ours: Any, compare: Compare, to_plain: ToPlain, version: str
 ) -> None:
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-    @given(tree=TREES)
-    def check(tree: Any) -> None:
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @given(tree=TREES, large=LARGE, form=FORMATS, options=OPTIONS)
+    def check(tree: Any, large: Any, form: SaveFormat, options: dict[str, Any]) -> None:
         folder = tmp_path_factory.mktemp("any")
-        ours.save(folder / "ours", tree).result()
+        tree = {**tree, "large array": large}
+        with penstock.sync.Checkpointer(save_format=form) as checkpointer:
+            checkpointer.save(folder / "ours", tree).result()
         compare(LOADS[version](folder / "ours"), to_plain(tree))
-        compare(ours.restore(SAVES[version](folder / "theirs", tree)), to_plain(tree))
-        compare(ours.restore(folder / "theirs", like=tree), tree)
+
+        orbax_save(version, folder, tree, dict(options))
+        compare(ours.restore(folder / "a"), to_plain(tree))
+        compare(ours.restore(folder / "a", like=tree), tree)
 
     check()

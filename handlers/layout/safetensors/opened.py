@@ -49,6 +49,15 @@ class SafetensorsCheckpoint:
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     tree_custom_metadata: object = None
     root_custom_metadata: Mapping[str, Any] | None = None
+    started_at_ns: int | None = None
+
+    def codec(self, number: int) -> str | None:
+        """Nothing: the format has no codecs."""
+        return None
+
+    def stored_nbytes(self, number: int) -> int:
+        """Its bytes, as they are; see `StorageDetails`."""
+        return self.leaves[number].spec.nbytes
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
         """Nothing: no checksums are recorded."""

@@ -23,6 +23,8 @@ _FIELDS: Final = (
     "shape",
     "dtype",
     "nbytes",
+    "stored_nbytes",
+    "codec",
     "chunk_shape",
     "sharding",
     "random_key_impl",
@@ -60,7 +62,10 @@ def _show(found: CheckpointMetadata, output: Output) -> None:
     ]
     output.table(Table(columns, rows, n_left=4))
     arrays = sum(leaf.shape is not None for leaf in found.leaves)
-    output.say(f"\n{len(found.leaves):,} leaves, {arrays:,} of them arrays, {format_bytes(found.nbytes)}")
+    size, stored = format_bytes(found.nbytes), found.stored_nbytes
+    if stored is not None and stored != found.nbytes:
+        size += f" ({format_bytes(stored)} as stored)"
+    output.say(f"\n{len(found.leaves):,} leaves, {arrays:,} of them arrays, {size}")
     if found.committed_at_ns is not None:
         output.say(f"committed {_time(found.committed_at_ns)}")
     if found.custom_metadata:
@@ -72,6 +77,7 @@ def _document(found: CheckpointMetadata) -> dict[str, Any]:
         "path": found.path,
         "n_leaves": len(found.leaves),
         "nbytes": found.nbytes,
+        "stored_nbytes": found.stored_nbytes,
         "committed_at": None if found.committed_at_ns is None else _time(found.committed_at_ns),
         "custom_metadata": found.custom_metadata,
         "leaves": [_leaf(leaf) for leaf in found.leaves],

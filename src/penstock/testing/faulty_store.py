@@ -14,6 +14,8 @@ from typing import Literal, TypeVar, final
 from penstock.hang import Hang, Operation
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
+from penstock.kernel.reading import NoHold
+from penstock.kernel.store_protocols import ReadHolds
 from penstock.kernel.transfers import Transfers
 
 T = TypeVar("T")
@@ -103,6 +105,12 @@ class FaultyStore:
 
     def hold(self, path: str) -> Hold:
         return self.perform("hold", path, lambda: self._inner.hold(path))
+
+    def hold_reading(self, path: str) -> Hold:
+        def hold() -> Hold:
+            return self._inner.hold_reading(path) if isinstance(self._inner, ReadHolds) else NoHold()
+
+        return self.perform("hold_reading", path, hold)
 
     def list_directory(self, path: str) -> Sequence[str]:
         return self.perform("list_directory", path, lambda: self._inner.list_directory(path))

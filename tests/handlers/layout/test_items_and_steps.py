@@ -336,7 +336,8 @@ def test_a_directory_in_place_of_an_arrays_metadata_is_named(tmp_path: Path) -> 
     document = TREE.replace('"string"', '"np.ndarray"')
     make(tmp_path, _METADATA=document, **{"s__.zarray__": ""})
 
-    assert "the array 's' is listed in _METADATA and is not there (leaf ['s'])" in corrupt(tmp_path)
+    told = f"{tmp_path}/s/.zarray: is not there as a file, and _METADATA lists the array (leaf ['s'])"
+    assert told in corrupt(tmp_path)
 
 
 class TestNames:

@@ -1,0 +1,76 @@
+"""Handler classes by the name that `_CHECKPOINT_METADATA` records of them.
+
+Orbax's API registers classes for the whole process, by a decorator; so there is one table for the process.
+"""
+
+from __future__ import annotations
+
+__all__ = ("HandlerTypeRegistry", "get_handler_type", "register_handler_type")
+
+from threading import Lock
+from typing import Any, Final, TypeVar
+
+HandlerT = TypeVar("HandlerT", bound=type[Any])
+_V0: Final = ("orbax.checkpoint.v0._src.", "orbax.checkpoint._src.")
+
+
+class HandlerTypeRegistry:
+    """Handler classes by `typestr()`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._registry: dict[str, type[Any]] = {}
+
+    def add(self, handler_type: type[Any]) -> None:
+        """Add a class; one of the same module and name takes the place of an earlier one.
+
+        Raises:
+            ValueError: If another class has the same `typestr()`.
+        """
+        name = _typestr(handler_type)
+        with self._lock:
+            known = self._registry.get(name)
+            if known is not None and _path(known) != _path(handler_type):
+                raise ValueError(
+                    f'Handler type string "{name}" already exists in the registry with type {known}. '
+                    f"Cannot add type {handler_type}."
+                )
+
+            self._registry[name] = handler_type
+
+    def get(self, handler_typestr: str) -> type[Any]:
+        """Return the class of a name.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        with self._lock:
+            names = (handler_typestr, str(handler_typestr).replace(*_V0, 1))
+            for name in names:
+                if name in self._registry:
+                    return self._registry[name]
+
+        raise KeyError(f'Handler type string "{handler_typestr}" not found in the registry.')
+
+
+def register_handler_type(handler_cls: HandlerT) -> HandlerT:
+    """Make a handler class known to the whole process; see `HandlerTypeRegistry.add`."""
+    _PROCESS_WIDE.add(handler_cls)
+    return handler_cls
+
+
+def get_handler_type(handler_typestr: str) -> type[Any]:
+    """Return the handler class of a recorded name; see `HandlerTypeRegistry.get`."""
+    return _PROCESS_WIDE.get(handler_typestr)
+
+
+def _typestr(handler_type: type[Any]) -> str:
+    typestr = getattr(handler_type, "typestr", None)
+    return ".".join(_path(handler_type)) if typestr is None else str(typestr())
+
+
+def _path(handler_type: type[Any]) -> tuple[str, str]:
+    return handler_type.__module__, handler_type.__qualname__
+
+
+_PROCESS_WIDE: Final = HandlerTypeRegistry()

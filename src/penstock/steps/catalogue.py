@@ -1,0 +1,117 @@
+"""The durable steps of a root, as far as this process knows, and what was read of them."""
+
+from __future__ import annotations
+
+__all__ = ("Catalogue",)
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from structlog.stdlib import BoundLogger
+
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.protocols import Store
+from penstock.steps import root as on_disk
+from penstock.steps.keeping import Needs, StepInfo
+from penstock.steps.names import NameFormat
+
+
+@final
+class Catalogue:
+    """Steps by number. Changed in the event loop; `infos` reads files, and is called in a thread.
+
+    Args:
+        store: Where.
+        root: The directory of steps.
+        names: How they are called.
+        events: Told of metrics that cannot be read.
+    """
+
+    __slots__ = ("_events", "_infos", "_names", "_root", "_steps", "_store")
+
+    def __init__(self, store: Store, root: str, names: NameFormat, events: BoundLogger) -> None:
+        self._store = store
+        self._root = root
+        self._names = names
+        self._events = events
+        self._steps: dict[int, str] = {}
+        self._infos: dict[tuple[int, Needs], StepInfo] = {}
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """All of them, ascending."""
+        return tuple(self._steps)
+
+    @property
+    def latest(self) -> int | None:
+        """The last one; None if there is none."""
+        return next(reversed(self._steps), None)
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._steps
+
+    def name(self, step: int) -> str:
+        """The name of a step's directory, there or not."""
+        return self._steps.get(step) or self._names.name(step)
+
+    def path(self, step: int) -> str:
+        """The directory of a step, there or not."""
+        return os.path.join(self._root, self.name(step))
+
+    def replace(self, steps: Mapping[int, str]) -> None:
+        """Take what was found on the medium: number to name, ascending. What was read is forgotten."""
+        self._steps = dict(steps)
+        self._infos = {}
+
+    def add(self, step: int, name: str) -> None:
+        """Note a step that is durable now, or was overwritten."""
+        is_last = step > (-1 if self.latest is None else self.latest)
+        self._steps[step] = name
+        if not is_last:
+            self._steps = {number: self._steps[number] for number in sorted(self._steps)}
+
+        self._forget(step)
+
+    def remove(self, steps: Sequence[int]) -> dict[int, str]:
+        """Strike steps out; return those that were there, with their names."""
+        gone = {step: self._steps.pop(step) for step in steps if step in self._steps}
+        for step in gone:
+            self._forget(step)
+
+        return gone
+
+    def infos(self, steps: Mapping[int, str], needs: Needs) -> list[StepInfo]:
+        """Return what policies look at, reading what was not read before. Blocking.
+
+        Args:
+            steps: Some of them, as they were when this was asked for.
+            needs: What has to be read.
+        """
+        if not needs:
+            return [StepInfo(step) for step in steps]
+
+        return [self._info(step, name, needs) for step, name in steps.items()]
+
+    def snapshot(self) -> dict[int, str]:
+        """Return number and name of each step, as they are now."""
+        return dict(self._steps)
+
+    def _info(self, step: int, name: str, needs: Needs) -> StepInfo:
+        known = self._infos.get((step, needs))
+        if known is not None:
+            return known
+
+        path = os.path.join(self._root, name)
+        try:
+            info = on_disk.read_info(self._store, path, step, needs)
+        except CorruptCheckpointError as error:
+            self._events.warning("step.unreadable", path=path, error=repr(error))
+            info = StepInfo(step, 0.0)
+
+        self._infos[step, needs] = info
+        return info
+
+    def _forget(self, step: int) -> None:
+        for key in [key for key in self._infos if key[0] == step]:
+            del self._infos[key]

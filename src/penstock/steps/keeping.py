@@ -1,0 +1,313 @@
+"""Which steps to keep: small values that look at all of them and choose. Pure.
+
+Policies are combined with `|` (what any keeps) and `&` (what all keep): `KeepLast(3) | KeepEvery(1000)`.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "KeepAll",
+    "KeepAllOf",
+    "KeepAnyOf",
+    "KeepBest",
+    "KeepEvery",
+    "KeepEverySeconds",
+    "KeepLast",
+    "KeepPolicy",
+    "KeepRecent",
+    "KeepSteps",
+    "Metric",
+    "Mode",
+    "Needs",
+    "StepInfo",
+    "best_of",
+    "ranking_of",
+    "steps_to_delete",
+)
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, final, runtime_checkable
+
+from penstock.kernel.errors import SpecError
+
+Mode: TypeAlias = Literal["min", "max"]
+Metric: TypeAlias = str | Callable[[Mapping[str, Any]], Any]
+"""A metric's name (`"loss"`, or `"eval/loss"` of nested ones), or a function from all of them to a number."""
+Needs: TypeAlias = frozenset[Literal["time", "metrics"]]
+
+NOTHING: Final[Needs] = frozenset()
+EVERYTHING: Final[Needs] = frozenset({"time", "metrics"})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What a policy may look at of one step."""
+
+    step: int
+    time_s: float = math.nan  #: when it became durable, seconds since the epoch; NaN if no policy needs it
+    metrics: Mapping[str, Any] | None = None  #: None if it has none, or no policy needs them
+
+
+@runtime_checkable
+class KeepPolicy(Protocol):
+    """Says which steps stay."""
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        """Return the steps to keep.
+
+        Args:
+            steps: All durable ones, ascending.
+            now_s: Seconds since the epoch.
+        """
+        ...
+
+    @property
+    def needs(self) -> Needs:
+        """What of `StepInfo` it looks at beside the number: reading that costs a file for each step."""
+        ...
+
+
+class _Combinable:
+    """Gives `|` and `&` to the policies here."""
+
+    __slots__ = ()
+
+    @property
+    def needs(self) -> Needs:
+        return NOTHING
+
+    def __or__(self: KeepPolicy, other: KeepPolicy) -> KeepAnyOf:
+        return KeepAnyOf((self, other))
+
+    def __and__(self: KeepPolicy, other: KeepPolicy) -> KeepAllOf:
+        return KeepAllOf((self, other))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepAnyOf(_Combinable):
+    """Whatever any of the policies keeps; with none, nothing."""
+
+    policies: Sequence[KeepPolicy]
+
+    @property
+    def needs(self) -> Needs:
+        return NOTHING.union(*[policy.needs for policy in self.policies])
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        return {step for policy in self.policies for step in policy.keep(steps, now_s)}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepAllOf(_Combinable):
+    """What all of the policies keep; with none, everything."""
+
+    policies: Sequence[KeepPolicy]
+
+    @property
+    def needs(self) -> Needs:
+        return NOTHING.union(*[policy.needs for policy in self.policies])
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        kept = {info.step for info in steps}
+        return kept.intersection(*[policy.keep(steps, now_s) for policy in self.policies])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepAll(_Combinable):
+    """Everything."""
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        return [info.step for info in steps]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepLast(_Combinable):
+    """The last `n` steps."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise SpecError(f"KeepLast cannot keep {self.n} steps")
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        return [info.step for info in steps[max(0, len(steps) - self.n) :]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepEvery(_Combinable):
+    """Steps that are a multiple of `n`."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise SpecError(f"KeepEvery needs a positive number of steps, not {self.n}")
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        return [info.step for info in steps if info.step % self.n == 0]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepEverySeconds(_Combinable):
+    """The first step, and then each that became durable at least so long after the last one kept."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise SpecError(f"KeepEverySeconds needs a positive number of seconds, not {self.seconds}")
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({"time"})
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        kept: list[int] = []
+        since = -math.inf
+        for info in steps:
+            if info.time_s - since >= self.seconds:
+                kept.append(info.step)
+                since = info.time_s
+
+        return kept
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepRecent(_Combinable):
+    """Steps that became durable at most so long ago."""
+
+    seconds: float
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({"time"})
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        return [info.step for info in steps if now_s - info.time_s <= self.seconds]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepSteps(_Combinable):
+    """The steps given, for good."""
+
+    steps: Collection[int]
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        return [info.step for info in steps if info.step in self.steps]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeepBest(_Combinable):
+    """The `n` steps with the best metric.
+
+    Of two that are equal the later one is better. One that is not finite is worse than every finite one:
+    a loss of NaN, or of minus infinity, is an accident and no achievement.
+
+    Attributes:
+        n: How many.
+        metric: Which metric; by its name, or computed from all of them.
+        mode: Whether the least or the greatest is best.
+        without_metric: Whether steps that do not have it are kept, beside the `n`.
+    """
+
+    n: int
+    metric: Metric
+    mode: Mode = "min"
+    without_metric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise SpecError(f"KeepBest cannot keep {self.n} steps")
+        if self.mode not in ("min", "max"):
+            raise SpecError(f"mode must be 'min' or 'max', not {self.mode!r}")
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({"metrics"})
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        values = [(_value(info, self.metric), info.step) for info in steps]
+        ranked = sorted([(_rank(value, self.mode), step) for value, step in values if value is not None])
+        kept = [step for _, step in ranked[max(0, len(ranked) - self.n) :]]
+        if self.without_metric:
+            kept += [step for value, step in values if value is None]
+
+        return kept
+
+
+def best_of(steps: Iterable[StepInfo], metric: Metric, mode: Mode) -> int | None:
+    """Return the step with the best metric, the later of two that are equal; None if none is finite."""
+    values = [(_value(info, metric), info.step) for info in steps]
+    finite = [(value, step) for value, step in values if value is not None and math.isfinite(value)]
+    return max([(_rank(value, mode), step) for value, step in finite])[1] if finite else None
+
+
+def ranking_of(policy: KeepPolicy) -> tuple[Metric, Mode] | None:
+    """Return what the first `KeepBest` in a policy ranks by."""
+    if isinstance(policy, KeepBest):
+        return policy.metric, policy.mode
+    if isinstance(policy, (KeepAnyOf, KeepAllOf)):
+        found = (ranking_of(part) for part in policy.policies)
+        return next((ranking for ranking in found if ranking is not None), None)
+
+    return None
+
+
+def steps_to_delete(
+    policy: KeepPolicy, steps: Sequence[StepInfo], now_s: float, pinned: Collection[int] = ()
+) -> list[int]:
+    """Say which steps go: those that the policy does not keep, but never the last one.
+
+    Args:
+        policy: What to keep.
+        steps: All durable steps, ascending.
+        now_s: Seconds since the epoch.
+        pinned: Kept whatever the policy says.
+
+    Returns:
+        Ascending.
+    """
+    if not steps:
+        return []
+
+    kept = {*policy.keep(steps, now_s), *pinned, steps[-1].step}
+    return [info.step for info in steps if info.step not in kept]
+
+
+def _value(info: StepInfo, metric: Metric) -> float | None:
+    """The metric of a step as a number; None if it has none."""
+    if info.metrics is None:
+        return None
+
+    found: Any = info.metrics
+    if callable(metric):
+        found = metric(info.metrics)
+    elif metric in info.metrics:
+        found = info.metrics[metric]
+    else:
+        for name in metric.split("/"):
+            found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
+
+    value: Any = found
+    return None if value is None or isinstance(value, (str, Mapping)) else float(value)
+
+
+def _rank(value: float, mode: Mode) -> tuple[bool, float]:
+    """Greater is better; what is not finite comes first."""
+    if not math.isfinite(value):
+        return (False, 0.0)
+
+    return (True, -value if mode == "min" else value)

@@ -1,0 +1,93 @@
+"""What the directories of steps are called, and which step a name means. Pure.
+
+Source:
+    ORBAX_FORMAT.md §3.4.
+"""
+
+from __future__ import annotations
+
+__all__ = ("AnyNames", "NameFormat", "StepNames")
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, final, runtime_checkable
+
+from penstock.kernel.errors import SpecError
+
+TEMPORARY: Final = ".orbax-checkpoint-tmp"
+MOST_DIGITS: Final = 18
+
+
+@runtime_checkable
+class NameFormat(Protocol):
+    """A way to name steps."""
+
+    def name(self, step: int, /) -> str:
+        """Return the name of the directory of a step."""
+        ...
+
+    def step(self, name: str, /) -> int | None:
+        """Return the step that a name means; None if it is no name of a step."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepNames:
+    """`7`, `0007`, `step_7` or `step_0007`, as Orbax names its steps.
+
+    Attributes:
+        prefix: What stands before the number, and an underscore; None for nothing.
+        digits: To how many the number is filled up with zeros; None for as many as it has. A name with
+            other zeros in front is no step.
+    """
+
+    prefix: str | None = None
+    digits: int | None = None
+
+    def __post_init__(self) -> None:
+        if any(part in (self.prefix or "") for part in ("/", "\0", TEMPORARY)):
+            raise SpecError(f"a step cannot be called {self.prefix!r}_<number>")
+        if self.digits is not None and not 0 < self.digits <= MOST_DIGITS:
+            raise SpecError(f"digits must be 1 to {MOST_DIGITS}, not {self.digits}")
+
+    def name(self, step: int, /) -> str:
+        """Return the name of the directory of a step."""
+        return f"{self._before}{step:0{self.digits or 1}d}"
+
+    def step(self, name: str, /) -> int | None:
+        """Return the step that a name means; None if it is no name of a step."""
+        before = self._before
+        number = name[len(before) :]
+        if not name.startswith(before) or not _NUMBER.fullmatch(number) or len(number) > MOST_DIGITS:
+            return None
+
+        return int(number) if self.name(int(number)) == name else None
+
+    @property
+    def _before(self) -> str:
+        return "" if self.prefix is None else f"{self.prefix}_"
+
+
+_NUMBER: Final = re.compile("[0-9]+")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AnyNames:
+    """Names in the first way, and finds steps that are named in any of several.
+
+    Attributes:
+        formats: At least one. A step that is there under several names is found under the first.
+    """
+
+    formats: Sequence[NameFormat]
+
+    def name(self, step: int, /) -> str:
+        """Return the name of the directory of a new step."""
+        return self.formats[0].name(step)
+
+    def step(self, name: str, /) -> int | None:
+        """Return the step that a name means; None if it is no name of a step."""
+        return next((step for step in (form.step(name) for form in self.formats) if step is not None), None)

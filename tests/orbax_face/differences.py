@@ -1,0 +1,203 @@
+"""Where `penstock.orbax` is not what Orbax 0.12.8 is, and why: the one table.
+
+The signature tests fail for a name that differs and is not here. docs/reference/orbax-differences.md is
+generated from it: `python -m tests.orbax_face.differences` writes the page, a test compares it.
+Each part of the API has a section of its own here: name -> (what differs, why).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+Section = dict[str, tuple[str, str]]
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "orbax-differences.md"
+
+LEAVES: Final[Section] = {
+    "type_handlers.SaveArgs": (
+        "`aggregate=True` is logged each time.",
+        "It has no effect, as in Orbax, which says so once in twelve hours.",
+    ),
+    "type_handlers.ParamInfo": (
+        "Without `ts_context` nothing is logged: the leaves of one call share a context.",
+        "Orbax warns that each leaf opens caches of its own.",
+    ),
+    "type_handlers.TypeHandler": (
+        (
+            "It has `memory_size(values)`, the bytes of host memory that writing and reading each takes, and "
+            "`stage_worker()`, which makes a worker of penstock's pipelines of it."
+        ),
+        "Whatever holds host memory holds it under the one budget. Both have defaults.",
+    ),
+    "type_handlers.NumpyHandler": (
+        "Two leaves of one call with the same name are an error.",
+        "Orbax writes both to one place and keeps one of them.",
+    ),
+    "type_handlers.StringHandler": (
+        "A string whose name leads through another string (`a` and `a/b`) is an error when it is saved.",
+        "In the document a slash nests; Orbax fails in the background or loses one of them.",
+    ),
+    "type_handlers.ArrayHandler": (
+        "A `dispatcher` is refused. In a pipeline replicas share the work as they do by default.",
+        (
+            "Every process saves its own shards, and there is nobody to dispatch to. The options for "
+            "replicas count where the handler is called directly."
+        ),
+    ),
+    "type_handlers.SingleReplicaArrayHandler": (
+        "It restores typed PRNG keys as keys, if an `array_metadata_store` says which are.",
+        "Orbax gives back their data.",
+    ),
+    "type_handlers.create_type_handler_registry": (
+        "`add` with `override=True` for a type that is derived from a registered one puts it first.",
+        "Orbax lets it take the place of the other, whose type then has no handler at all.",
+    ),
+    "type_handlers.register_standard_handlers_with_options": (
+        "`use_ocdbt` and `ts_context` may be left out.",
+        "Orbax deletes them from what it is given, and raises a KeyError if they are not there.",
+    ),
+    "type_handlers.merge_ocdbt_per_process_files": (
+        "Zarr version 3 is validated, too. `store_ocdbt_metadata_and_values_separately` is refused.",
+        (
+            "A chunk without its array, or the reverse, is a checkpoint that cannot be read. Nothing public "
+            "in Orbax asks for separate files."
+        ),
+    ),
+    "type_handlers.get_json_tspec_write": (
+        "A `chunk_byte_size` below one element, or `shard_axes` beyond the rank, is a ValueError.",
+        "Orbax writes larger chunks than asked for, or fails with an IndexError.",
+    ),
+    "type_handlers.is_supported_type": (
+        "`pytree_metadata_options` is None by default.",
+        "That means the same as Orbax's default object, which can be changed for everybody.",
+    ),
+    "type_handlers.is_supported_empty_value": (
+        "`pytree_metadata_options` is None by default.",
+        "That means the same as Orbax's default object, which can be changed for everybody.",
+    ),
+    "utils.to_flat_dict": (
+        "Two leaves that have one key (`{1: a, '1': b}`) are a ValueError.",
+        "Orbax drops one of them in silence.",
+    ),
+    "utils.from_flattened_with_keypath": (
+        "A missing index, or a container with keys of both kinds, is a ValueError.",
+        "Orbax asserts it, and not when Python is told to optimise.",
+    ),
+    "transform_utils.Transform": (
+        "`original_key` may be a tuple.",
+        "Orbax's annotation allows it, and its code fails on it.",
+    ),
+    "utils.is_tmp_checkpoint": (
+        "It takes one `path`.",
+        "Orbax wraps the function so that it seems to take anything, and fails inside for anything else.",
+    ),
+    "utils.is_checkpoint_finalized": (
+        "It takes one `path`.",
+        "As for `is_tmp_checkpoint`.",
+    ),
+    "utils.tmp_checkpoints": (
+        "It takes one `checkpoint_dir`, and returns names.",
+        "Orbax returns objects that only its own code can use.",
+    ),
+}
+
+HANDLERS: Final[Section] = {
+    "handlers.PyTreeCheckpointHandler": (
+        (
+            "It takes `concurrent_gb` and `primary_host`, the names of 2024, too. `type_handler_registry`"
+            " is None by default, for the registry of the process as it is at each call. With "
+            "`use_compression=True` only chunks that are found to compress well are compressed. The "
+            "limits in gigabytes bound what saves or restores hold in all; a request of exactly the limit"
+            " is granted, and what is larger is cut into pieces. `enable_pinned_host_transfer` and "
+            "`support_rich_types` are without effect."
+        ),
+        (
+            "zstd costs Orbax most of the time of a save, for 7 % of the bytes of typical weights; Orbax "
+            "refuses a request of the size of its limit. Tuples and namedtuples come back as such with an"
+            " item."
+        ),
+    ),
+    "args.PyTreeRestore": (
+        (
+            "With `partial_restore`, a leaf of the item that is not stored is a ValueError, unless it is "
+            "`PLACEHOLDER`."
+        ),
+        "Orbax returns the item's own value in silence, as if it had been restored.",
+    ),
+    "args.PyTreeSave": (
+        "Arrays without elements are saved. Two leaves that would have one stored name are an error.",
+        "Orbax refuses the former, and keeps one of the latter in silence.",
+    ),
+    "BasePyTreeCheckpointHandler": (
+        "`type_handler_registry` is None by default. `enable_post_merge_validation` is without effect.",
+        "As for `PyTreeCheckpointHandler`; every leaf is counted before a save is complete.",
+    ),
+    "handlers.StandardCheckpointHandler": (
+        "The default of 96 for both limits means as much as the machine can spare.",
+        "Few machines have 96 GB of host memory to spare.",
+    ),
+    "handlers.JaxRandomKeyCheckpointHandler": (
+        "The implementation of a typed key is recorded and restored.",
+        "Orbax wraps every key's data as jax's default kind, and fails for others.",
+    ),
+    "handlers.JsonCheckpointHandler": (
+        "What JSON does not have is a ValueError of the call that saves.",
+        "Orbax raises a TypeError in the background.",
+    ),
+    "checkpointers.AbstractCheckpointer": (
+        "It is an abstract base class, without `structure`.",
+        "In Orbax it is a Protocol; `structure` has been deprecated since 2023.",
+    ),
+    "checkpointers.Checkpointer": (
+        (
+            "`force` replaces what lies there in one step, when the new checkpoint is complete. A save "
+            "that fails leaves nothing behind. There are no `get_temporary_path`, `create_temporary_path`"
+            " and `synchronize_next_awaitable_signal_operation_id`, and a `temporary_path_class` is "
+            "refused: say it with `atomicity_options`. Nothing is recorded with `jax.monitoring`."
+        ),
+        (
+            "Orbax removes the old checkpoint first, so that a crash loses both, and leaves temporary "
+            "directories. Those methods are its own steps. penstock tells what it does by events, see the"
+            " reference."
+        ),
+    ),
+    "checkpointers.AsyncCheckpointer": (
+        (
+            "The temporary directory is there when `save` returns, whatever "
+            "`create_directories_asynchronously` says. A save that takes too long is cancelled, and what "
+            "it wrote removed."
+        ),
+        "Making a directory is no work to speak of, and handlers that expect one find it.",
+    ),
+}
+
+SECTIONS: Final[dict[str, Section]] = {
+    "Leaves and their handlers": LEAVES,
+    "Handlers of whole objects, and checkpointers": HANDLERS,
+}
+
+
+def differences() -> Section:
+    """All of them."""
+    return {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+
+def render() -> str:
+    """The page of the documentation."""
+    lines = [
+        "# Where penstock.orbax is not what Orbax is",
+        "",
+        "Names, signatures, defaults and behaviour are those of Orbax 0.12.8, but for what is listed here.",
+        "The page is generated from `tests/orbax_face/differences.py`; the tests that compare signatures",
+        "fail for whatever differs and is not in it.",
+    ]
+    for title, section in SECTIONS.items():
+        lines += ["", f"## {title}", "", "| name | difference | reason |", "| --- | --- | --- |"]
+        lines += [f"| `{name}` | {what} | {why} |" for name, (what, why) in sorted(section.items())]
+
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

@@ -1,0 +1,199 @@
+"""Saves and restores much under a small budget, and looks at what it took. `make memory`.
+
+Each measurement has a process of its own, so that the peak of its resident memory (`VmHWM`, set back
+before the operation through `/proc/self/clear_refs`) is that of one operation. It demands that
+
+* a save takes no more than the budget and `--slack` beyond the tree itself, however large the tree and
+  its largest leaf: of NumPy arrays, which are copied; of jax.Arrays, which are looked at; and of
+  jax.Arrays that are copied in pieces, as from an accelerator,
+* a restore takes no more than that beyond the restored arrays,
+* many saves in a row leave the resident memory where it was.
+
+Everything is printed as one line of JSON for each measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+import penstock
+from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers.leaves.registry import default_handlers
+from penstock.kernel.units import parse_bytes
+
+MIB: Final = 2**20
+KINDS: Final = ("numpy", "jax", "jax-copied")
+GROWTH_BYTES: Final = 8 * MIB
+"""What may be left by many saves: caches of the allocator, not of each save."""
+
+
+def build(kind: str, nbytes: int) -> dict[str, Any]:
+    """A tree of that many bytes: an eighth in one leaf, the rest in leaves of 1/64, and small ones."""
+    sizes = {"large": nbytes // 8} | {f"leaf_{at:02}": nbytes // 64 for at in range(56)}
+    make = np.full if kind == "numpy" else jnp.full
+    tree: dict[str, Any] = {
+        name: make(size // 4, float(at), np.float32) for at, (name, size) in enumerate(sizes.items())
+    }
+    tree |= {f"small_{at:03}": make(256, float(at), np.float32) for at in range(500)}
+    jax.block_until_ready(tree)
+    return tree
+
+
+def checkpointer(kind: str, budget: int) -> penstock.Checkpointer:
+    """Whose handler for jax.Arrays copies, if that is wanted."""
+    registry = default_handlers(entry_points=False)
+    if kind == "jax-copied":
+        handler = ArrayHandler(alias_host=False)
+        types: tuple[type, ...] = (jax.Array, jax.ShapeDtypeStruct, Tracer)
+        for type_ in types:
+            registry.register(type_, handler, override=True)
+
+    return penstock.Checkpointer(memory_limit=budget, registry=registry)
+
+
+def resident(field: str = "VmRSS") -> int:
+    """Resident bytes of this process, now or (`VmHWM`) at most since `forget_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+
+    raise KeyError(field)
+
+
+def forget_peak() -> None:
+    """Begin to measure."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+async def save_once(kind: str, path: Path, nbytes: int, budget: int) -> dict[str, int]:
+    """What one save takes beyond the tree."""
+    tree = build(kind, nbytes)
+    async with checkpointer(kind, budget) as ckpt:
+        await warm_up(ckpt, kind, path)
+        forget_peak()
+        before = resident()
+        await (await ckpt.save(path, tree))
+        return {"extra_bytes": resident("VmHWM") - before, "peak_leased_bytes": ckpt.statistics().peak}
+
+
+async def restore_once(kind: str, path: Path, _: int, budget: int) -> dict[str, int]:
+    """What one restore takes beyond the restored arrays."""
+    like = jax.tree_util.tree_map(lambda _: np.ndarray if kind == "numpy" else jax.Array, names())
+    async with checkpointer(kind, budget) as ckpt:
+        await warm_up(ckpt, kind, path)
+        forget_peak()
+        before = resident()
+        tree = await ckpt.restore(path, like=like)
+        extra = resident("VmHWM") - before - sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(tree))
+        return {"extra_bytes": extra, "peak_leased_bytes": ckpt.statistics().peak}
+
+
+async def save_often(kind: str, path: Path, nbytes: int, budget: int, n_saves: int) -> dict[str, int]:
+    """By how much the resident memory grows from the fifth save to the last."""
+    tree = build(kind, nbytes)
+    early = 0
+    async with checkpointer(kind, budget) as ckpt:
+        for number in range(n_saves):
+            await (await ckpt.save(path, tree, overwrite=True))
+            gc.collect()
+            if number == 4:
+                early = resident()
+
+    return {"growth_bytes": resident() - early, "n_saves": n_saves}
+
+
+async def warm_up(ckpt: penstock.Checkpointer, kind: str, path: Path) -> None:
+    """Have modules imported and threads started, which are no part of an operation."""
+    other = path.with_name("warm-up")
+    await (await ckpt.save(other, build(kind, 4 * MIB)))
+    await ckpt.restore(other)
+    shutil.rmtree(other)
+
+
+def names() -> dict[str, int]:
+    """The structure of `build`, without its arrays."""
+    return dict.fromkeys(
+        ["large", *(f"leaf_{at:02}" for at in range(56)), *(f"small_{at:03}" for at in range(500))], 0
+    )
+
+
+def in_child(arguments: argparse.Namespace, what: str, kind: str, path: Path) -> dict[str, int]:
+    """Measure in a process of its own."""
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("tree", "budget", "slack", "saves")]
+    command = [sys.executable, __file__, *options, "--child", what, kind, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{what} {kind} failed:\n{done.stderr}")
+
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    say({"what": what, "kind": kind, **found})
+    return found
+
+
+def say(line: object) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """Measure everything; return what is not as it must be."""
+    most = parse_bytes(arguments.budget) + parse_bytes(arguments.slack)
+    wrong: list[str] = []
+    for kind in arguments.kinds:
+        path = folder / kind
+        for what in ("save", "restore"):
+            extra = in_child(arguments, what, kind, path)["extra_bytes"]
+            if extra > most:
+                wrong.append(f"{what} of {kind} took {extra / MIB:.0f} MiB, more than {most / MIB:.0f}")
+
+        shutil.rmtree(path)
+        growth = in_child(arguments, "often", kind, path)["growth_bytes"]
+        if growth > GROWTH_BYTES:
+            wrong.append(f"{arguments.saves} saves of {kind} left {growth / MIB:.0f} MiB behind")
+
+        shutil.rmtree(path)
+
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tree", default="2GiB")
+    parser.add_argument("--budget", default="64MiB")
+    parser.add_argument("--slack", default="48MiB")
+    parser.add_argument("--saves", type=int, default=50)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--child", nargs=3, metavar=("WHAT", "KIND", "PATH"))
+    arguments = parser.parse_args()
+    if not arguments.child:
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = measure(arguments, Path(folder))
+
+        raise SystemExit("\n".join(wrong) or 0)
+
+    what, kind, path = arguments.child
+    nbytes, budget = parse_bytes(arguments.tree), parse_bytes(arguments.budget)
+    if what == "often":
+        say(anyio.run(save_often, kind, Path(path), nbytes // 8, budget, arguments.saves))
+    else:
+        say(anyio.run(save_once if what == "save" else restore_once, kind, Path(path), nbytes, budget))
+
+
+if __name__ == "__main__":
+    main()
