@@ -282,18 +282,7 @@ class ClosedError(SpecError, RuntimeError):
 
 @final
 class ForkedError(SpecError, RuntimeError):
-    """Used in a fork of the process it belongs to, where its event loop and its threads do not run.
-
-    Attributes:
-        pid: That process.
-    """
-
-    def __init__(self, what: str, pid: int) -> None:
-        super().__init__(
-            f"{what} belongs to process {pid}, and this is a fork of it, without its event loop and its "
-            "threads; make another Checkpointer here"
-        )
-        self.pid = pid
+    """Used in a fork of the process it belongs to, where its event loop and its threads do not run."""
 
 
 @final
