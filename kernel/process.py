@@ -31,7 +31,4 @@ class HomeProcess:
             ForkedError: In a fork of it, where whatever waits for its loop would wait for ever.
         """
         if not self.is_here:
-            problem = "and this is a fork of it, without its event loop and its threads"
-            raise ForkedError(
-                f"{what} belongs to process {self._pid}, {problem}; make another Checkpointer here"
-            )
+            raise ForkedError(what, self._pid)
