@@ -51,7 +51,7 @@ async def take_hold(store: Store, threads: Threads, path: str) -> Hold:
 
     for wait_s in (*_WAITS_S, None):
         try:
-            return await threads.run(store.hold_reading, path)
+            return await _taken(store, threads, path)
         except StorageError as error:
             # A medium that cannot be held can perhaps be read, and that is what was asked for.
             if error.errno != errno.EBUSY or wait_s is None:
@@ -60,3 +60,16 @@ async def take_hold(store: Store, threads: Threads, path: str) -> Hold:
         await sleep(wait_s)
 
     return NoHold()
+
+
+async def _taken(store: ReadHolds, threads: Threads, path: str) -> Hold:
+    taken: list[Hold] = []  # by the thread: a task that is cancelled meanwhile would lose it unreleased
+    try:
+        await threads.run(lambda: taken.append(store.hold_reading(path)))
+    except BaseException:
+        for hold in taken:
+            hold.release()
+
+        raise
+
+    return taken[0]

@@ -86,8 +86,6 @@ async def run_pipeline(
         finally:
             del failure  # its traceback refers to this frame
     if outcome.cut_short:
-        outcome.drop_results()
-        await checkpoint_if_cancelled()  # then they were cut short by that
         raise PipelineError(f"stage {outcome.cut_short[0]!r} ended early: something it awaited was cancelled")
     if not outcome.results:
         raise PipelineError(f"nothing came out of the last stage, {pipeline.names[-1]!r}")
@@ -118,6 +116,10 @@ async def _run_stages(
     except BaseException:
         outcome.drop_results()
         raise
+
+    if outcome.cut_short and not outcome.failures:
+        outcome.drop_results()
+        await checkpoint_if_cancelled()  # then they were cut short by that
 
 
 @final

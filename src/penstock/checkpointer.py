@@ -198,16 +198,12 @@ class Checkpointer:
             engine, tree, keywords, prioritise = made
 
         run = engine.save_run(
-            final,
-            threads,
-            overwrite=overwrite,
-            custom_metadata=custom_metadata,
-            keywords=keywords,
+            final, threads, overwrite=overwrite, custom_metadata=custom_metadata, keywords=keywords
         )
         chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
         chosen = prioritised(chosen, prioritise)
-        undo_s = engine.config.stopping.undo_s
-        task = SaveTask(chosen, run, TreeToSave(tree), self._background.turn(final), undo_s)
+        turn = self._background.turn(final)
+        task = SaveTask(chosen, run, TreeToSave(tree), turn, engine.config.stopping.undo_s)
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future

@@ -152,7 +152,7 @@ class _Swapped(ParcelHandler):
 
 class _Unfilled(StoreConformance):
     def make_store(self) -> Store:
-        return _Forgetful()  # type: ignore[return-value]
+        return _Forgetful()
 
 
 class _Forgetful:

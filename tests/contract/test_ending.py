@@ -46,7 +46,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> None:
 
 def is_whole(path: Path) -> bool:
     tree = penstock.sync.restore(path)
-    return tree["a"].tolist() == list(range(1000)) and tree["step"] == 7
+    return bool(tree["a"].tolist() == list(range(1000)) and tree["step"] == 7)
 
 
 @pytest.mark.parametrize("which", ["drained", "drained_asyncio", "drained_trio", "idle"])

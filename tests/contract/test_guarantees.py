@@ -13,7 +13,7 @@ LINK = re.compile(r"\[(test_\w+)\]\(([^)]+\.py)\)")
 PAGES = [page for page in sorted(DESIGN.glob("*.md")) if LINK.search(page.read_text())]
 
 
-def tests_in(path: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     return {
         node.name
         for node in ast.walk(ast.parse(path.read_text()))
@@ -24,7 +24,7 @@ def tests_in(path: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_tests_that_a_page_links_exist(page: Path) -> None:
     links: list[tuple[str, str]] = LINK.findall(page.read_text())
-    missing = [name for name, file in links if name not in tests_in((page.parent / file).resolve())]
+    missing = [name for name, file in links if name not in names_in((page.parent / file).resolve())]
 
     assert missing == []
 

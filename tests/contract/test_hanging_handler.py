@@ -15,6 +15,7 @@ from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
 from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
+from penstock.kernel.futures import SaveFuture
 from penstock.kernel.stopping import StoppingOptions
 from penstock.testing import FaultyStore, Hang
 
@@ -37,6 +38,7 @@ class Hanging:
 
 async def test_cancelling_it_ends_and_names_the_handler_and_the_key_path(tmp_path: Path) -> None:
     hanging = Hanging()
+    saves: list[SaveFuture] = []
     with pytest.raises(
         HandlerFailedError, match=r"\['p'\].*ParcelHandler.*did not end within 0.05 s"
     ) as raised:

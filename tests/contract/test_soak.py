@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.proofs.soak import Steps, soak
 
-STEPS = 100
+STEPS = 200
 
 
 @pytest.mark.timeout(240)
