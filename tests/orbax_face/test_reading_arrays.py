@@ -38,7 +38,8 @@ async def outcome(library: str, directory: Path, name: str, args: dict[str, Any]
     try:
         (found,) = await module.ArrayHandler().deserialize(leaf, [module.ArrayRestoreArgs(**args)])
     except Exception as error:
-        return (next(kind for kind in (ValueError, TypeError, Exception) if isinstance(error, kind)),)
+        kinds: tuple[type[Exception], ...] = (ValueError, TypeError)
+        return ([kind for kind in kinds if isinstance(error, kind)],)
 
     value = np.asarray(found)
     return found.dtype, found.shape, value.tobytes(), found.sharding, found.committed
