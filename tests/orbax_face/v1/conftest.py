@@ -56,7 +56,8 @@ def same() -> Callable[[Any, Any], None]:
     """Compares trees: structure, types, dtypes, values."""
 
     def compare(found: Any, expected: Any) -> None:
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
+        assert structures[0] == structures[1]
         for (path, one), other in zip(
             jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
         ):

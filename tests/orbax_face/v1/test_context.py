@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import numpy as np
-import orbax.checkpoint.experimental.v1 as orbax_v1
+import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
 from orbax.checkpoint.experimental.v1._src.context import context as orbax_context
 
 import penstock.orbax.v1 as penstock_v1
 from penstock.orbax.v1.context import get_context
 
-CURRENT: dict[Any, Any] = {orbax_v1: orbax_context.get_context, penstock_v1: get_context}
+orbax_v1: Any = _orbax_v1  # it has no types
+
+CURRENT: dict[Any, Any] = {orbax_v1: cast("Any", orbax_context).get_context, penstock_v1: get_context}
 OPTIONS = (
     *("pytree", "array", "asynchronous", "multiprocessing", "file", "checkpointables", "pathways"),
     *("deletion", "memory", "safetensors", "atomicity"),
@@ -80,14 +82,14 @@ def test_an_entered_context_cannot_be_changed(ocp: Any) -> None:
     context = ocp.Context()
     copied = ocp.Context(context)
     with context:
-        for change in (
-            lambda: setattr(context.array.saving, "use_zarr3", False),
-            lambda: setattr(context.array.saving.storage_options, "dtype", np.int8),
-            lambda: setattr(context.pytree.loading, "partial_load", True),
-            lambda: setattr(context, "checkpoint_layout", "safetensors"),
+        for options, name, value in (
+            (context.array.saving, "use_zarr3", False),
+            (context.array.saving.storage_options, "dtype", np.int8),
+            (context.pytree.loading, "partial_load", True),
+            (context, "checkpoint_layout", "safetensors"),
         ):
             with pytest.raises(RuntimeError):
-                change()
+                setattr(options, name, value)
 
         copied.array.saving.use_zarr3 = False
 

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint.experimental.v1 as orbax_v1
+import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
 
 import penstock.orbax.v1 as penstock_v1
 from penstock.kernel.errors import PenstockError
+
+orbax_v1: Any = _orbax_v1  # it has no types
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

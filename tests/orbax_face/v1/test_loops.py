@@ -13,7 +13,8 @@ import pytest
 
 import penstock.orbax.v1 as ocp
 from penstock.kernel.errors import PenstockError, RunningLoopError
-from penstock.orbax.v1.operation import Operation, begin, finished, hosting
+from penstock.kernel.memory_limit import auto_memory_limit
+from penstock.orbax.v1.operation import Operation, begin, budget, finished, hosting
 
 
 async def test_synchronous_names_work_inside_a_running_loop(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ async def test_synchronous_names_work_inside_a_running_loop(tmp_path: Path) -> N
 
 async def test_responses_are_awaited(tmp_path: Path) -> None:
     tree = {"a": np.arange(5), "b": 1}
-    saving = ocp.save_async(tmp_path / "a", tree)
+    saving: Any = ocp.save_async(tmp_path / "a", tree)
     assert await saving is None
     assert await saving is None  # again
     await ocp.save_checkpointables_async(tmp_path / "b", {"x": tree, "y": {"c": 2}})
@@ -48,7 +49,7 @@ async def test_responses_are_awaited(tmp_path: Path) -> None:
 
 
 async def test_the_loop_goes_on_while_a_response_is_awaited(tmp_path: Path) -> None:
-    turns: list[int] = []
+    turns, before = list[int](), 0
 
     async def spin() -> None:
         while True:
@@ -67,7 +68,7 @@ async def test_the_loop_goes_on_while_a_response_is_awaited(tmp_path: Path) -> N
 
 
 async def test_a_wait_that_is_cancelled_does_not_stop_the_save(tmp_path: Path) -> None:
-    saving = ocp.save_async(tmp_path / "a", {"a": 1})
+    saving: Any = ocp.save_async(tmp_path / "a", {"a": 1})
     with anyio.CancelScope() as scope:
         scope.cancel()
         await saving
@@ -172,3 +173,17 @@ def test_a_save_may_take_too_long(tmp_path: Path) -> None:
         ocp.save(tmp_path / "a", {"a": np.ones((100, 100))})
 
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_parts_of_an_operation_divide_its_memory() -> None:
+    async def part(operation: Operation[Any]) -> Any:
+        return budget(100), budget(None)
+
+    async def whole(operation: Operation[Any]) -> Any:
+        async with hosting(4):
+            return await begin("part", part)
+
+    limit, unsaid = await begin("whole", whole)
+    assert limit == 25
+    assert 0 < unsaid < auto_memory_limit()
+    assert (budget(100), budget(None)) == (100, None)

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint.experimental.v1 as orbax_v1
+import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock.orbax.v1 as penstock_v1
+
+orbax_v1: Any = _orbax_v1  # it has no types
 
 # Orbax warns of shardings that it reads from files, and forgets coroutines when it fails.
 pytestmark = [
@@ -100,7 +102,8 @@ def test_metadata_says_the_same(tree: Any, tmp_path: Path) -> None:
     orbax_v1.save(tmp_path / "a", tree)
     ours, theirs = penstock_v1.metadata(tmp_path / "a"), orbax_v1.metadata(tmp_path / "a")
 
-    assert jax.tree.structure(ours.metadata) == jax.tree.structure(theirs.metadata)
+    structures: list[Any] = [jax.tree.structure(about.metadata) for about in (ours, theirs)]
+    assert structures[0] == structures[1]
     for one, other in zip(jax.tree.leaves(ours.metadata), jax.tree.leaves(theirs.metadata), strict=True):
         if isinstance(other, int | float | str):
             assert one == other
@@ -174,8 +177,9 @@ def test_abstract_leaves_say_what_a_number_becomes(
 def test_arrays_are_loaded_onto_other_shardings(ocp: Any, tmp_path: Path) -> None:
     devices: Any = np.array(jax.devices()).reshape(4, 2)
     mesh = Mesh(devices, ("x", "y"))
-    rows, columns = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec(None, "y"))
-    value = jax.device_put(jnp.arange(32.0).reshape(8, 4), rows)  # type: ignore[no-untyped-call]
+    spec: Any = PartitionSpec
+    rows, columns = NamedSharding(mesh, spec("x")), NamedSharding(mesh, spec(None, "y"))
+    value = jax.device_put(jnp.arange(32.0).reshape(8, 4), rows)
     ocp.save(tmp_path / "a", [value])
 
     (kept,) = ocp.load(tmp_path / "a")
@@ -334,7 +338,7 @@ def test_a_checkpoint_or_an_item_is_deleted(ocp: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ocp.delete(path, checkpointable_name="y")
     assert ocp.delete(path, checkpointable_name="y", missing_ok=True) is False
-    with pytest.raises(ValueError, match="valid"):
+    with pytest.raises(ValueError, match=r"heckpoint"):
         ocp.delete(tmp_path)
 
     assert ocp.delete_async(path).result() is True

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import orbax.checkpoint.experimental.v1 as orbax_v1
+import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
 from tests.orbax_face.v1.differences import DIFFERENCES, PAGE, page
 
 import penstock.orbax.v1 as penstock_v1
+
+orbax_v1: Any = _orbax_v1  # it has no types
 
 MODULES = ("arrays", "errors", "handlers", "multihost", "options", "partial", "path", "tree")
 TYPES = {
@@ -27,8 +29,10 @@ TYPES = {
     "Path",
 }
 # Types that stand for anything: Orbax has empty classes for its documentation.
-ANYTHING = {"Checkpointable", "AbstractCheckpointable", "PyTree", "PyTreeOf", "PyTreeMetadata", "JsonType"}
-ANYTHING |= {"PyTreeKey", "PyTreeKeyPath"}
+ANYTHING = {
+    *("Checkpointable", "AbstractCheckpointable", "PyTree", "PyTreeOf", "PyTreeMetadata", "JsonType"),
+    *("PyTreeKey", "PyTreeKeyPath"),
+}
 
 
 def public_names() -> Iterator[str]:

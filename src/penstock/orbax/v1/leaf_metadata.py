@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("ArrayMetadata", "NumpyMetadata", "NumpyShapeDtype", "StorageMetadata", "leaf_metadata")
+__all__ = ("ArrayMetadata", "NumpyMetadata", "NumpyShapeDtype", "empty_value", "leaf_metadata")
 
-import json
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 from jax.sharding import Sharding
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.leaves.sharding import decode
 from penstock.kernel.messages import LeafSpec
-
-
-@final
-@dataclass(frozen=True)
-class StorageMetadata:
-    """How an array is stored.
-
-    Attributes:
-        chunk_shape: What is read and written as a whole.
-        write_shape: Of a jax.Array: the part that one replica writes.
-    """
-
-    chunk_shape: tuple[int, ...] | None
-    write_shape: tuple[int, ...] | None = None
-
-
-@final
-@dataclass(frozen=True)
-class ShardingMetadata:
-    """A sharding as it was recorded; its devices need not be here."""
-
-    text: str
-
-    def to_jax_sharding(self) -> Sharding | None:
-        """Return the sharding, or None if its devices are not here."""
-        return decode(self.text).sharding
-
-    def __repr__(self) -> str:
-        recorded = json.loads(self.text)
-        return f"ShardingMetadata({recorded.get('device_str') or recorded.get('partition_spec')})"
+from penstock.orbax.metadata.sharding import from_serialized_string
+from penstock.orbax.metadata.value import StorageMetadata
 
 
 @dataclass
@@ -57,7 +27,11 @@ class ArrayMetadata:
 
     @property
     def sharding(self) -> Sharding | None:
-        """The sharding it was saved with, if its devices are here."""
+        """The sharding it was saved with.
+
+        Raises:
+            ValueError: If its devices are not here.
+        """
         return None if self.sharding_metadata is None else self.sharding_metadata.to_jax_sharding()
 
 
@@ -85,7 +59,7 @@ def leaf_metadata(spec: LeafSpec) -> Any:
     """Say what a leaf is: arrays by their metadata, numbers and texts by an example."""
     match spec.typestr:
         case "jax.Array":
-            sharding = ShardingMetadata(spec.sharding) if spec.sharding else None
+            sharding = _sharding(spec.sharding) if spec.sharding else None
             storage = StorageMetadata(spec.chunk_shape, spec.write_shape)
             return ArrayMetadata(spec.shape, numpy_dtype(spec.dtype), sharding, storage)
         case "np.ndarray":
@@ -98,6 +72,14 @@ def leaf_metadata(spec: LeafSpec) -> Any:
             return empty_value(spec)
         case typestr:
             return typestr
+
+
+def _sharding(text: str) -> Any:
+    """Read what is recorded; None for a kind of sharding that jax has no more."""
+    try:
+        return from_serialized_string(text)
+    except (ValueError, NotImplementedError, KeyError):
+        return None
 
 
 def empty_value(spec: LeafSpec) -> Any:

@@ -205,7 +205,7 @@ def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operatio
                 f"Available checkpointables: {names}"
             )
 
-        async with hosting():
+        async with hosting(len(asked)):
             return await _load_each(found, asked)
 
     return begin("load", load_items)

@@ -6,7 +6,7 @@ __all__ = ("AUTO", "DELETION", "METRICS", "RESERVED", "STATE", "check_item_names
 
 import os
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 STATE: Final = "state"
 """The item that `save` makes."""
@@ -26,8 +26,7 @@ def check_item_names(given: Any, what: str) -> None:
     if not isinstance(given, dict):
         raise ValueError(f"`{what}` must be a valid dict of names to objects, but got {type(given)}")
 
-    named: Any = given
-    check_names(named)
+    check_names(cast("Any", given))
 
 
 def check_one_name(name: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("AsyncResponse", "Operation", "begin", "finished", "hosting")
+__all__ = ("AsyncResponse", "Operation", "begin", "budget", "finished", "hosting")
 
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from penstock.kernel.errors import PenstockError, RunningLoopError
 from penstock.kernel.events import get_logger
+from penstock.kernel.memory_limit import auto_memory_limit
 from penstock.kernel.threads import LoopHandle
 
 T = TypeVar("T")
@@ -155,6 +156,19 @@ _HOST: Final[ContextVar[tuple[int, TaskGroup] | None]] = ContextVar("penstock_or
 """The operation's own loop, by its thread: what handlers begin inside of it shares that loop."""
 
 
+_PARTS: Final[ContextVar[int]] = ContextVar("penstock_orbax_parts", default=1)
+"""How many parts of an operation hold memory at once."""
+
+
+def budget(limit: int | None) -> int | None:
+    """Return the bytes that one part may hold, of those of the whole; None for what penstock would take."""
+    parts = _PARTS.get()
+    if parts <= 1:
+        return limit
+
+    return max(1, (auto_memory_limit() if limit is None else limit) // parts)
+
+
 def begin(name: str, main: Main[T]) -> Operation[T]:
     """Begin to do something in a loop of its own thread, or in that of the operation it is a part of.
 
@@ -206,11 +220,16 @@ def _run(operation: Operation[T], main: Main[T], caller: Context) -> None:
 
 
 @asynccontextmanager
-async def hosting() -> AsyncGenerator[None, None]:
-    """Let what is begun inside share this loop; leave when it is over, and on an error stop it before."""
+async def hosting(parts: int = 1) -> AsyncGenerator[None, None]:
+    """Let what is begun inside share this loop; leave when it is over, and on an error stop it before.
+
+    Args:
+        parts: How many there are to share the memory, too.
+    """
     failure: BaseException | None = None
     async with create_task_group() as tasks:
         token = _HOST.set((threading.get_ident(), tasks))
+        parts_token = _PARTS.set(parts)
         try:
             yield
         except (get_cancelled_exc_class(), GeneratorExit):
@@ -220,6 +239,7 @@ async def hosting() -> AsyncGenerator[None, None]:
             tasks.cancel_scope.cancel()
         finally:
             _HOST.reset(token)
+            _PARTS.reset(parts_token)
 
     if failure is not None:
         try:

@@ -31,7 +31,7 @@ from penstock.orbax.v1.leaf_registry import (
 )
 from penstock.orbax.v1.matching import Plan, mismatch, plan_load
 from penstock.orbax.v1.memory_options import TransferPriority
-from penstock.orbax.v1.operation import Operation, begin
+from penstock.orbax.v1.operation import Operation, begin, budget
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PyTree
 from penstock.orbax.v1.tree_files import StoredTree, TreeLayout, read_tree, save_format_of
@@ -135,7 +135,7 @@ class PyTreeHandler:
         options = self._context.array.saving
         layout = TreeLayout(save_format_of(options))
         keywords: SaveKeywords = {"save_args": _save_args(options, tree)}
-        limit = self._context.memory.save_limit
+        limit = budget(self._context.memory.save_limit)
         registry = CustomLeaves(self._leaves, self._context).registry()
         path = await directory.await_creation()
         await to_thread.run_sync(LocalStore().make_directory, str(path))
@@ -166,7 +166,7 @@ class PyTreeHandler:
             plan.options["like"] = plan.like
             custom.asked = plan.asked
 
-        limit = self._context.memory.read_concurrent_bytes
+        limit = budget(self._context.memory.read_concurrent_bytes)
         async with Checkpointer(memory_limit=limit, registry=custom.registry()) as checkpointer:
             try:
                 tree = await checkpointer.restore(directory, **plan.options)

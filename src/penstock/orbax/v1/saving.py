@@ -232,7 +232,7 @@ class Saving:
     async def _fill(self, operation: Operation[None]) -> None:
         path = self._context.file.path_class(self._workspace.temporary)
         directory = Building(path, self._make)
-        async with hosting():
+        async with hosting(len(self._items)):
             writing: dict[str, Awaitable[None]] = {}
 
             async def begin_item(name: str, item: Checkpointable) -> None:
