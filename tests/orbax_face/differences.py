@@ -129,6 +129,10 @@ HANDLERS: Final[Section] = {
         "Arrays without elements are saved. Two leaves that would have one stored name are an error.",
         "Orbax refuses the former, and keeps one of the latter in silence.",
     ),
+    "PyTreeCheckpointHandler": (
+        "An array whose files are gone is a ValueError (`CorruptCheckpointError`), and never reads as zeros.",
+        "Orbax raises a FileNotFoundError for some, and reads zeros for others.",
+    ),
     "BasePyTreeCheckpointHandler": (
         "`type_handler_registry` is None by default. `enable_post_merge_validation` is without effect.",
         "As for `PyTreeCheckpointHandler`; every leaf is counted before a save is complete.",

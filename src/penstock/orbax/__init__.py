@@ -50,6 +50,7 @@ __all__ = (
     "tree",
     "type_handlers",
     "utils",
+    "v1",
 )
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         tree,
         type_handlers,
         utils,
+        v1,
     )
     from penstock.orbax.checkpointers import (
         AbstractCheckpointer,
@@ -138,6 +140,7 @@ else:
         "options": "penstock.orbax.options",
         "tree": "penstock.orbax.tree",
         "utils": "penstock.orbax.utils",
+        "v1": "penstock.orbax.v1",
         "type_handlers": "penstock.orbax.type_handlers",
         "transform_utils": "penstock.orbax.transform_utils",
         "test_utils": "penstock.orbax.test_utils",

@@ -18,7 +18,7 @@ from penstock.checkpointer import Checkpointer
 from penstock.description import CheckpointMetadata
 from penstock.handlers.layout.alone import CUSTOM, TreeLayout
 from penstock.handlers.layout.every import EveryLayout
-from penstock.kernel.errors import NoHandlerError, NotACheckpointError
+from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.pipeline import Pipeline
@@ -34,7 +34,7 @@ from penstock.orbax.handlers.flattening import with_markers
 from penstock.orbax.handlers.restoring import Asked, Calls, restore_tree
 from penstock.orbax.handlers.type_calls import CallRegistry, serving
 from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
-from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers
+from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
 from penstock.orbax.merging import MergeProcessFiles
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.paths import handler_path, path_text
@@ -149,7 +149,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         path, marked = path_text(directory), with_markers(item)
         try:
             save = await self._loop.acall(_start_save, serves, path, marked, keywords)
-        except NoHandlerError as error:
+        except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: {error}") from error
 
         return [PipelineFuture(save, keep=self._loop)]

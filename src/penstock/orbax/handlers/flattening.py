@@ -22,8 +22,14 @@ class Found:
     """A leaf, or a node with nothing in it."""
 
     keys: KeyPath
-    key_path: str  #: for people
+    path: tuple[Any, ...]  #: as jax has it
     value: Any
+
+    @property
+    def key_path(self) -> str:
+        """For people."""
+        shown: str = _jax.keystr(self.path)
+        return shown
 
 
 def flatten(tree: Any) -> tuple[list[Found], Any]:
@@ -38,7 +44,7 @@ def flatten(tree: Any) -> tuple[list[Found], Any]:
     pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_empty())
     found: dict[KeyPath, Found] = {}
     for path, value in pairs:
-        one = Found(tuple([step(entry)[0] for entry in path]), _jax.keystr(path), value)
+        one = Found(tuple([step(entry)[0] for entry in path]), path, value)
         if found.setdefault(one.keys, one) is not one:
             raise DuplicateNameError(".".join(one.keys), found[one.keys].key_path, one.key_path)
 

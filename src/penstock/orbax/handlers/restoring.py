@@ -17,7 +17,6 @@ from penstock.orbax.handlers.flattening import Found, flatten, is_empty
 from penstock.orbax.handlers.wanted import EMPTY, Wanted, empty_value, want
 from penstock.orbax.leaf_args import RestoreArgs
 from penstock.orbax.leaf_handlers.registry import PLACEHOLDER
-from penstock.stages.trees import flatten_tree
 
 _jax: Any = tree_util
 
@@ -70,11 +69,27 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
     read = list(stored) if asked.item is None else _to_be_read(item, stored, asked, about.path)
     read = [keys for keys in read if stored[keys].kind not in EMPTY]
     args = _by_keys(asked.restore_args)
+    whole = len(read) == sum(leaf.kind not in EMPTY for leaf in stored.values())
+    if whole and not args:
+        restored = calls.restore()
+        values = {keys: _at(restored, keys) for keys in read}
+        return _put_together(treedef, here, stored, values, asked)
+
     wanted = {
         keys: want(stored[keys], args.get(keys, _AS_SAVED), None if asked.item is None else here[keys])
         for keys in read
     }
-    values = _read(wanted, calls) if wanted else {}
+    values = _read(wanted, calls, whole=whole) if wanted else {}
+    return _put_together(treedef, here, stored, values, asked)
+
+
+def _put_together(
+    treedef: Any,
+    here: Mapping[KeyPath, Any],
+    stored: Mapping[KeyPath, LeafMetadata],
+    values: Mapping[KeyPath, Any],
+    asked: Asked,
+) -> Any:
     leaves = [_value(keys, value, stored, values, asked) for keys, value in here.items()]
     result = _jax.tree_unflatten(treedef, leaves)
     return _as_lists(result) if asked.item is None else result
@@ -124,18 +139,18 @@ def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
     }
 
 
-def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls) -> dict[KeyPath, Any]:
-    """Restore the leaves, and finish each."""
+def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls, *, whole: bool) -> dict[KeyPath, Any]:
+    """Restore the leaves, which are all there are or not, and finish each."""
     like = _nested({keys: one.like for keys, one in wanted.items()})
     casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None}
-    keywords: dict[str, Any] = {"on_unexpected": "skip"}
+    keywords: dict[str, Any] = {} if whole else {"on_unexpected": "skip"}
     if casts:
         keywords["dtype"] = casts.get
     if any(one.resized for one in wanted.values()):
         keywords["strict"] = False
 
     restored = calls.restore(like=like, **keywords)
-    values = {found.info.keys: found.value for found in flatten_tree(restored)[0]}
+    values = {keys: _at(restored, keys) for keys in wanted}
     for keys, one in wanted.items():
         if one.finish is not None:
             values[keys] = one.finish(values[keys])
@@ -172,6 +187,14 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
         node[keys[-1]] = value
 
     return root
+
+
+def _at(tree: Any, keys: KeyPath) -> Any:
+    """The value under stored keys, in a tree of dicts and sequences."""
+    for key in keys:
+        tree = tree[key] if isinstance(tree, dict) else tree[int(key)]
+
+    return tree
 
 
 def _as_lists(tree: Any) -> Any:
