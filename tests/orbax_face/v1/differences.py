@@ -49,8 +49,8 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "Noise costs three times the time for nothing. Orbax reads both.",
     ),
     "options.ArrayOptions.Saving.use_replica_parallel": (
-        "One replica of each shard is written, whatever is said here and in its neighbours.",
-        "The chunks of several replicas gain nothing where the disk is the limit.",
+        "Replicas always share the chunks, as far as Orbax would by default, whatever its neighbours say.",
+        "The layout on disk is that of Orbax's defaults.",
     ),
     "options.ArrayOptions.Saving.array_metadata_store": (
         "`array_metadatas` and `_sharding` are always written.",

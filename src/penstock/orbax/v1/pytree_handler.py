@@ -15,6 +15,7 @@ from jax import tree_util
 
 from penstock.api import Checkpointer
 from penstock.engine import SaveKeywords
+from penstock.handlers.layout.alone import TreeLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.kernel.messages import KeyPath, ParamInfo
@@ -34,7 +35,7 @@ from penstock.orbax.v1.memory_options import TransferPriority
 from penstock.orbax.v1.operation import Operation, begin, budget
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PyTree
-from penstock.orbax.v1.tree_files import StoredTree, TreeLayout, read_tree, save_format_of
+from penstock.orbax.v1.tree_files import StoredTree, read_tree, save_format_of
 from penstock.stages.trees import nest_columns, step
 
 _jax: Any = tree_util
@@ -105,13 +106,14 @@ class PyTreeHandler:
         tree = await to_thread.run_sync(read_tree, str(directory))
         custom = self._custom(tree)
         names = custom.types()
+        write_shapes = self._context.array.saving.array_metadata_store is not None
         found: list[Any] = []
         for keys, kinds, spec in zip(tree.keys, tree.kinds, tree.specs, strict=True):
             if spec.typestr in names:
                 info = ParamInfo(keys, kinds, "", str(directory))
                 found.append(await custom.metadata(spec.typestr, info))
             else:
-                found.append(leaf_metadata(spec))
+                found.append(leaf_metadata(spec, write_shapes=write_shapes))
 
         return nest_columns(tree.keys, tree.kinds, found)
 
