@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
@@ -166,14 +165,3 @@ def test_a_save_that_is_done_is_told_of(tmp_path: Path) -> None:
         penstock_v1.save(tmp_path / "a", {"a": 1})
 
     assert done == [True]
-
-
-def test_without_a_store_for_them_write_shapes_are_not_told(ocp: Any, tmp_path: Path) -> None:
-    ocp.save(tmp_path / "a", {"a": jnp.arange(4)})
-    told = ocp.metadata(tmp_path / "a").metadata["a"].storage_metadata.write_shape
-    context = ocp.Context()
-    context.array.saving.array_metadata_store = None
-    with context:
-        untold = ocp.metadata(tmp_path / "a").metadata["a"].storage_metadata.write_shape
-
-    assert (told, untold) == ((4,), None)

@@ -55,17 +55,12 @@ class NumpyMetadata:
 _EMPTY: Final[dict[str, type[Any]]] = {"Dict": dict, "List": list, "Tuple": tuple}
 
 
-def leaf_metadata(spec: LeafSpec, *, write_shapes: bool = True) -> Any:
-    """Say what a leaf is: arrays by their metadata, numbers and texts by an example.
-
-    Args:
-        spec: What is recorded of it.
-        write_shapes: Whether what `array_metadatas` says is wanted.
-    """
+def leaf_metadata(spec: LeafSpec) -> Any:
+    """Say what a leaf is: arrays by their metadata, numbers and texts by an example."""
     match spec.typestr:
         case "jax.Array":
             sharding = _sharding(spec.sharding) if spec.sharding else None
-            storage = StorageMetadata(spec.chunk_shape, spec.write_shape if write_shapes else None)
+            storage = StorageMetadata(spec.chunk_shape, spec.write_shape)
             return ArrayMetadata(spec.shape, numpy_dtype(spec.dtype), sharding, storage)
         case "np.ndarray":
             return NumpyMetadata(spec.shape, numpy_dtype(spec.dtype), StorageMetadata(spec.chunk_shape, None))

@@ -106,14 +106,13 @@ class PyTreeHandler:
         tree = await to_thread.run_sync(read_tree, str(directory))
         custom = self._custom(tree)
         names = custom.types()
-        write_shapes = self._context.array.saving.array_metadata_store is not None
         found: list[Any] = []
         for keys, kinds, spec in zip(tree.keys, tree.kinds, tree.specs, strict=True):
             if spec.typestr in names:
                 info = ParamInfo(keys, kinds, "", str(directory))
                 found.append(await custom.metadata(spec.typestr, info))
             else:
-                found.append(leaf_metadata(spec, write_shapes=write_shapes))
+                found.append(leaf_metadata(spec))
 
         return nest_columns(tree.keys, tree.kinds, found)
 
