@@ -33,7 +33,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all crash bench bench-quick interop clean
+.PHONY: help demo test lint test-all crash memory soak stalls bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -66,6 +66,15 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 
 crash: $(VENV)/.installed ## Kill a saving process 60 times, and look at what it left each time
 	$(BIN)/python tests/proofs/crash_loop.py
+
+memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
+	$(BIN)/python tests/proofs/memory.py
+
+stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio beside a save, a restore and metadata
+	$(BIN)/python -m tests.proofs.stalls
+
+soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
+	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
 bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw system calls (make bench BENCH=--help)
 	$(BIN)/python -m tests.bench $(BENCH)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("anonymous_memory",)
+__all__ = ("MAPPED_FROM", "anonymous_memory", "in_memory_of_its_own")
 
 import ctypes
 import mmap
@@ -16,6 +16,11 @@ from typing import Any, Final, cast
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages by advice
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _FAILED: Final = ctypes.c_void_p(-1).value
+
+
+MAPPED_FROM: Final = 2**20
+"""Bytes of a copy that gets memory of its own. The allocator keeps what is freed of less than 32 MiB, in a
+pool for each thread: hundreds of megabytes that nobody has leased."""
 
 
 def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
@@ -50,6 +55,26 @@ def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
         advise(address, nbytes, mmap.MADV_HUGEPAGE)  # a kernel without them refuses
 
     return memoryview(memory).cast("B")
+
+
+def in_memory_of_its_own(data: memoryview) -> memoryview:
+    """Return the same bytes in memory that goes back to the system when they die; few stay where they are."""
+    if len(data) < MAPPED_FROM or _is_mapped(data):
+        return data
+
+    memory = anonymous_memory(len(data), huge_pages=True)
+    memory[:] = data
+    return memory
+
+
+def _is_mapped(owner: object) -> bool:
+    while owner is not None:
+        if isinstance(owner, (ctypes.Array, mmap.mmap)):
+            return True
+
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+
+    return False
 
 
 def _mapped(nbytes: int, huge_pages: bool) -> memoryview:

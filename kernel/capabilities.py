@@ -144,7 +144,7 @@ class ItemsLayout(Protocol):
         ...
 
 
-ItemKind: TypeAlias = Literal["tree", "array", "proto"]
+ItemKind: TypeAlias = Literal["tree", "array"]
 """What an item is, as far as its value is not simply what is restored of it."""
 
 

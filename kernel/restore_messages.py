@@ -7,6 +7,8 @@ __all__ = (
     "DriverRead",
     "HostBatch",
     "Located",
+    "Only",
+    "Order",
     "Read",
     "ReadBatch",
     "ReadLeaf",
@@ -20,9 +22,9 @@ __all__ = (
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.kernel.leaf_spec import LeafSpec, ParamInfo
+from penstock.kernel.leaf_spec import KeyPath, LeafSpec, ParamInfo
 
 if TYPE_CHECKING:
     from penstock.kernel.adapter import AdaptedHandler
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     from penstock.kernel.read_pack import HostPack, ReadPack
     from penstock.kernel.regulator import ByteLease
     from penstock.kernel.restore_options import RestoreOptions
+
+
+Only: TypeAlias = str | Sequence[str] | Callable[[KeyPath], bool]
+"""Which leaves are wanted: shell patterns over dotted names, or a function of the stored key path."""
+Order: TypeAlias = Sequence[str] | Callable[[KeyPath], Any]
+"""Which leaves come first: shell patterns over dotted names, or a function from a key path to its rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,7 @@ class RestoreRequest:
     mmap: bool = False  #: whether plain leaves are to live in the page cache
     split: str | None = None  #: what separates the keys in names, where names are all that is stored
     item: str | None = None  #: of the checkpoint; by default the one that holds the tree
+    only: Only | None = None  #: leaves that are wanted; all of them by default
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,9 +179,8 @@ class _Uncancelled(Generic[T]):
     def __init__(self, future: Future[T]) -> None:
         self._future = future
 
-    def add_done_callback(self, callback: Callable[[Any], None], /) -> object:
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
         self._future.add_done_callback(callback)
-        return None
 
     def cancel(self) -> object:
         return False

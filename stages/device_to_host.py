@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.anonymous_memory import in_memory_of_its_own
 from penstock.kernel.messages import Leaf, LeafBatch, Pack, Piece, PiecePlan, StagedBatch
 from penstock.kernel.protocols import BufferHandler, LeafHandler
 from penstock.kernel.regulator import ByteLease
@@ -22,6 +23,11 @@ _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
 
 PACKED_BELOW = 64 * 1024  # a larger leaf does not notice what a piece of its own costs
+
+TIGHT = 2**30
+"""Below this budget what jax copied is copied once more, into memory that goes back to the system when it
+dies. What the allocator keeps of freed copies would exceed the budget several times; of a larger one
+it is little, and the time counts for more."""
 
 
 @final
@@ -110,7 +116,7 @@ class _Stager:
         key_path = group[0][0].info.key_path
         lease = await self._run.lease(cost, key_path, prioritised=prioritised) if cost else None
         with releasing(lease):
-            pieces = await self._run.threads.run(_take, group)
+            pieces = await self._run.threads.run(_take, group, self._run.memory.limit < TIGHT)
 
         return StagedBatch(tuple(leaf for leaf, _, last in group if last), pieces, staged=lease)
 
@@ -213,13 +219,17 @@ def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned
         yield group
 
 
-def _take(group: list[_Planned]) -> tuple[Piece, ...]:
+def _take(group: list[_Planned], tight: bool = False) -> tuple[Piece, ...]:
     for _, plan, _ in group:  # copies from several devices overlap
         if plan is not None and plan.begin is not None:
             plan.begin()
 
-    return tuple(
-        Piece(leaf, plan.chunk, plan.start, plan.take(), plan.cost)
-        for leaf, plan, _ in group
-        if plan is not None
-    )
+    return tuple([_piece(leaf, plan, tight) for leaf, plan, _ in group if plan is not None])
+
+
+def _piece(leaf: Leaf, plan: PiecePlan, tight: bool) -> Piece:
+    data = plan.take()
+    if tight and plan.cost:
+        data = in_memory_of_its_own(data)
+
+    return Piece(leaf, plan.chunk, plan.start, data, plan.cost)

@@ -15,6 +15,7 @@ from penstock.kernel.messages import Located, RestoreRequest
 from penstock.kernel.protocols import StoredCheckpoint
 from penstock.kernel.run import RestoreRun
 from penstock.kernel.stage import Actor
+from penstock.stages.selecting import select_leaves
 from penstock.stages.trees import flatten_tree
 
 
@@ -27,6 +28,7 @@ class Locate:
         NotACheckpointError: If there is nothing to restore at the path.
         IncompleteCheckpointError: If a save was interrupted there.
         CorruptCheckpointError: If a document is damaged.
+        SpecError: If only some leaves are wanted and there are none such.
     """
 
     @property
@@ -54,7 +56,7 @@ def _open(run: RestoreRun, request: RestoreRequest) -> StoredCheckpoint:
         flat, _ = flatten_tree(request.like)
         checkpoint = checkpoint.following([(leaf.info, leaf.value) for leaf in flat])
 
-    return checkpoint
+    return checkpoint if request.only is None else select_leaves(checkpoint, request.only)
 
 
 def split_names(checkpoint: StoredCheckpoint, separator: str) -> StoredCheckpoint:

@@ -71,8 +71,8 @@ def _children(node: object) -> Sequence[object] | None:
     def is_child(inner: object) -> bool:
         return inner is not node
 
-    children, treedef = _jax.tree_flatten(node, is_leaf=is_child)
-    return None if _jax.treedef_is_leaf(treedef) else cast("Sequence[object]", children)
+    children = cast("Sequence[object]", _jax.tree_leaves(node, is_leaf=is_child))
+    return None if len(children) == 1 and children[0] is node else children
 
 
 def _type_of(node: object) -> str:

@@ -154,7 +154,9 @@ class TestCodedChunks:
         found = Restored(path, like={"a": ARRAY}, on_unexpected="skip")
         assert found.tree["a"].tobytes() == ARRAY.tobytes()
         assert found.direct == 0
-        assert stored["a"] <= found.driver < stored["a"] + index_bytes(path)
+        nbytes = stored["a"]
+        assert nbytes is not None
+        assert nbytes <= found.driver < nbytes + index_bytes(path)
 
     def test_only_the_chunks_that_remain(self, path: Path) -> None:
         leaf = penstock.sync.metadata(path).tree["b"]

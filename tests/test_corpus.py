@@ -187,6 +187,29 @@ def test_of_a_directory_of_steps_the_latest_is_taken(case: str, corpus: Path, ou
     assert found.root_custom_metadata == manager.get("root_custom_metadata")
 
 
+@pytest.mark.parametrize(
+    "named",
+    ["{0}", "{0}/", "./{0}", "../{1}/{0}", "~/{0}", "file://{2}/{0}", "file://localhost{2}/{0}", "link/{0}"],
+)
+@pytest.mark.parametrize("inner", ["", "/2", "/2/default"], ids=["root", "step", "item"])
+def test_a_path_may_be_written_in_many_ways(
+    named: str, inner: str, corpus: Path, ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(corpus / "corpus" / "v0_manager_default" / "ckpt", tmp_path / "here")
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    path = named.format(f"here{inner}", tmp_path.name, tmp_path)
+
+    (described,) = [
+        tree for tree in DOCUMENTS["v0_manager_default"]["checkpoints"] if tree["path"] == "ckpt/2/default"
+    ]
+    npz = np.load(corpus / "corpus" / "v0_manager_default" / "expected.npz")
+    assert_holds(ours.restore(path), described, npz)
+    assert len(ours.metadata(path).leaves) == len(described["leaves"])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_custom_metadata_of_tree_and_step_is_told(case: str, corpus: Path, ours: Any) -> None:
     for described in DOCUMENTS[case]["checkpoints"]:

@@ -143,6 +143,32 @@ def registry(handler: TableHandler) -> HandlerRegistry:
     return registry
 
 
+async def test_what_a_restored_leaf_holds_is_leased(
+    tmp_path: Path, registry: HandlerRegistry, handler: TableHandler
+) -> None:
+    tables = {f"t{at}": Table({"a": [1.0] * 50}) for at in range(4)}  # 400 bytes each
+    async with Checkpointer(registry=registry, memory_limit=1000) as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", tables))
+
+    leased: list[int] = []
+    async with Checkpointer(registry=registry, memory_limit=1000) as checkpointer:
+        load = handler.deserialize
+
+        async def watched(*arguments: Any) -> Any:
+            leased.append(checkpointer.statistics().leased)
+            return await load(*arguments)
+
+        handler.deserialize = watched  # type: ignore[method-assign]  # to look in from outside
+        assert await checkpointer.restore(tmp_path / "a", like=tables) == tables
+        assert all(400 <= nbytes <= 1000 for nbytes in leased)
+        assert len(leased) == 4
+        # Without a value to ask about, each counts as one piece: here all there is.
+        leased.clear()
+        assert await checkpointer.restore(tmp_path / "a") == tables
+        assert leased == [1000] * 4
+        assert checkpointer.statistics().leased == 0
+
+
 def tree() -> dict[str, Any]:
     return {"t": [Table({"a": [1.0, 2.0]}), Table({})], "w": np.arange(3), "x": Table({"b": [3.5]})}
 

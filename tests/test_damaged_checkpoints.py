@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -243,7 +243,7 @@ def assert_told(error: PenstockError, path: Path) -> None:
 
 
 @contextmanager
-def mended(path: Path, aside: Path) -> Iterator[None]:
+def mended(path: Path, aside: Path) -> Generator[None]:
     """Put what lies at `path` back as it was, whatever has become of it."""
     shutil.copytree(path, aside) if path.is_dir() else shutil.copyfile(path, aside)
     yield
@@ -258,6 +258,7 @@ def test_damage_is_told_or_does_no_harm(name: str, corpus: Path, tmp_path: Path,
     kind.make(corpus, root)
     asked = {"path": root / kind.path, "item": kind.item}
     whole, described = bits(checkpointer.restore(**asked)), checkpointer.metadata(**asked).tree
+    structure: Any = jax.tree.structure
     told = 0
     for path in some_of_each(root / kind.damaged):
         damages = TO_FOLDERS if path.is_dir() else TO_FILES | (TO_DOCUMENTS if is_document(path) else {})
@@ -274,7 +275,7 @@ def test_damage_is_told_or_does_no_harm(name: str, corpus: Path, tmp_path: Path,
                     told += 1
                 else:
                     assert other or restored == whole, what
-                    assert other or jax.tree.structure(metadata) == jax.tree.structure(described), what
+                    assert other or structure(metadata) == structure(described), what
 
     assert told > 2
 
@@ -295,7 +296,7 @@ def wrong_versions(document: Any, turn: Iterator[int]) -> Iterator[Any]:
             yield from ([*document[:at], wrong, *document[at + 1 :]] for wrong in wrong_versions(value, turn))
 
 
-WRONG: Final = (None, [], -1, "x", {}, 2**62, True, ["x"], 1.5, {"x": {}}, "")
+WRONG: Final[tuple[Any, ...]] = (None, [], -1, "x", {}, 2**62, True, ["x"], 1.5, {"x": {}}, "")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def assert_is(found: Any, saved: Any, path: str = "") -> None:
         for at, value in enumerate(saved):
             assert_is(found[at], value, f"{path}.{at}")
     elif isinstance(saved, np.ndarray):
-        if isinstance(found, jax.Array) and jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
+        if isinstance(found, jax.Array) and jnp.issubdtype(found.dtype, jax.dtypes.prng_key):
             found = jax.random.key_data(found)
         array = np.asarray(found, saved.dtype if isinstance(found, int | float) else None)
         assert (array.dtype, array.shape, array.tobytes()) == (saved.dtype, saved.shape, saved.tobytes()), (

@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.handlers.layout import checkpoint_metadata
 from penstock.handlers.layout.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.layout.forms import Form, form_of, items_of
+from penstock.handlers.layout.forms import form_of, items_of
 from penstock.handlers.layout.locate import checkpoint_at
 from penstock.handlers.layout.names import CHECKPOINT_METADATA
 from penstock.handlers.layout.steps import is_unfinished
@@ -59,13 +59,10 @@ def list_items(store: Store, path: str) -> FoundItems:
     if not names:
         raise NotACheckpointError(at.path, "has no items")
 
-    return FoundItems(at.path, {name: _kind(forms.get(name), recorded, name) for name in names})
+    return FoundItems(at.path, {name: _kind(recorded, name) for name in names})
 
 
-def _kind(form: Form | None, recorded: CheckpointMetadata, name: str) -> ItemKind:
-    if form is Form.PROTO:
-        return "proto"
-
+def _kind(recorded: CheckpointMetadata, name: str) -> ItemKind:
     handlers = recorded.item_handlers
     handler = handlers.get(name, "") if isinstance(handlers, Mapping) else ""
     return "array" if handler.endswith(_ARRAY_HANDLER) else "tree"

@@ -8,18 +8,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.boxes import Box, boxes
-from penstock.kernel.anonymous_memory import anonymous_memory
-
-MAPPED_FROM: Final = 2**20
-"""Bytes of a copy that has memory of its own. The allocator keeps what is freed of less than 32 MiB, in a
-pool for each thread: hundreds of megabytes that nobody has leased."""
+from penstock.kernel.anonymous_memory import MAPPED_FROM, anonymous_memory
 
 
 def chunk_boxes(

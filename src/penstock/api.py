@@ -77,7 +77,7 @@ async def restore_items(
     Raises:
         UnsupportedFormatError: If the checkpoint has no items, or one that penstock cannot read.
         NotACheckpointError: If it has not all that are asked for.
-        SpecError: If a message is not of the class asked for, or `like` has what `items` has not.
+        SpecError: If `like` has what `items` has not.
         PenstockError: What `Checkpointer.restore` raises.
 
     Cancellation:

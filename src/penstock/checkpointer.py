@@ -49,6 +49,7 @@ from penstock.restoring import RestoreKeywords, report_of, restore_options, with
 from penstock.restoring_items import ItemsKeywords, restore_items
 from penstock.saving import SaveTask
 from penstock.stopping import Stopping
+from penstock.streaming import LeafStream, StreamKeywords, Streams
 from penstock.verifying import VerifyReport, verify_checkpoint
 
 Staging: TypeAlias = Literal["copy", "overlap"]
@@ -122,6 +123,7 @@ class Checkpointer:
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
         self._background = BackgroundSaves()
+        self._streams = Streams()
         self.stopping = Stopping(options.stopping, self._background)
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
@@ -240,7 +242,7 @@ class Checkpointer:
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
-            **onto: How the result may depart from what is stored: `rename`, `transforms`, `dtype`,
+            **onto: How the result may depart from what is stored: `only`, `rename`, `transforms`, `dtype`,
                 `strict`, `on_missing`, `on_unexpected`; see `penstock.restoring.RestoreKeywords`.
 
         Raises:
@@ -259,7 +261,8 @@ class Checkpointer:
         has_like = like is not _ABSENT
         like, finish = message_target(like, final)
         options = restore_options(onto, has_like=has_like)
-        request = RestoreRequest(final, like if has_like else None, has_like, options, mmap, split, item)
+        target, only = like if has_like else None, onto.get("only")
+        request = RestoreRequest(final, target, has_like, options, mmap, split, item, only)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         task = RestoreTask(self._engine, threads, with_derive(chosen, options), request)
         tree, run = await self._calmly(task)
@@ -274,6 +277,17 @@ class Checkpointer:
         """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
         _, threads = self._running()
         return await restore_items(self._engine, threads, self.restore, absolute_path(path), **options)
+
+    def stream(self, path: str | os.PathLike[str], **options: Unpack[StreamKeywords]) -> LeafStream:
+        """Restore leaf by leaf: `async for key_path, value in checkpointer.stream(path)`.
+
+        Args:
+            path: As for `restore`.
+            **options: What is restored, and in which order; see `penstock.streaming.StreamKeywords`.
+        """
+        tasks, threads = self._running()
+        final, pipeline = absolute_path(path), self._restore_pipeline
+        return self._streams.open(self._engine, tasks, threads, pipeline, final, options)
 
     async def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -341,6 +355,7 @@ class Checkpointer:
                 try:
                     with watching_memory(tasks, self._engine.memory, self._engine.events):
                         yield
+                        self._streams.stop()
                         await self._background.wait_ended()
                 except (get_cancelled_exc_class(), GeneratorExit):
                     raise

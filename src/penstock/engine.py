@@ -54,6 +54,7 @@ class SaveKeywords(TypedDict, total=False):
     compare: Compare
 
 
+LEAST_PIECE: Final = 2**20
 MOST_READS: Final = 10
 """Times that a checkpoint is read which is being overwritten all the while."""
 
@@ -148,7 +149,9 @@ class Engine:
         raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
     def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
-        piece_bytes = min(options.piece_bytes, limit)
+        # Of a small budget several pieces are under way at once, and what the allocator keeps of each is
+        # little. Below 1 MiB a piece costs more than its bytes.
+        piece_bytes = min(options.piece_bytes, max(limit // 16, LEAST_PIECE), limit)
         return {
             "path": path,
             "registry": self.registry,

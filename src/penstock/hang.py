@@ -39,11 +39,6 @@ class Hang:
         self._reached = threading.Event()
         self._released = threading.Event()
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether the operation hangs, or did."""
-        return self._reached.is_set()
-
     async def wait_reached(self) -> None:
         """Wait until the operation hangs.
 
@@ -59,6 +54,11 @@ class Hang:
 
     def release(self) -> None:
         """Let the operation go on. Idempotent, and may come first."""
+        self._released.set()
+
+    def skip(self) -> None:
+        """Note that the operation will not come: those who wait for it go on. Idempotent."""
+        self._reached.set()
         self._released.set()
 
     def hold(self, operation: Operation) -> None:

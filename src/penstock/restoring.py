@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from penstock.kernel.pipeline import Pipeline
+from penstock.kernel.restore_messages import Only
 from penstock.kernel.restore_options import Rename, RestoreOptions, RestoreReport, Transform
 from penstock.kernel.run import RestoreRun
 from penstock.stages.derive import Derive
@@ -19,6 +20,9 @@ class RestoreKeywords(TypedDict, total=False):
     Without them every difference is an error. What they do is in the report, and told by events.
 
     Attributes:
+        only: Which leaves are restored, and nothing else is read: shell patterns over dotted stored
+            names (`"params"`, `["opt.*.mu"]`), where a name stands for all below it, too; or a
+            function from the tuple of stored keys. A target has just those leaves.
         rename: Stored names to names in the result: dotted names, as they are stored (`"opt.0.mu"`),
             or tuples of keys. A name stands for all below it, too; the longest one counts, and
             None leaves out. Or a function from the tuple of stored keys to one of those.
@@ -37,6 +41,7 @@ class RestoreKeywords(TypedDict, total=False):
         on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
     """
 
+    only: Only | None
     rename: Rename | None
     transforms: Mapping[str, Transform] | None
     transforms_default_to_original: bool
@@ -53,7 +58,8 @@ def restore_options(keywords: RestoreKeywords, *, has_like: bool) -> RestoreOpti
         SpecError: If they contradict each other, or need a target.
         TypeError: If there is no option of a name.
     """
-    options = RestoreOptions(**keywords)
+    changing: dict[str, Any] = {name: value for name, value in keywords.items() if name != "only"}
+    options = RestoreOptions(**changing)
     if options == RestoreOptions():
         return None
 

@@ -47,7 +47,7 @@ async def restore_items(
         mmap: As for `restore`.
 
     Raises:
-        SpecError: If `like` has what is not asked for, or a message that an item is not the text of.
+        SpecError: If `like` has what is not asked for.
         UnsupportedFormatError: If the checkpoint has no items.
         NotACheckpointError: If it has not all that are asked for.
     """
@@ -96,24 +96,5 @@ async def _restore_one(
         case "array":
             wrapped = {key: {_ARRAY: value} for key, value in target.items()}
             return (await restore(path, item=name, **wrapped))[_ARRAY]
-        case "proto" if target:
-            return _message(name, await restore(path, item=name), target["like"])
         case _:
             return await restore(path, item=name, **target)
-
-
-def _message(name: str, text: str, like: Any) -> Any:
-    """Parse the text of a message, of the class `like` or that of the message `like`."""
-    try:
-        from google.protobuf import text_format
-        from google.protobuf.message import Message
-    except ImportError as error:
-        raise SpecError("a Proto item needs protobuf: pip install penstock[proto]") from error
-
-    cls: Any = like if isinstance(like, type) else like.__class__
-    if not issubclass(cls, Message):
-        raise SpecError(f"the item {name!r} is a protobuf message, and {like!r} is neither one nor its class")
-    try:
-        return text_format.Parse(text, cls())
-    except text_format.ParseError as error:
-        raise SpecError(f"the item {name!r} is no {cls.__name__}: {error}") from error

@@ -23,6 +23,7 @@ __all__ = (
 )
 
 import os
+from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, final
@@ -30,7 +31,7 @@ from typing import Any, final
 from penstock import api
 from penstock.description import CheckpointMetadata
 from penstock.kernel.futures import SaveFuture
-from penstock.kernel.messages import SaveReport
+from penstock.kernel.messages import KeyPath, SaveReport
 from penstock.portal import Portal, refuse_running_loop, run_once
 from penstock.steps.blocking import CheckpointManager, watch
 from penstock.verifying import VerifyReport
@@ -71,6 +72,10 @@ class Checkpointer:
     def restore(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """Return the tree saved at `path`."""
         return self._portal.call(self._inner.restore, path, **options)
+
+    def stream(self, path: str | os.PathLike[str], **options: Any) -> Iterator[tuple[KeyPath, Any]]:
+        """Yield the leaves saved at `path`, as pairs of key path and value."""
+        return self._portal.iterate(lambda: self._inner.stream(path, **options))
 
     def restore_items(self, path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
         """Return the values of the items saved at `path`, by name."""

@@ -1,11 +1,11 @@
-"""Small saves and restores of every kind, in several pieces, with all counted that may be left behind."""
+"""Saves and restores of every kind, small and in several pieces, and all that they may leave behind."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,7 +146,7 @@ class Place:
         """Save `old`, and a copy of it as `new`, which is to be overwritten."""
         self.folder.mkdir()
         async with self.open() as checkpointer:
-            keywords = {"compare": "digest"} if self.saving.based else {}
+            keywords: dict[str, Any] = {"compare": "digest"} if self.saving.based else {}
             await (await checkpointer.save(self.folder / "old", self.saving.tree(1), **keywords))
 
         copy = shutil.copytree if (self.folder / "old").is_dir() else shutil.copy
@@ -232,7 +232,7 @@ def descriptors_below(folder: Path) -> list[str]:
 
 
 @contextmanager
-def no_task_is_left() -> Iterator[None]:
+def no_task_is_left() -> Generator[None]:
     """Fail if there are more tasks at the end than at the beginning."""
     before = _tasks()
     yield
@@ -261,8 +261,8 @@ def resharded() -> Mapping[str, Any]:
     """A target whose large leaf lies on two devices, spread along its rows."""
     like = plain(0)
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
-    sharding = NamedSharding(mesh, PartitionSpec("x"))
-    like["jax"] = jax.ShapeDtypeStruct((40, 50), jnp.float32, sharding=sharding)
+    sharding = NamedSharding(mesh, PartitionSpec("x"))  # type: ignore[no-untyped-call]  # jax has no types here
+    like["jax"] = jax.ShapeDtypeStruct((40, 50), jnp.float32, sharding=sharding)  # type: ignore[no-untyped-call]
     return {"like": like}
 
 

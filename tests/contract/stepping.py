@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ class Steps:
 
 
 @contextmanager
-def acting_at(at: int, act: Callable[[], object]) -> Iterator[Steps]:
+def acting_at(at: int, act: Callable[[], object]) -> Generator[Steps]:
     """Call `act` before the at-th step (the first is 1) that the running loop makes in this context."""
     steps = Steps(at, act)
     stepping = _on_trio if current_token().backend_class.__module__.endswith("trio") else _on_asyncio
@@ -51,7 +51,7 @@ def acting_at(at: int, act: Callable[[], object]) -> Iterator[Steps]:
 
 
 @contextmanager
-def _on_asyncio(steps: Steps) -> Iterator[None]:
+def _on_asyncio(steps: Steps) -> Generator[None]:
     loop: Any = asyncio.get_running_loop()
     soon, threadsafe = loop.call_soon, loop.call_soon_threadsafe
 
@@ -75,7 +75,7 @@ def _on_asyncio(steps: Steps) -> Iterator[None]:
 
 
 @contextmanager
-def _on_trio(steps: Steps) -> Iterator[None]:
+def _on_trio(steps: Steps) -> Generator[None]:
     instrument = _Stepping(steps)
     trio.lowlevel.add_instrument(instrument)
     try:

@@ -98,6 +98,7 @@ async def test_a_save_that_its_future_cancels_at_any_step_leaves_nothing_behind(
 ) -> None:
     place = Place(folder, SAVINGS[kind])
     await place.prepare()
+    at, cancelled = 0, True
     async with place.open() as checkpointer:
         for at in points(kind, 0):
             save = await place.save(checkpointer, 2, staging="overlap")
@@ -134,6 +135,7 @@ async def test_a_restore_cancelled_at_any_await_point_holds_nothing(folder: Path
 
     for way, visited in sweeps(kind):
         found.clear()
+        at = 0
         for at in visited:
             with no_task_is_left():
                 steps = await way(restore, at)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,12 @@ import penstock
 
 PROGRAM = Path(ending.__file__)
 MOST_S = 50
-PROGRAM_OF: dict[str, Callable[[Path], None]] = vars(ending)
 
 
 @contextmanager
-def running(which: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def running(which: str, folder: Path) -> Generator[subprocess.Popen[str]]:
     """The program, which is killed if the test leaves it running."""
-    assert callable(PROGRAM_OF[which])
+    assert callable(getattr(ending, which))
     command = [sys.executable, str(PROGRAM), which, str(folder)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
@@ -71,7 +70,10 @@ def test_at_exit_a_save_is_abandoned_if_so_wanted_or_if_its_loop_is_dead(tmp_pat
 
 @pytest.mark.parametrize(
     ("which", "said"),
-    [("drained_in_vain", "did not end within 0.5 s"), ("failed_at_exit", "failed while the interpreter ended")],
+    [
+        ("drained_in_vain", "did not end within 0.5 s"),
+        ("failed_at_exit", "failed while the interpreter ended"),
+    ],
 )
 def test_at_exit_what_goes_wrong_is_told_in_one_line(tmp_path: Path, which: str, said: str) -> None:
     with running(which, tmp_path) as process:

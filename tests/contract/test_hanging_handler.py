@@ -37,16 +37,18 @@ class Hanging:
 
 async def test_cancelling_it_ends_and_names_the_handler_and_the_key_path(tmp_path: Path) -> None:
     hanging = Hanging()
-    with pytest.raises(HandlerFailedError, match=r"\['p'\].*ParcelHandler.*did not end within 0.05 s") as raised:
+    with pytest.raises(
+        HandlerFailedError, match=r"\['p'\].*ParcelHandler.*did not end within 0.05 s"
+    ) as raised:
         async with hanging.checkpointer as checkpointer:
-            save = await checkpointer.save(tmp_path / "new", TREE)
+            saves.append(await checkpointer.save(tmp_path / "new", TREE))
             await hanging.hang.wait_reached()
-            save.cancel()
+            saves[0].cancel()
 
     assert raised.value.key_path == "['p']"
     assert raised.value.handler.endswith("ParcelHandler")
-    assert save.exception() is raised.value
-    assert checkpointer.statistics().leased == 0
+    assert saves[0].exception() is raised.value
+    assert hanging.checkpointer.statistics().leased == 0
     assert not os.path.lexists(tmp_path / "new")
     hanging.hang.release()
 

@@ -28,6 +28,7 @@ import anyio
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 import penstock
 from penstock.handlers.leaves.array import ArrayHandler
@@ -56,7 +57,10 @@ def checkpointer(kind: str, budget: int) -> penstock.Checkpointer:
     """Whose handler for jax.Arrays copies, if that is wanted."""
     registry = default_handlers(entry_points=False)
     if kind == "jax-copied":
-        registry.register(jax.Array, ArrayHandler(alias_host=False), override=True)
+        handler = ArrayHandler(alias_host=False)
+        types: tuple[type, ...] = (jax.Array, jax.ShapeDtypeStruct, Tracer)
+        for type_ in types:
+            registry.register(type_, handler, override=True)
 
     return penstock.Checkpointer(memory_limit=budget, registry=registry)
 
@@ -151,7 +155,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """Measure everything; return what is not as it must be."""
     most = parse_bytes(arguments.budget) + parse_bytes(arguments.slack)
     wrong: list[str] = []
-    for kind in KINDS:
+    for kind in arguments.kinds:
         path = folder / kind
         for what in ("save", "restore"):
             extra = in_child(arguments, what, kind, path)["extra_bytes"]
@@ -174,6 +178,7 @@ def main() -> None:
     parser.add_argument("--budget", default="64MiB")
     parser.add_argument("--slack", default="48MiB")
     parser.add_argument("--saves", type=int, default=50)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--child", nargs=3, metavar=("WHAT", "KIND", "PATH"))
     arguments = parser.parse_args()
     if not arguments.child:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import tensorstore as ts
-from tests.stages.rig import Hang, Rig, cancel_in, run_one, run_stages, save_stages
+from tests.stages.rig import Rig, cancel_in, run_one, run_stages, save_stages
 
 from penstock.handlers.layout.orbax import OrbaxLayout
 from penstock.kernel.errors import ConfigError, PenstockError
@@ -23,7 +23,7 @@ from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES, Encode, encoding_room
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.testing import Operation
+from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 
@@ -55,8 +55,8 @@ class ScriptedLayout:
 
 
 def use(rig: Rig, form: SaveFormat, coded_chunk: int = 1 << 20) -> ScriptedLayout:
-    layout: Any = ScriptedLayout(form, coded_chunk)
-    rig.layout = layout
+    layout = ScriptedLayout(form, coded_chunk)
+    rig.layout = cast("Any", layout)
     return layout
 
 

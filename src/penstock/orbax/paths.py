@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("handler_path", "path_text")
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ def handler_path(path: str | os.PathLike[str]) -> Any:
     """
     text = absolute_path(path)
     try:
-        from etils import epath
+        etils: Any = import_module("etils.epath")
     except ImportError:
         return Path(text)
 
-    return epath.Path(text)
+    return etils.Path(text)
 
 
 def path_text(path: Any) -> str:
     """Return a path of any kind as text."""
-    return str(os.fspath(path))
+    return os.fsdecode(path)

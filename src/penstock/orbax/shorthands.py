@@ -104,9 +104,7 @@ class StandardCheckpointer(AsyncCheckpointer):
             directory, args=StandardSaveArgs(state, save_args), force=force, custom_metadata=custom_metadata
         )
 
-    def restore(  # type: ignore[override]  # likewise
-        self, directory: str | os.PathLike[str], target: Any = None, *, strict: bool = True
-    ) -> Any:
+    def restore(self, directory: str | os.PathLike[str], target: Any = None, *, strict: bool = True) -> Any:
         """Return the tree in a directory.
 
         Args:

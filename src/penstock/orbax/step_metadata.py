@@ -178,7 +178,7 @@ def encode_step_metadata(metadata: StepMetadata) -> dict[str, Any]:
     return {
         "item_handlers": _checked("item_handlers", metadata.item_handlers, dict, str),
         "metrics": _checked("metrics", metadata.metrics or {}, dict),
-        "performance_metrics": {name: value for name, value in measured.items() if isinstance(value, float)},
+        "performance_metrics": _floats(measured),
         "init_timestamp_nsecs": _checked("init_timestamp_nsecs", metadata.init_timestamp_nsecs, int),
         "commit_timestamp_nsecs": _checked("commit_timestamp_nsecs", metadata.commit_timestamp_nsecs, int),
         "custom_metadata": _checked("custom_metadata", metadata.custom_metadata or {}, dict),
@@ -201,13 +201,11 @@ def decode_step_metadata(document: Any) -> StepMetadata:
     if unknown and custom:
         raise ValueError(f"Provided metadata contains unknown key {unknown[0]}, beside custom_metadata")
 
-    measured = _checked("performance_metrics", found.get("performance_metrics") or {}, dict)
+    measured: Any = _checked("performance_metrics", found.get("performance_metrics") or {}, dict)
     return StepMetadata(
         item_handlers=_checked("item_handlers", found.get("item_handlers"), dict, str),
         metrics=dict(_checked("metrics", found.get("metrics") or {}, dict)),
-        performance_metrics=replace(
-            SaveStepStatistics(), **{k: v for k, v in measured.items() if isinstance(v, float)}
-        ),
+        performance_metrics=replace(SaveStepStatistics(), **_floats(measured)),
         init_timestamp_nsecs=_checked("init_timestamp_nsecs", found.get("init_timestamp_nsecs"), int),
         commit_timestamp_nsecs=_checked("commit_timestamp_nsecs", found.get("commit_timestamp_nsecs"), int),
         custom_metadata=custom | {name: found[name] for name in unknown},
@@ -217,7 +215,11 @@ def decode_step_metadata(document: Any) -> StepMetadata:
 def _checked(name: str, value: Any, *types: type) -> Any:
     if value is not None and not isinstance(value, types):
         raise ValueError(f"{name} must be of type {[one.__name__ for one in types]}, got {type(value)}")
-    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in cast("dict[object, Any]", value)):
         raise ValueError(f"the keys of {name} must be texts: {value!r}")
 
-    return value
+    return cast("Any", value)
+
+
+def _floats(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in measured.items() if isinstance(value, float)}

@@ -83,6 +83,11 @@ class FaultyStore:
         """Have the n-th operation called `name` write the first half of its bytes and fail."""
         self._faults[name, nth] = _Tear(error)
 
+    def forget_faults(self) -> None:
+        """Let every operation from now on do what it should."""
+        with self._lock:
+            self._faults.clear()
+
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         return self.perform("kind", path, lambda: self._inner.kind(path))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import jax
 import numpy as np
 
 from penstock.checkpointer import Checkpointer
@@ -101,11 +102,11 @@ class StageConformance(ABC):
 
 
 def _same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, dict):
-        return isinstance(found, dict) and _same(list(found.items()), list(expected.items()))
-    if isinstance(expected, (list, tuple)):
-        return len(found) == len(expected) and all(map(_same, found, expected))
-    if isinstance(expected, np.ndarray):
-        return found.dtype == expected.dtype and np.array_equal(found, expected)
+    treedef = jax.tree.structure(expected)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return bool(jax.tree.structure(found) == treedef) and all(_same_leaf(*pair) for pair in pairs)
 
-    return bool(found == expected)
+
+def _same_leaf(found: Any, expected: Any) -> bool:
+    a, b = np.asarray(found), np.asarray(expected)
+    return type(found) is type(expected) and a.dtype == b.dtype and np.array_equal(a, b)

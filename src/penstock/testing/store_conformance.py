@@ -53,7 +53,9 @@ class StoreConformance(ABC):
         first, second = bytearray(3), bytearray(5)
         with closing(self.make_store().open_data_file(path)) as readable:
             readable.read_at(2, [memoryview(first), memoryview(second)])
-            demand((bytes(first), bytes(second)) == (b"234", b"56789"), "read_at must fill the buffers in turn")
+            demand(
+                (bytes(first), bytes(second)) == (b"234", b"56789"), "read_at must fill the buffers in turn"
+            )
             short = memoryview(bytearray(3))
             refuses(lambda: readable.read_at(8, [short]), TruncatedDataError, "reading past the end")
 

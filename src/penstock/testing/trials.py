@@ -135,18 +135,16 @@ class Trial:
     async def _cancelled_at(self, k: int, work: Callable[[FaultyStore], Any]) -> bool:
         store = FaultyStore(self.make_store())
         hang = store.hang_at(k)
-        completed: list[bool] = []
 
         async def do() -> None:
-            await work(store)
-            completed.append(True)
-            hang.release()  # there are fewer operations
+            try:
+                await work(store)
+            finally:
+                hang.skip()  # there may be fewer operations
 
         async with create_task_group() as tasks:
             tasks.start_soon(do)
-            while not hang.is_reached and not completed:
-                await anyio.sleep(0.0005)
-
+            await hang.wait_reached()
             tasks.cancel_scope.cancel()
             hang.release()
 

@@ -112,7 +112,8 @@ def is_float32(leaf: Any) -> bool:
 
 def halved(tree: Tree, variant: str) -> Tree:
     cast_them = variant.startswith("dtype")
-    return jax.tree.map(lambda x: x.astype(jnp.bfloat16) if cast_them and is_float32(x) else x, tree)
+    found = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if cast_them and is_float32(x) else x, tree)
+    return cast("Tree", found)
 
 
 def v0_formats() -> dict[str, Save]:
@@ -224,7 +225,8 @@ def ours_metadata(asked: Asked) -> Tree:
     def is_empty(node: Any) -> bool:
         return node is None or (isinstance(node, dict) and not node)
 
-    told, treedef = jax.tree.flatten(found.tree, is_leaf=is_leaf)
+    flatten: Any = jax.tree.flatten
+    told, treedef = flatten(found.tree, is_leaf=is_leaf)
     values = jax.tree.leaves(asked.like, is_leaf=is_empty)
     return cast("Tree", treedef.unflatten([leaf(*pair) for pair in zip(told, values, strict=True)]))
 

@@ -132,7 +132,7 @@ def of_tensorstore(asked: Asked) -> Tree:
 
 def of_zarr(asked: Asked) -> Tree:
     """The arrays whose types zarr-python knows, one by one; the rest is as it was asked for."""
-    import zarr  # type: ignore[import-not-found, unused-ignore]  # only where it is installed
+    import zarr  # only where it is installed
 
     found = {name: zarr.open_array(asked.path / "flat" / name, mode="r")[...] for name in ("host", "zeros")}
     return {**asked.like, **found}

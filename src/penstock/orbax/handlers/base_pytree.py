@@ -18,7 +18,7 @@ from penstock.checkpointer import Checkpointer
 from penstock.description import CheckpointMetadata
 from penstock.handlers.layout.alone import CUSTOM, TreeLayout
 from penstock.handlers.layout.every import EveryLayout
-from penstock.kernel.errors import NotACheckpointError
+from penstock.kernel.errors import NoHandlerError, NotACheckpointError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.pipeline import Pipeline

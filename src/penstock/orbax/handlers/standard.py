@@ -139,8 +139,9 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 raise ValueError(f"Unsupported option `aggregate` for key: {keys}.")
 
         def check(path: Any, leaf: Any) -> Any:
-            is_array = isinstance(leaf, np.ndarray | jax.Array)
-            found = cast("Any", np.asarray(leaf)) if not is_array and hasattr(leaf, "__array__") else leaf
+            found: Any = leaf
+            if not isinstance(leaf, np.ndarray | jax.Array) and hasattr(leaf, "__array__"):
+                found = np.asarray(leaf)
             self._check_type(path, found, self._supported_types)
             return found
 
@@ -232,8 +233,9 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
                 _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
             )
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            place: Any = getattr(leaf, "format", None) if args.support_layout else None
-            place = leaf.sharding if place is None else place
+            asked: Any = leaf
+            place = getattr(asked, "format", None) if args.support_layout else None
+            place = asked.sharding if place is None else place
             if place is None:
                 place = _recorded(_find(path, stored), args.fallback_sharding)
             return _array_args(leaf, place) if place is not None else RestoreArgs(np.ndarray, leaf.dtype)

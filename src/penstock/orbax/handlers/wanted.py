@@ -141,8 +141,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _put(value: Any, place: Any) -> Any:
-    put: Any = jax.device_put
-    return put(value, place)
+    return cast("Any", jax).device_put(value, place)
 
 
 def _everywhere() -> Any:

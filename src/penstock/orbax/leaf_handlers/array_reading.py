@@ -56,11 +56,12 @@ def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
     shape = getattr(arg, "global_shape", None)
     if shape is not None and arg.dtype is not None and is_key(arg.dtype):
         struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
+        inner = _also_along(inner, len(struct.shape) - len(shape))
         shape = struct.shape
 
     return Wanted(
         inner,
-        None if inner is sharding else sharding,
+        None if isinstance(sharding, jax.sharding.Sharding) else sharding,
         None if shape is None else tuple(shape),
         getattr(arg, "strict", True),
     )
@@ -102,6 +103,15 @@ async def read_array(store: Any, info: ParamInfo, wanted: Wanted, key_impl: str 
             array = await in_thread(_jax.device_put, array, wanted.format)
 
     return array
+
+
+def _also_along(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Sharding:
+    """The sharding of data that has more axes at the end than what was sharded."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+
+    spec = _jax.sharding.PartitionSpec(*sharding.spec, *[None] * axes)
+    return jax.sharding.NamedSharding(cast("Any", sharding.mesh), spec)
 
 
 async def _fill(store: Any, info: ParamInfo, regions: tuple[HostRegion, ...]) -> None:

@@ -1,0 +1,109 @@
+"""The last stage of a restore whose values are taken one by one: hands each over, and waits for the taker."""
+
+from __future__ import annotations
+
+__all__ = ("Deliver",)
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.kernel.errors import IncompletePipelineError
+from penstock.kernel.messages import KeyPath, RestoredBatch, RestoredTree
+from penstock.kernel.restore_messages import Order
+from penstock.kernel.run import Outline, RestoreRun
+from penstock.kernel.stage import Actor
+from penstock.stages.in_order import ranks_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Takes `RestoredBatch`es and gives each value away; yields an empty `RestoredTree` after the last.
+
+    Reading ahead stops while nobody takes a value: as many bytes are in flight then as `limit_bytes`
+    lets, and no more.
+
+    Attributes:
+        take: Called with the key path and the value of each leaf; returns when it was taken.
+        order: Ranks are delivered one after another, as `InOrder` has them read; None for values as they
+            are complete.
+
+    Raises:
+        IncompletePipelineError: If a leaf did not arrive.
+    """
+
+    take: Callable[[KeyPath, Any], Awaitable[None]]
+    order: Order | None = None
+
+    @property
+    def concurrency(self) -> int:
+        """One: there is one taker."""
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
+        """Yield the actor of one restore."""
+        yield _Deliverer(run, self)
+
+
+@final
+class _Deliverer:
+    __slots__ = ("_early", "_given", "_left", "_ranks", "_run", "_stage")
+
+    def __init__(self, run: RestoreRun, stage: Deliver) -> None:
+        self._run = run
+        self._stage = stage
+        self._ranks: list[int] | None = None
+        self._left: Counter[int] = Counter()  # values of each rank that were not delivered
+        self._early: dict[int, list[tuple[int, object]]] = defaultdict(list)
+        self._given: set[int] = set()
+
+    async def __call__(self, batch: RestoredBatch, /) -> None:
+        if self._stage.order is None:
+            for index, value in batch.values:
+                await self._give(index, value)
+
+            return
+
+        if self._ranks is None:
+            self._ranks = await self._run.threads.run(ranks_of, self._stage.order, self._outline.infos)
+            self._left = Counter(self._ranks)
+
+        for index, value in batch.values:
+            self._early[self._ranks[index]].append((index, value))
+
+        del batch
+        while self._left:
+            rank = min(self._left)
+            ready = self._early.pop(rank, [])
+            if not ready:
+                return
+
+            self._left[rank] -= len(ready)
+            if not self._left[rank]:
+                del self._left[rank]
+
+            ready.reverse()
+            while ready:
+                await self._give(*ready.pop())
+
+    async def finish(self) -> AsyncIterator[RestoredTree]:
+        infos = self._outline.infos
+        absent = [at for at in range(len(infos)) if at not in self._given]
+        if absent:
+            raise IncompletePipelineError(len(infos), len(self._given), infos[absent[0]].key_path)
+
+        yield RestoredTree(None)
+
+    @property
+    def _outline(self) -> Outline:
+        outline = self._run.outline
+        assert outline is not None, "a planning stage sets the outline"
+        return outline
+
+    async def _give(self, index: int, value: object) -> None:
+        self._given.add(index)
+        await self._stage.take(self._outline.infos[index].keys, value)

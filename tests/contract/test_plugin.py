@@ -1,0 +1,64 @@
+"""The example plug-in: installed by pip, found by its entry points, proven by its own tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
+PROGRAM = """
+import penstock, sys
+from penstock_example import Vocabulary
+folder, config = sys.argv[1:]
+with penstock.sync.Checkpointer(config=config) as checkpointer:
+    checkpointer.save(folder, {"words": Vocabulary(["a", "b"])}).result()
+    print(checkpointer.restore(folder))
+"""
+CONFIG = """
+[save]
+stages = ["flatten", "prioritise", "device_to_host", "tally", "limit_bytes", "write", "commit", "finalize"]
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that it is installed in; this environment is left alone. pip fetches the build backend."""
+    source, target = tmp_path_factory.mktemp("plugin") / "source", tmp_path_factory.mktemp("target")
+    shutil.copytree(PLUGIN, source)
+    options = ["--quiet", "--no-deps", "--target", str(target)]
+    command = [sys.executable, "-m", "pip", "install", *options, str(source)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return target
+
+
+def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": os.path.abspath("src") + os.pathsep + path}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_its_entry_points_are_found(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(CONFIG)
+    done = run(installed, "-c", PROGRAM, str(tmp_path / "a"), str(tmp_path / "config.toml"))
+
+    assert done.stderr == ""
+    assert done.stdout == "{'words': Vocabulary(words=['a', 'b'])}\n"
+    assert (tmp_path / "a" / "words.vocabulary.json").is_file()
+
+
+@pytest.mark.timeout(115)
+def test_its_twenty_lines_prove_it(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(PLUGIN / "test_plugin.py", tmp_path)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tmp_path}"]
+    done = run(installed, "-m", "pytest", *options, str(tmp_path / "test_plugin.py"))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "15 passed" in done.stdout
+    lines = [line for line in (PLUGIN / "test_plugin.py").read_text().split("\n") if line.strip()]
+    assert len(lines) <= 20

@@ -1,0 +1,285 @@
+"""The same script on both libraries: what handlers and checkpointers return, raise and write."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint
+import pytest
+
+import penstock.orbax
+
+LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
+NAMES = ("penstock", "orbax")
+# Orbax warns of what penstock simply does.
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring")
+
+
+def tree() -> dict[str, Any]:
+    return {
+        "params": {"w": jnp.arange(12, dtype=jnp.float32).reshape(3, 4), "b": np.arange(4, dtype=np.int32)},
+        "step": 7,
+        "rate": 0.5,
+        "name": "adam",
+        "layers": [np.ones(2), (np.zeros(3), None)],
+        "nothing": {},
+    }
+
+
+def arrays() -> dict[str, Any]:
+    return {"a": jnp.arange(8, dtype=jnp.float32), "b": {"c": np.arange(3), "d": 4}}
+
+
+def same(found: Any, expected: Any) -> None:
+    structures: Any = [jax.tree.structure(found), jax.tree.structure(expected)]
+    assert structures[0] == structures[1]
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert type(one) is type(other)
+        np.testing.assert_array_equal(one, other)
+        assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
+
+
+def as_restored() -> dict[str, Any]:
+    """The tree, as it comes back without an item."""
+    expected = tree()
+    expected["layers"][1] = list(expected["layers"][1])
+    return expected
+
+
+def error_of(script: Callable[[], object]) -> Exception:
+    """What a script raises."""
+    try:
+        script()
+    except Exception as error:
+        return error
+
+    pytest.fail("nothing was raised")
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_pytree_checkpointer_saves_and_restores(ocp: Any, tmp_path: Path) -> None:
+    checkpointer = ocp.PyTreeCheckpointer()
+    checkpointer.save(tmp_path / "one", tree())
+    same(checkpointer.restore(tmp_path / "one"), as_restored())
+    same(checkpointer.restore(tmp_path / "one", item=tree()), tree())
+    checkpointer.close()
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+@pytest.mark.parametrize("use_zarr3", [True, False])
+@pytest.mark.parametrize(("writer", "reader"), [LIBRARIES, LIBRARIES[::-1]], ids=["to orbax", "from orbax"])
+def test_each_library_reads_what_the_other_writes(
+    writer: Any, reader: Any, use_zarr3: bool, use_ocdbt: bool, tmp_path: Path
+) -> None:
+    with writer.Checkpointer(
+        writer.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+    ) as saving:
+        saving.save(tmp_path / "one", args=writer.args.PyTreeSave(tree()))
+    with reader.Checkpointer(reader.PyTreeCheckpointHandler()) as restoring:
+        same(restoring.restore(tmp_path / "one", args=reader.args.PyTreeRestore(tree())), tree())
+
+
+def test_both_record_the_same_of_the_tree_and_of_the_checkpoint(tmp_path: Path) -> None:
+    documents: list[Any] = []
+    for number, ocp in enumerate(LIBRARIES):
+        path = tmp_path / str(number)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(
+                path,
+                args=ocp.args.PyTreeSave(tree(), custom_metadata={"lr": 1}),
+                custom_metadata={"run": "a"},
+            )
+        about = json.loads((path / "_CHECKPOINT_METADATA").read_text())
+        assert about.pop("init_timestamp_nsecs") < about.pop("commit_timestamp_nsecs")
+        names = {name for name in os.listdir(path) if not name.startswith(("d", "ocdbt.", "_PENSTOCK"))}
+        documents.append((json.loads((path / "_METADATA").read_text()), about, names))
+
+    assert documents[0] == documents[1]
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_restore_args_choose_types_and_dtypes(ocp: Any, tmp_path: Path) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+        restored = checkpointer.restore(
+            tmp_path / "one",
+            restore_args={
+                "a": ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.float16),
+                "b": {"c": ocp.ArrayRestoreArgs(sharding=_here()), "d": ocp.RestoreArgs(restore_type=float)},
+            },
+        )
+
+    same(
+        restored, {"a": np.arange(8, dtype=np.float16), "b": {"c": jnp.asarray(restored["b"]["c"]), "d": 4.0}}
+    )
+    assert isinstance(restored["b"]["c"], jax.Array)
+
+
+def _here() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_save_args_cast(ocp: Any, tmp_path: Path) -> None:
+    asked = {"a": ocp.SaveArgs(dtype=np.dtype("float16")), "b": {"c": ocp.SaveArgs(), "d": ocp.SaveArgs()}}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", args=ocp.args.PyTreeSave(arrays(), asked))
+        assert checkpointer.restore(tmp_path / "one")["a"].dtype == np.float16
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_shape_is_an_error_unless_it_is_asked_for(ocp: Any, strict: bool, tmp_path: Path) -> None:
+    wanted = ocp.ArrayRestoreArgs(sharding=_here(), global_shape=(5,), strict=strict)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"a": jnp.arange(8)})
+        if strict:
+            with pytest.raises(ValueError, match="not compatible with"):
+                checkpointer.restore(tmp_path / "one", restore_args={"a": wanted})
+        else:
+            same(checkpointer.restore(tmp_path / "one", restore_args={"a": wanted}), {"a": jnp.arange(5)})
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_a_part_is_restored_by_omission_and_by_placeholder(ocp: Any, tmp_path: Path) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+        part = ocp.args.PyTreeRestore({"b": {"d": 0}}, partial_restore=True)
+        same(checkpointer.restore(tmp_path / "one", args=part), {"b": {"d": 4}})
+        marked = {"a": ocp.PLACEHOLDER, "b": {"c": 0, "d": 0}}
+        found = checkpointer.restore(tmp_path / "one", args=ocp.args.PyTreeRestore(marked))
+        assert found["a"] is ocp.PLACEHOLDER
+        same(found["b"], arrays()["b"])
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_none_in_an_item_leaves_out_a_leaf(ocp: Any, tmp_path: Path) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+        found = checkpointer.restore(tmp_path / "one", item={"a": None, "b": {"c": 0, "d": 0}})
+        same(found, {"a": None, "b": arrays()["b"]})
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_transforms_rename_make_and_keep(ocp: Any, tmp_path: Path) -> None:
+    item = {"x": 0, "sum": 0, "new": 9}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"a": np.arange(3), "b": np.ones(3), "c": np.zeros(1)})
+        found = checkpointer.restore(
+            tmp_path / "one",
+            args=ocp.args.PyTreeRestore(
+                item,
+                restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(), item),
+                transforms={
+                    "x": ocp.Transform(original_key="a", value_fn=lambda value: value + 1),
+                    "sum": ocp.RestoreTransform(
+                        multi_value_fn=lambda key, stored, args: stored["a"] + stored["b"],
+                        multi_value_fn_input_args={"a|b": ocp.RestoreArgs()},
+                    ),
+                    "new": ocp.Transform(use_fallback=True),
+                },
+            ),
+        )
+
+    same(found, {"x": np.arange(1, 4), "sum": np.arange(1.0, 4.0), "new": 9})
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_standard_checkpointer(ocp: Any, tmp_path: Path) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+        checkpointer.wait_until_finished()
+        same(checkpointer.restore(tmp_path / "one"), arrays())
+        target = {
+            "a": jax.ShapeDtypeStruct((8,), jnp.float16, sharding=_here()),
+            "b": {"c": np.zeros(3), "d": 0},
+        }
+        found = checkpointer.restore(tmp_path / "one", target)
+        assert found["a"].dtype == jnp.float16
+        assert found["b"]["c"].dtype == np.float64
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_items_of_a_composite(ocp: Any, tmp_path: Path) -> None:
+    key = jax.random.key(3)
+    with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(
+            tmp_path / "one",
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(arrays()),
+                config=ocp.args.JsonSave({"lr": 0.1}),
+                array=ocp.args.ArraySave(np.arange(5)),
+                key=ocp.args.JaxRandomKeySave(key),
+                random=ocp.args.NumpyRandomKeySave(np.random.get_state()),  # what the API saves
+            ),
+        )
+        checkpointer.wait_until_finished()
+        found = checkpointer.restore(tmp_path / "one")
+        same(found.state, arrays())
+        assert found["config"] == {"lr": 0.1}
+        np.testing.assert_array_equal(found.array, np.arange(5))
+        assert jnp.array_equal(jax.random.key_data(found.key), jax.random.key_data(key))
+        assert found.random[0] == "MT19937"
+        some = checkpointer.restore(tmp_path / "one", args=ocp.args.Composite(config=ocp.args.JsonRestore()))
+        assert dict(some.items()) == {"config": {"lr": 0.1}}
+        about = checkpointer.metadata(tmp_path / "one")
+        assert set(about.item_handlers) == {"state", "config", "array", "key", "random"}
+        assert about.item_metadata["config"] is None
+        assert about.item_metadata["state"]["a"].shape == (8,)
+
+
+ERRORS: dict[str, Callable[[Any, Any, Path], object]] = {
+    "nothing there": lambda ocp, c, path: c.restore(path / "none"),
+    "something there": lambda ocp, c, path: c.save(path / "one", arrays()),
+    "an empty tree": lambda ocp, c, path: c.save(path / "two", {}),
+    "an unknown type": lambda ocp, c, path: c.save(path / "two", {"a": object()}),
+    "another structure": lambda ocp, c, path: c.restore(path / "one", item={"a": 0, "z": 0}),
+    "too few leaves": lambda ocp, c, path: c.restore(path / "one", item={"a": 0}),
+    "args as the item": lambda ocp, c, path: c.handler.restore(path / "one", ocp.args.PyTreeRestore()),
+    "transforms without item": lambda ocp, c, path: c.restore(path / "one", transforms={}),
+    "transforms without args": lambda ocp, c, path: c.restore(path / "one", item={"a": 0}, transforms={}),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_of_the_same_kind(name: str, tmp_path: Path) -> None:
+    errors: list[Exception] = []
+    for number, ocp in enumerate(LIBRARIES):
+        path = tmp_path / str(number)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(path / "one", arrays())
+            script = ERRORS[name]
+            errors.append(error_of(partial(script, ocp, checkpointer, path)))
+
+    ours, theirs = errors
+    assert isinstance(ours, type(theirs)), (ours, theirs)
+
+
+def test_partial_restore_of_what_is_not_stored_is_an_error(tmp_path: Path) -> None:
+    # Orbax returns the item's own value, in silence.
+    ocp = penstock.orbax
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+        with pytest.raises(ValueError, match="missing"):
+            checkpointer.restore(
+                tmp_path / "one", args=ocp.args.PyTreeRestore({"zz": 0}, partial_restore=True)
+            )
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_force_replaces(ocp: Any, tmp_path: Path) -> None:
+    with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"a": 1})
+        checkpointer.save(tmp_path / "one", {"a": 2}, force=True)
+        checkpointer.wait_until_finished()
+        assert checkpointer.restore(tmp_path / "one") == {"a": 2}
+
+    assert os.listdir(tmp_path) == ["one"]

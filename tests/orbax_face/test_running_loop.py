@@ -1,0 +1,159 @@
+"""Inside a running event loop: synchronous calls work, coroutines are coroutines, nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from anyio import to_thread
+
+import penstock.orbax as ocp
+from penstock.orbax.running import LoopThread, run_sync
+
+
+def threads_of_ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "penstock.orbax"]
+
+
+async def test_synchronous_calls_work_inside_a_running_loop(tmp_path: Path) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"a": np.arange(3)})
+        np.testing.assert_array_equal(checkpointer.restore(tmp_path / "one")["a"], np.arange(3))
+        assert checkpointer.metadata(tmp_path / "one").item_metadata["a"].shape == (3,)
+    with ocp.StandardCheckpointer() as standard:
+        standard.save(tmp_path / "two", {"a": np.arange(3)})
+        standard.wait_until_finished()
+        np.testing.assert_array_equal(standard.restore(tmp_path / "two")["a"], np.arange(3))
+
+
+async def test_async_save_is_a_coroutine_and_the_tree_may_change_when_it_returns(tmp_path: Path) -> None:
+    handler = ocp.PyTreeCheckpointHandler()
+    array = np.arange(1000)
+    futures: Any = await handler.async_save(tmp_path, args=ocp.args.PyTreeSave({"a": array}))
+    array[:] = 0
+    for future in futures:
+        await to_thread.run_sync(future.result)
+
+    np.testing.assert_array_equal(handler.restore(tmp_path)["a"], np.arange(1000))
+    handler.close()
+
+
+async def test_a_handler_inside_a_handler_s_coroutine(tmp_path: Path) -> None:
+    inner = ocp.PyTreeCheckpointHandler()
+
+    class Outer(ocp.AsyncCheckpointHandler):
+        async def async_save(self, directory: Any, item: Any) -> Any:
+            inner.save(directory, args=ocp.args.PyTreeSave(item))  # synchronous, in a coroutine
+            return await inner.async_save(directory, args=ocp.args.PyTreeSave(item))
+
+        def save(self, directory: Any, item: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, directory: Any) -> Any:
+            return inner.restore(directory)
+
+    with ocp.AsyncCheckpointer(Outer()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"a": 1})
+        checkpointer.wait_until_finished()
+        assert checkpointer.restore(tmp_path / "one") == {"a": 1}
+    inner.close()
+
+
+def test_closing_ends_the_thread_and_using_again_begins_another(tmp_path: Path) -> None:
+    before = len(threads_of_ours())
+    handler = ocp.PyTreeCheckpointHandler()
+    assert len(threads_of_ours()) == before
+    for _ in range(2):
+        handler.save(tmp_path, args=ocp.args.PyTreeSave({"a": 1}))
+        assert len(threads_of_ours()) == before + 1
+        handler.close()
+        assert len(threads_of_ours()) == before
+
+
+def test_a_handler_that_is_forgotten_ends_its_thread(tmp_path: Path) -> None:
+    handler = ocp.PyTreeCheckpointHandler()
+    before = set(threads_of_ours())
+    handler.save(tmp_path, args=ocp.args.PyTreeSave({"a": 1}))
+    [thread] = set(threads_of_ours()) - before
+    del handler
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_resource_that_cannot_be_opened_says_why() -> None:
+    def fail() -> Any:
+        raise OSError("no such thing")
+
+    loop: LoopThread[None] = LoopThread(fail)
+    with pytest.raises(OSError, match="no such thing"):
+        loop.call(lambda resources: None)  # type: ignore[arg-type,return-value]  # never called
+    loop.close()
+
+
+async def test_run_sync_returns_and_raises_what_the_coroutine_does() -> None:
+    async def double(number: int) -> int:
+        if number < 0:
+            raise ValueError("negative")
+        return 2 * number
+
+    assert run_sync(double, 2) == 4
+    with pytest.raises(ValueError, match="negative"):
+        run_sync(double, -1)
+
+
+def test_a_failure_in_the_background_is_raised_once(tmp_path: Path) -> None:
+    class Failing(ocp.AsyncCheckpointHandler):
+        async def async_save(self, directory: Any, item: Any) -> Any:
+            async def fail() -> None:
+                raise RuntimeError("no room")
+
+            return [ocp.future.CommitFutureAwaitingContractedSignals(fail())]
+
+        def save(self, directory: Any, item: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, directory: Any) -> Any:
+            raise NotImplementedError
+
+    checkpointer = ocp.AsyncCheckpointer(Failing())
+    checkpointer.save(tmp_path / "one", 1)
+    with pytest.raises(RuntimeError, match="no room"):
+        checkpointer.wait_until_finished()
+
+    checkpointer.check_for_errors()
+    checkpointer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_work_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    class Slow(ocp.AsyncCheckpointHandler):
+        async def async_save(self, directory: Any, item: Any) -> Any:
+            return [self]
+
+        def result(self, timeout: float | None = None) -> None:
+            if not release.wait(0):
+                raise TimeoutError("still at it")
+
+        def cancel(self) -> None:
+            release.set()
+
+        def save(self, directory: Any, item: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, directory: Any) -> Any:
+            raise NotImplementedError
+
+    checkpointer = ocp.AsyncCheckpointer(Slow(), timeout_secs=1)
+    checkpointer.save(tmp_path / "one", 1)
+    with pytest.raises(TimeoutError, match="0/1 futures"):
+        checkpointer.wait_until_finished()
+
+    assert list(tmp_path.iterdir()) == []
+    checkpointer.close()
