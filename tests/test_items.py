@@ -263,18 +263,35 @@ class TestRefused:
             save(tmp_path / "ckpt", Composite(a=Proto("text")))
 
     def test_names_that_collide_in_an_item_with_both_key_paths(self, tmp_path: Path) -> None:
-        items = Composite(a={"x.y": 1, "x": {"y": 2}})
+        items = Composite(a={"x.y": 1, "x": {"y": 2}}, b={})
         with pytest.raises(DuplicateNameError, match=r"\['a'\]\['x'\]\['y'\].*\['a'\]\['x.y'\]"):
             save(tmp_path / "ckpt", items)
 
-        items = Composite(a={"x": np.ones(2), "x/0": np.ones(2)})
+        items = Composite(a={"x": np.ones(2), "x/0": np.ones(2)}, b={})
         with pytest.raises(DuplicateNameError, match=r"\['a'\]\['x'\]"):
             save(tmp_path / "ckpt", items, SaveFormat(ocdbt=False))
 
     def test_a_leaf_in_an_item_is_named_with_it(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidLeafError) as caught:
-            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}))
+            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}, more={}))
         assert caught.value.key_path == "['state']['x'][0]"
+
+    def test_a_leaf_of_the_only_tree_is_named_as_it_is_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidLeafError) as caught:
+            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}, config=Json(1)))
+        assert caught.value.key_path == "['x'][0]"
+
+    def test_save_args_for_an_item_without_arrays(self, tmp_path: Path) -> None:
+        args = {"state": None, "config": penstock.SaveArgs()}
+        with pytest.raises(SpecError, match="save_args are for 'config', and 'state' alone has arrays"):
+            save(tmp_path / "ckpt", Composite(state=tree(), config=Json(1)), save_args=args)
+
+    def test_functions_of_a_key_path_get_that_of_the_tree_of_items(self, tmp_path: Path) -> None:
+        seen: list[Any] = []
+        for items in (Composite(state={"x": np.ones(3)}), Composite(state={"x": np.ones(3)}, other={"y": 1})):
+            seen.clear()
+            save(tmp_path / "ckpt", items, overwrite=True, save_args=seen.append, prioritise=seen.append)
+            assert seen.count(("state", "x")) == 2
 
     def test_save_args_are_those_of_the_tree_of_items(self, tmp_path: Path) -> None:
         args = {"state": {"b.c": penstock.SaveArgs(dtype=jnp.bfloat16)}}
