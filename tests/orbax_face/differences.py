@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from tests.orbax_face.v1.differences import DIFFERENCES as V1
+
 Section = dict[str, tuple[str, str]]
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "orbax-differences.md"
@@ -196,7 +198,7 @@ def render() -> str:
         "The page is generated from `tests/orbax_face/differences.py`; the tests that compare signatures",
         "fail for whatever differs and is not in it.",
     ]
-    for title, section in SECTIONS.items():
+    for title, section in {**SECTIONS, "The newer API, `penstock.orbax.v1`": V1}.items():
         lines += ["", f"## {title}", "", "| name | difference | reason |", "| --- | --- | --- |"]
         lines += [f"| `{name}` | {what} | {why} |" for name, (what, why) in sorted(section.items())]
 

@@ -1,15 +1,12 @@
 """Where `penstock.orbax.v1` is not what `orbax.checkpoint.experimental.v1` of Orbax 0.12.8 is, and why.
 
-The signature tests fail for a name that differs and is not here; a test keeps the same table in
-docs/howto/move-from-orbax-v1.md, which `python -m tests.orbax_face.v1.differences` writes there.
+The signature tests fail for a name that differs and is not here. docs/reference/orbax-differences.md has the
+same: `python -m tests.orbax_face.differences` writes it.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
-
-PAGE: Final = Path(__file__).parents[3] / "docs" / "howto" / "move-from-orbax-v1.md"
 
 DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
     "training": ("It is not there yet.", "Steps are kept by a manager of penstock's own."),
@@ -49,8 +46,8 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "Noise costs three times the time for nothing. Orbax reads both.",
     ),
     "options.ArrayOptions.Saving.use_replica_parallel": (
-        "One replica of each shard is written, whatever is said here and in its neighbours.",
-        "The chunks of several replicas gain nothing where the disk is the limit.",
+        "Replicas always share the chunks, as far as Orbax would by default, whatever its neighbours say.",
+        "The layout on disk is that of Orbax's defaults.",
     ),
     "options.ArrayOptions.Saving.array_metadata_store": (
         "`array_metadatas` and `_sharding` are always written.",
@@ -105,25 +102,3 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "One except clause is enough.",
     ),
 }
-
-
-def table() -> str:
-    """All of them, for the docs."""
-    rows = [f"| `{name}` | {what} | {why} |" for name, (what, why) in DIFFERENCES.items()]
-    return "\n".join(["| Name | Here | Why |", "| --- | --- | --- |", *rows])
-
-
-BEGIN: Final = "<!-- the table of tests/orbax_face/v1/differences.py -->\n"
-END: Final = "\n<!-- end -->"
-
-
-def page() -> str:
-    """Return the page with the table as it is now."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

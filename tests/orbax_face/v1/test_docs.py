@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.orbax_face.v1.differences import PAGE
 
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "move-from-orbax-v1.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

@@ -137,6 +137,14 @@ def test_an_object_may_save_itself(ocp: Any, tmp_path: Path) -> None:
     assert not isinstance(Point(1, 2), ocp.StatefulCheckpointable)
 
 
+def test_an_object_that_saves_itself_does_so_under_any_name(ocp: Any, tmp_path: Path) -> None:
+    with with_registry(ocp, counter=ocp.handlers.JsonHandler):
+        ocp.save_checkpointables(tmp_path / "a", {"counter": Counter(7)})
+        loaded = ocp.load_checkpointables(tmp_path / "a", {"counter": Counter(0)})
+
+    assert loaded["counter"].n == 7
+
+
 def test_registries(ocp: Any) -> None:
     registry = ocp.handlers.local_registry(include_global_registry=False)
     assert registry.add(PointHandler, checkpointable_name="a", secondary_typestrs=["old"]) is registry

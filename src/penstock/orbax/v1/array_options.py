@@ -41,7 +41,7 @@ class ArrayOptions(Guarded):
             ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
             enable_pinned_host_transfer: Accepted; penstock chooses how bytes get to the host.
             enable_post_merge_validation: Accepted; penstock counts every byte before it publishes.
-            use_replica_parallel: Accepted; one replica of each shard is written.
+            use_replica_parallel: Accepted; chunks are cut as Orbax's defaults cut them.
             min_slice_bytes_for_replica_parallel: Likewise.
             max_replicas_for_replica_parallel: Likewise.
             enable_replica_parallel_separate_folder: Likewise.

@@ -15,6 +15,7 @@ from jax import tree_util
 
 from penstock.api import Checkpointer
 from penstock.engine import SaveKeywords
+from penstock.handlers.layout.alone import TreeLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.kernel.messages import KeyPath, ParamInfo
@@ -34,7 +35,7 @@ from penstock.orbax.v1.memory_options import TransferPriority
 from penstock.orbax.v1.operation import Operation, begin, budget
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PyTree
-from penstock.orbax.v1.tree_files import StoredTree, TreeLayout, read_tree, save_format_of
+from penstock.orbax.v1.tree_files import StoredTree, read_tree, save_format_of
 from penstock.stages.trees import nest_columns, step
 
 _jax: Any = tree_util
