@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,14 +18,23 @@ import pytest
 
 import penstock
 from penstock.cli.corpus import Corpus
+from penstock.cli.demo import require_followed
 from penstock.cli.model import SIZES, State, count_parameters, init_state, train_step
 from penstock.cli.output import CommandError
 from penstock.cli.process import TrainingLog
-from penstock.cli.records import DurableSave, FinishedStep, Record, StartedTraining, decode, encode
+from penstock.cli.records import (
+    DurableSave,
+    FinishedStep,
+    FollowedStep,
+    Record,
+    StartedTraining,
+    decode,
+    encode,
+)
 from penstock.cli.report import curve, differing_steps, disk_table, losses_of
 from penstock.cli.texts import own_text, read_text
 from penstock.cli.timeline import draw, timeline_of
-from penstock.cli.training import latest_checkpoint
+from penstock.cli.training import unfinished
 from penstock.kernel.meters import Span, StageStatistics
 from penstock.pipelines import save_pipeline
 
@@ -99,12 +109,12 @@ async def test_a_restored_state_continues_bit_equal(tmp_path: Path) -> None:
 
 
 def test_only_what_has_its_own_name_is_a_checkpoint(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path) == (None, [])
+    assert unfinished(tmp_path) == []
 
     for name in ("5", "20", "100", "120.orbax-checkpoint-tmp"):
         (tmp_path / name).mkdir()
 
-    assert latest_checkpoint(tmp_path) == (tmp_path / "100", ["120.orbax-checkpoint-tmp"])
+    assert unfinished(tmp_path) == ["120.orbax-checkpoint-tmp"]
     assert [row[:2] for row in disk_table(tmp_path).rows] == [
         ("5", "a checkpoint"),
         ("20", "a checkpoint"),
@@ -113,8 +123,28 @@ def test_only_what_has_its_own_name_is_a_checkpoint(tmp_path: Path) -> None:
     ]
 
 
+def test_what_was_followed_must_be_what_the_trainer_had() -> None:
+    def log(*losses: float, followed: Sequence[tuple[int, float]] = ()) -> TrainingLog:
+        steps = [FinishedStep(at, loss.hex(), 0.0, 0.0) for at, loss in enumerate(losses, start=1)]
+        found = [FollowedStep(step, loss.hex(), 0.1, 10, 100) for step, loss in followed]
+        return TrainingLog(steps=steps, followed=found)
+
+    require_followed(log(3.0, 2.0, 1.0), log(followed=[(1, 2.0), (2, 1.0), (3, 0.5)]))
+    with pytest.raises(CommandError, match="another state of step 2"):
+        require_followed(log(3.0, 2.0, 1.0), log(followed=[(1, 2.0), (2, 1.5)]))
+    with pytest.raises(CommandError, match="evaluated nothing"):
+        require_followed(log(3.0, 2.0), log())
+
+
 @pytest.mark.parametrize(
-    "record", [a_save(), FinishedStep(3, (0.1).hex(), 1.0, 2.0), StartedTraining(10, 5)], ids=type
+    "record",
+    [
+        a_save(),
+        FollowedStep(4, (0.1).hex(), 0.5, 10, 100),
+        FinishedStep(3, (0.1).hex(), 1.0, 2.0),
+        StartedTraining(10, 5),
+    ],
+    ids=type,
 )
 def test_records_travel_as_lines(record: Record) -> None:
     line = encode(record)
@@ -184,7 +214,7 @@ def test_a_text_that_cannot_be_learned_is_refused(tmp_path: Path) -> None:
         read_text(tmp_path / "absent")
 
 
-@pytest.mark.timeout(110)  # three processes that start jax and compile
+@pytest.mark.timeout(240)  # four processes that start jax and compile
 def test_the_whole_demo(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -206,6 +236,8 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert "Found step 4, passed over 8.orbax-checkpoint-tmp" in run.stdout
     # How many steps it did before it was killed depends on the machine; one at least after the save began.
     assert re.search(r"Bit-equal: all (9|1\d) losses before the kill and all 10 after the resume", run.stdout)
+    assert re.search(r"followed: restored step (4|8|12) in", run.stdout)
+    assert re.search(r"Bit-equal, too: what the second process found from the [123] steps", run.stdout)
     assert ElementTree.parse(picture).getroot().tag == f"{SVG}svg"
     assert list(temporary.iterdir()) == []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("DemoOptions", "run_demo")
+__all__ = ("DemoOptions", "require_followed", "run_demo")
 
 import signal
 import time
@@ -12,15 +12,17 @@ from statistics import fmean
 from typing import Any, final
 
 import anyio
-from anyio import create_task_group
+from anyio import Event, create_task_group, move_on_after
 
 from penstock.cli import report
 from penstock.cli.output import CommandError, Output
 from penstock.cli.process import TrainingLog, run_training
-from penstock.cli.records import DurableSave, FinishedStep, Record, Restored
+from penstock.cli.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
 from penstock.cli.surroundings import end_on_signal, open_directory
 from penstock.cli.texts import read_text
 from penstock.cli.timeline import draw, timeline_of
+
+PATIENCE_S = 30.0  # with the second process, once the first one has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class _Demo:
         self._output = output
         self._directory = directory
         self._began = time.monotonic()
-        self._reference = self._killed = self._resumed = TrainingLog()
+        self._reference = self._killed = self._resumed = self._follower = TrainingLog()
+        self._news = Event()
 
     async def __call__(self, text: str) -> int:
         received: list[int] = []
@@ -91,7 +94,22 @@ class _Demo:
         output.headline("1  Train, and save while training goes on")
         output.say(f"A small transformer learns {text}.")
         output.say(f"It saves every {options.every} steps; each step donates the state that is being saved.")
-        self._reference = await self._process("reference", options.steps, seconds=options.seconds)
+        output.say("A second process follows it: restores steps as they come, and trains one step from each.")
+        failure: Exception | None = None
+        async with create_task_group() as beside:
+            beside.start_soon(self._follow)
+            try:
+                self._reference = await self._process("reference", options.steps, seconds=options.seconds)
+                with move_on_after(PATIENCE_S):
+                    await self._caught_up()
+            except Exception as error:
+                failure = error  # raised below, as it is and not in a group
+
+            beside.cancel_scope.cancel()
+
+        if failure is not None:
+            raise failure
+
         if len(self._reference.steps) < options.steps:
             output.say(f"It ended early, to keep the demo near {options.seconds:.0f} s on this machine.")
 
@@ -155,19 +173,54 @@ class _Demo:
         n_killed, first = self._killed.steps[-1].step, self._resumed.restored.step + 1
         _require_equal("killed", self._reference, self._killed, range(1, n_killed + 1))
         _require_equal("resumed", self._reference, self._resumed, range(first, last + 1))
+        require_followed(self._reference, self._follower)
         self._output.success(
             f"Bit-equal: all {n_killed} losses before the kill and all {last + 1 - first} after the resume "
             "are those of the uninterrupted run."
         )
+        followed = self._follower.followed
+        peak, limit = max(step.peak_bytes for step in followed), followed[0].limit_bytes
+        self._output.success(
+            f"Bit-equal, too: what the second process found from the {len(followed)} steps that it restored, "
+            f"with {report.format_bytes(peak)} of its {report.format_bytes(limit)} of memory."
+        )
 
-    async def _process(self, folder: str, steps: int, **more: Any) -> TrainingLog:
-        """Run a training process under a progress bar, and say what it saves."""
+    async def _follow(self) -> None:
+        """Run the second process beside the first, until this is cancelled."""
+
+        def note(log: TrainingLog, record: Record) -> bool:
+            self._follower = log
+            if isinstance(record, FollowedStep):
+                self._output.say(report.describe_followed(record))
+
+            self._news.set()
+            self._news = Event()
+            return False
+
+        try:
+            await run_training(self._common("reference"), note, "follower")
+        except (OSError, ValueError) as error:  # that it found nothing is noticed in the end
+            self._output.say(f"the second process failed: {error}")
+
+    async def _caught_up(self) -> None:
+        """Wait until the second process has evaluated the last step that the first one saved."""
+        last = self._reference.saves[-1].step
+        while not any(step.step == last for step in self._follower.followed):
+            await self._news.wait()
+
+    def _common(self, folder: str) -> dict[str, Any]:
         directory = self._directory / folder
         directory.mkdir(exist_ok=True)
-        options = {
+        return {
             "directory": str(directory),
             "text": str(self._directory / "text.txt"),
             "size": self._options.size,
+        }
+
+    async def _process(self, folder: str, steps: int, **more: Any) -> TrainingLog:
+        """Run a training process under a progress bar, and say what it saves."""
+        options = {
+            **self._common(folder),
             "steps": steps,
             "every": self._options.every,
             "began": time.monotonic(),
@@ -211,6 +264,18 @@ def _require_equal(name: str, reference: TrainingLog, other: TrainingLog, steps:
             f"NOT bit-equal: the {name} process differs from the uninterrupted one in the losses of "
             f"{len(differing)} of {len(steps)} steps, first in step {differing[0]}"
         )
+
+
+def require_followed(reference: TrainingLog, follower: TrainingLog) -> None:
+    """Whatever was evaluated from outside must be what the trainer itself had in its next step."""
+    if not follower.followed:
+        raise CommandError(f"the second process evaluated nothing:\n{follower.errors.strip()}")
+
+    losses = report.losses_of(reference)
+    for step in follower.followed:
+        if losses.get(step.step + 1, step.loss) != step.loss:
+            problem = f"the second process restored another state of step {step.step}"
+            raise CommandError(f"NOT bit-equal: {problem}")
 
 
 def _losses(log: TrainingLog) -> list[float]:

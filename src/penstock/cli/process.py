@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from subprocess import DEVNULL, PIPE
 from tempfile import TemporaryFile
-from typing import Any, final
+from typing import Any, Literal, final
 
 from anyio import ClosedResourceError, EndOfStream, IncompleteRead, open_process
 from anyio.abc import ByteReceiveStream
@@ -20,6 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from penstock.cli.records import (
     DurableSave,
     FinishedStep,
+    FollowedStep,
     HeldSave,
     Record,
     Restored,
@@ -42,6 +43,7 @@ class TrainingLog:
     staged: list[StagedSave] = field(default_factory=list[StagedSave])
     held: HeldSave | None = None
     saves: list[DurableSave] = field(default_factory=list[DurableSave])
+    followed: list[FollowedStep] = field(default_factory=list[FollowedStep])
     returncode: int | None = None  #: negative: the number of the signal that ended it
     errors: str = ""  #: what it wrote to stderr
 
@@ -59,6 +61,8 @@ class TrainingLog:
                 self.held = record
             case DurableSave():
                 self.saves.append(record)
+            case FollowedStep():
+                self.followed.append(record)
 
     def steps_during(self, save: DurableSave) -> int:
         """Count the training steps that ended between a save's call and its end."""
@@ -66,19 +70,22 @@ class TrainingLog:
 
 
 async def run_training(
-    options: Mapping[str, Any], watch: Callable[[TrainingLog, Record], bool]
+    options: Mapping[str, Any],
+    watch: Callable[[TrainingLog, Record], bool],
+    program: Literal["worker", "follower"] = "worker",
 ) -> TrainingLog:
-    """Run a training process to its end.
+    """Run a process of the demo to its end.
 
     Args:
-        options: The fields of `TrainingOptions`.
+        options: The fields of `TrainingOptions`, or of `FollowingOptions`.
+        program: Which of the two programs it is.
         watch: Called with each record; to return True is to have the process killed (SIGKILL).
 
     Cancellation:
         Kills the process and waits until it is gone.
     """
     log = TrainingLog()
-    command = [sys.executable, "-m", "penstock.cli.worker", json.dumps(options)]
+    command = [sys.executable, "-m", f"penstock.cli.{program}", json.dumps(options)]
     # Its own session, so that Ctrl-C reaches the parent alone, which then ends the child.
     with TemporaryFile() as errors:
         process = await open_process(

@@ -8,16 +8,19 @@ from __future__ import annotations
 __all__ = (
     "DurableSave",
     "FinishedStep",
+    "FollowedStep",
     "HeldSave",
     "Record",
     "Restored",
     "StagedSave",
     "StartedTraining",
     "decode",
+    "emit",
     "encode",
 )
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
@@ -87,17 +90,44 @@ class DurableSave:
     stages: tuple[StageStatistics, ...]
 
 
-Record: TypeAlias = "StartedTraining | Restored | FinishedStep | StagedSave | HeldSave | DurableSave"
+@dataclass(frozen=True, slots=True)
+class FollowedStep:
+    """A step that another process saved was restored, and one step was trained from there, to evaluate it."""
+
+    step: int
+    loss: str  #: of the step after it, `float.hex`
+    restored_s: float
+    peak_bytes: int  #: of the memory budget
+    limit_bytes: int
+
+
+Record: TypeAlias = (
+    "StartedTraining | Restored | FinishedStep | StagedSave | HeldSave | DurableSave | FollowedStep"
+)
 
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (StartedTraining, Restored, FinishedStep, StagedSave, HeldSave, DurableSave)
+    for kind in (
+        StartedTraining,
+        Restored,
+        FinishedStep,
+        StagedSave,
+        HeldSave,
+        DurableSave,
+        FollowedStep,
+    )
 }
 
 
 def encode(record: Record) -> str:
     """Return the record as one line, without its end."""
     return json.dumps({"record": type(record).__name__, **asdict(record)})
+
+
+def emit(record: Record) -> None:
+    """Tell the parent."""
+    sys.stdout.write(encode(record) + "\n")
+    sys.stdout.flush()
 
 
 def decode(line: str) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "curve",
+    "describe_followed",
     "describe_restore",
     "describe_save",
     "differing_steps",
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from penstock.cli.output import Table
 from penstock.cli.process import TrainingLog
-from penstock.cli.records import DurableSave, Restored
+from penstock.cli.records import DurableSave, FollowedStep, Restored
 from penstock.kernel.meters import bottleneck
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -74,6 +75,14 @@ def describe_save(save: DurableSave) -> str:
     return (
         f"  saved step {save.step}: staged after {save.staged_s * 1e3:.0f} ms, "
         f"durable after {save.durable_s * 1e3:.0f} ms"
+    )
+
+
+def describe_followed(step: FollowedStep) -> str:
+    """Say in a line what a process that follows found."""
+    return (
+        f"    followed: restored step {step.step} in {step.restored_s * 1e3:.0f} ms, "
+        f"next loss {float.fromhex(step.loss):.2f}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("LoopWatch", "TrainingOptions", "latest_checkpoint", "train")
+__all__ = ("LoopWatch", "TrainingOptions", "train", "unfinished")
 
 import gc
 import time
@@ -33,16 +33,19 @@ from penstock.kernel.messages import WrittenBatch
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.run import SaveRun
 from penstock.pipelines import save_pipeline
+from penstock.steps import EverySteps, KeepBest, KeepLast
 
 TICK_S = 0.002
 LEAST_SAVES = 3  # one to resume from, one to be killed in, one after it
+KEPT_LAST = 2
+KEPT_BEST = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
     """What one training process is to do. Equal options and text give equal losses, bit for bit."""
 
-    directory: str  #: checkpoints lie here, each called by its step
+    directory: str  #: of steps
     text: str  #: a file
     size: str  #: a key of `model.SIZES`
     steps: int  #: to end after
@@ -85,27 +88,26 @@ async def train(options: TrainingOptions, emit: Callable[[Record], object]) -> N
     Raises:
         PenstockError: If a save or the restore fails.
     """
-    async with penstock.Checkpointer() as checkpointer, create_task_group() as tasks:
+    others = unfinished(Path(options.directory))  # before the manager removes them
+    manager = penstock.CheckpointManager(
+        options.directory,
+        save_when=EverySteps(options.every),
+        keep=KeepLast(KEPT_LAST) | KeepBest(KEPT_BEST, "loss"),
+    )
+    async with manager, create_task_group() as tasks:
         watch = LoopWatch()
         tasks.start_soon(watch)
         async with create_task_group() as saves:
-            run = _Training(options, emit, checkpointer, watch, saves)
-            await run.prepare()
+            run = _Training(options, emit, manager, watch, saves)
+            await run.prepare(others)
             await run.steps()
 
         tasks.cancel_scope.cancel()
 
 
-def latest_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint by its name, and the names of what is none.
-
-    A checkpoint gets its own name by the last step of its save, a rename; so whatever has one is
-    complete, and whatever an interrupted save left has another.
-    """
-    names = sorted(path.name for path in directory.iterdir())
-    steps = [int(name) for name in names if name.isdecimal()]
-    others = [name for name in names if not name.isdecimal()]
-    return (directory / str(max(steps)) if steps else None), others
+def unfinished(directory: Path) -> list[str]:
+    """Return the names of what is no checkpoint: a step gets its own name by the last act of its save."""
+    return sorted(path.name for path in directory.iterdir() if not path.name.isdecimal())
 
 
 @final
@@ -114,29 +116,29 @@ class _Training:
         self,
         options: TrainingOptions,
         emit: Callable[[Record], object],
-        checkpointer: penstock.Checkpointer,
+        manager: penstock.CheckpointManager,
         watch: LoopWatch,
         saves: TaskGroup,
     ) -> None:
         self._options = options
         self._emit = emit
-        self._checkpointer = checkpointer
+        self._manager = manager
         self._watch = watch
         self._saves = saves
         self._size = SIZES[options.size]
         self._corpus = Corpus(Path(options.text).read_text("utf-8"))
         self._state: State = init_state(self._size, self._corpus.vocabulary, options.seed)
 
-    async def prepare(self) -> None:
-        """Restore the last good checkpoint, if there is one."""
-        latest, others = latest_checkpoint(Path(self._options.directory))
+    async def prepare(self, others: list[str]) -> None:
+        """Restore the last good checkpoint, if there is one; `others` is what lay beside it."""
+        latest = self._manager.latest_step()
         if latest is not None:
             since = time.perf_counter()
-            self._state = await self._checkpointer.restore(latest, like=self._state)
+            self._state = await self._manager.restore(like=self._state)
             seconds = time.perf_counter() - since
-            found = await self._checkpointer.metadata(latest)
-            n_leaves = len(found.leaves)
-            self._emit(Restored(int(latest.name), str(latest), n_leaves, found.nbytes, seconds, others))
+            found = await self._manager.metadata()
+            (tree,) = found.items.values()
+            self._emit(Restored(latest, found.path, len(tree.leaves), tree.nbytes, seconds, others))
 
         self._emit(StartedTraining(count_parameters(self._state), self._corpus.vocabulary))
 
@@ -156,9 +158,8 @@ class _Training:
                 gc.freeze()
                 began = time.monotonic()
 
-            if step % options.every == 0:
-                await self._save(step)
-            elif step % options.every == options.every // 2 and self._is_late(step, began):
+            await self._save(step, loss)
+            if step % options.every == options.every // 2 and self._is_late(step, began):
                 return  # between two saves, so that training goes on during the last one, too
 
     def _is_late(self, step: int, warm_at: float) -> bool:
@@ -170,18 +171,22 @@ class _Training:
         share = (options.seconds - 3 * (warm_at - options.began)) / 2.2
         return time.monotonic() - warm_at > share
 
-    async def _save(self, step: int) -> None:
+    async def _save(self, step: int, loss: float) -> None:
+        """Save the step, if the policy wants it."""
         doomed = step == self._options.hold_at
         if doomed:
-            await self._checkpointer.wait()  # so that there is a last good checkpoint on any machine
+            await self._manager.wait()  # so that there is a last good checkpoint on any machine
 
         called = time.perf_counter()
-        save = await self._checkpointer.save(
-            Path(self._options.directory, str(step)),
+        save = await self._manager.save(
+            step,
             self._state,
-            custom_metadata={"step": step},
+            metrics={"loss": loss},
             pipeline=self._held_pipeline(step) if doomed else None,
         )
+        if save is None:
+            return
+
         self._emit(StagedSave(step, time.perf_counter() - called))
         self._saves.start_soon(self._follow, step, save, called)
 

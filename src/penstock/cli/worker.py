@@ -10,14 +10,8 @@ import sys
 
 import anyio
 
-from penstock.cli.records import Record, encode
+from penstock.cli.records import emit
 from penstock.cli.training import TrainingOptions, train
 
-
-def _emit(record: Record) -> None:
-    sys.stdout.write(encode(record) + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    anyio.run(train, TrainingOptions(**json.loads(sys.argv[1])), _emit)
+    anyio.run(train, TrainingOptions(**json.loads(sys.argv[1])), emit)
