@@ -183,9 +183,7 @@ class DuplicateNameError(SpecError):
 
     def __init__(self, name: str, first: str, second: str) -> None:
         super().__init__(f"{first} and {second} would both be stored as {name!r}; rename one")
-        self.name = name
-        self.first = first
-        self.second = second
+        self.name, self.first, self.second = name, first, second
         self.key_path = second
 
 
@@ -200,8 +198,7 @@ class InvalidLeafError(SpecError, TypeError):
 
     def __init__(self, key_path: str, problem: str) -> None:
         super().__init__(f"{key_path}: {problem}")
-        self.key_path = key_path
-        self.problem = problem
+        self.key_path, self.problem = key_path, problem
 
 
 @final
@@ -209,10 +206,8 @@ class DeletedLeafError(SpecError, RuntimeError):
     """A jax.Array was donated or deleted before its bytes were taken."""
 
     def __init__(self, key_path: str) -> None:
-        super().__init__(
-            f"{key_path}: the array was deleted or donated before it was staged; "
-            "await save.staged() before the step that donates it"
-        )
+        problem = "was deleted or donated before it was staged; await save.staged() before donating it"
+        super().__init__(f"{key_path}: the array {problem}")
         self.key_path = key_path
 
 
@@ -227,14 +222,13 @@ class TreeDifference:
     suggestion: str = ""  #: the nearest name on the other side, if one is near
 
     def __str__(self) -> str:
+        text = f"{self.kind:<11} {self.key_path}: {self.in_like} in the target, {self.on_disk} on disk"
         if self.kind == "missing":
             text = f"missing     {self.key_path}: in the target ({self.in_like}), not on disk"
         elif self.kind == "unexpected":
             text = f"unexpected  {self.key_path}: on disk ({self.on_disk}), not in the target"
         elif self.kind == "rule":  # a rename or a transform that cannot be carried out
             text = f"rule        {self.key_path}: {self.in_like}"
-        else:
-            text = f"{self.kind:<11} {self.key_path}: {self.in_like} in the target, {self.on_disk} on disk"
 
         return text + (f"; did you mean {self.suggestion}?" if self.suggestion else "")
 
@@ -256,8 +250,7 @@ class StructureMismatchError(SpecError):
             lines.append(f"... and {len(differences) - self.SHOWN} more")
 
         super().__init__("\n  ".join([f"the target does not fit {path}:", *lines]))
-        self.path = path
-        self.differences = tuple(differences)
+        self.path, self.differences = path, tuple(differences)
 
 
 @final
@@ -271,8 +264,7 @@ class LeaseTooLargeError(SpecError):
 
     def __init__(self, nbytes: int, limit: int) -> None:
         super().__init__(f"asked for {nbytes} bytes of a budget of {limit}")
-        self.nbytes = nbytes
-        self.limit = limit
+        self.nbytes, self.limit = nbytes, limit
 
 
 @final
@@ -289,10 +281,8 @@ class ForkedError(SpecError, RuntimeError):
     """
 
     def __init__(self, what: str, pid: int) -> None:
-        super().__init__(
-            f"{what} belongs to process {pid}, and this is a fork of it, without its event loop and its "
-            "threads; make another Checkpointer here"
-        )
+        problem = "this is a fork of it, without its event loop and threads; make another Checkpointer here"
+        super().__init__(f"{what} belongs to process {pid}, and {problem}")
         self.pid = pid
 
 

@@ -74,10 +74,8 @@ async def run_pipeline(
 
     del message  # a tree that was staged must not live on because of this frame
     outcome = _Outcome()
-    tasks = [
-        _SlotTask(slot, run, meter, outcome, on_milestone)
-        for slot, meter in zip(pipeline, meters, strict=True)
-    ]
+    slots = zip(pipeline, meters, strict=True)
+    tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
     await _run_stages(tasks, inlet, outcome)
 
     # Raised here, where no group is being handled that would become its context.

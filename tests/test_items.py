@@ -273,16 +273,30 @@ class TestRefused:
 
     def test_a_leaf_in_an_item_is_named_with_it(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidLeafError) as caught:
-            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}, ema={}))
+            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}, more={}))
         assert caught.value.key_path == "['state']['x'][0]"
 
-    def test_save_args_are_those_of_the_tree_of_items_or_of_the_only_one(self, tmp_path: Path) -> None:
-        args = {"b.c": penstock.SaveArgs(dtype=jnp.bfloat16)}
-        save(tmp_path / "a", Composite(state=tree(), ema=tree()), save_args={"state": args})
-        save(tmp_path / "b", Composite(state=tree(), config=Json(1)), save_args=args)
-        for name in "ab":
-            assert penstock.sync.restore_items(tmp_path / name)["state"]["b.c"].dtype == jnp.bfloat16
-        assert penstock.sync.restore_items(tmp_path / "a")["ema"]["b.c"].dtype == jnp.float32
+    def test_a_leaf_of_the_only_tree_is_named_as_it_is_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidLeafError) as caught:
+            save(tmp_path / "ckpt", Composite(state={"x": [np.array(["a"])]}, config=Json(1)))
+        assert caught.value.key_path == "['x'][0]"
+
+    def test_save_args_for_an_item_without_arrays(self, tmp_path: Path) -> None:
+        args = {"state": None, "config": penstock.SaveArgs()}
+        with pytest.raises(SpecError, match="save_args are for 'config', and 'state' alone has arrays"):
+            save(tmp_path / "ckpt", Composite(state=tree(), config=Json(1)), save_args=args)
+
+    def test_functions_of_a_key_path_get_that_of_the_tree_of_items(self, tmp_path: Path) -> None:
+        seen: list[Any] = []
+        for items in (Composite(state={"x": np.ones(3)}), Composite(state={"x": np.ones(3)}, other={"y": 1})):
+            seen.clear()
+            save(tmp_path / "ckpt", items, overwrite=True, save_args=seen.append, prioritise=seen.append)
+            assert seen.count(("state", "x")) == 2
+
+    def test_save_args_are_those_of_the_tree_of_items(self, tmp_path: Path) -> None:
+        args = {"state": {"b.c": penstock.SaveArgs(dtype=jnp.bfloat16)}}
+        save(tmp_path / "ckpt", Composite(state=tree(), config=Json(1)), save_args=args)
+        assert penstock.sync.restore_items(tmp_path / "ckpt")["state"]["b.c"].dtype == jnp.bfloat16
 
     def test_what_is_not_there_or_not_asked_for(self, tmp_path: Path) -> None:
         path = tmp_path / "ckpt"

@@ -408,7 +408,7 @@ class TestMetadata:
             found = await checkpointer.metadata(tmp_path / "a")
 
         done = {operation.name for operation in store.operations[before:]}
-        assert done <= {"identity", "kind", "size", "list_directory", "read_file"}
+        assert done <= {"identity", "kind", "size", "list_directory", "read_file", "hold_reading"}
         assert (found.path, found.custom_metadata) == (str(tmp_path / "a"), {"lr": [0.1]})
         assert found.committed_at_ns is not None
         assert found.nbytes == 24 + 8 + 8 + 16

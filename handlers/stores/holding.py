@@ -46,17 +46,18 @@ class DirectoryHold:
             raise
 
     def _lock(self, path: str, way: int) -> None:
-        with translated("hold", path):
-            try:
-                fcntl.flock(self._number, way | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise _busy(path) from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
+        try:
+            fcntl.flock(self._number, way | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _busy(path) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise StorageError.of("hold", path, error) from error
 
-            if not os.path.samestat(os.fstat(self._number), os.stat(path)):
-                raise _busy(path)
+        with translated("hold", path):
+            is_same = os.path.samestat(os.fstat(self._number), os.stat(path))
+        if not is_same:
+            raise _busy(path)
 
     def release(self) -> None:
         """Give it up. Idempotent."""

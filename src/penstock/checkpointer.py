@@ -194,7 +194,8 @@ class Checkpointer:
         self._background.raise_unseen()
         final, engine = absolute_path(path), self._engine
         if isinstance(tree, Composite):
-            engine, tree = await threads.run(for_items, engine, tree)
+            made = await threads.run(for_items, engine, tree, keywords, prioritise)
+            engine, tree, keywords, prioritise = made
 
         run = engine.save_run(
             final,

@@ -57,7 +57,7 @@ async def test_a_save_whose_kth_operation_fails_leaves_nothing_behind(
     assert await place.check(2)
 
 
-OPTIONAL = {"link", "identity", "data.allocate"}
+OPTIONAL = {"link", "identity", "data.allocate", "hold_reading"}
 """What a save can do without: what cannot be linked is written."""
 
 

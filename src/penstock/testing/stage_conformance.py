@@ -102,9 +102,9 @@ class StageConformance(ABC):
 
 
 def _same(found: Any, expected: Any) -> bool:
-    treedef = jax.tree.structure(expected)
+    treedef: Any = jax.tree.structure(expected)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    return bool(jax.tree.structure(found) == treedef) and all(_same_leaf(*pair) for pair in pairs)
+    return bool(treedef == jax.tree.structure(found)) and all(_same_leaf(*pair) for pair in pairs)
 
 
 def _same_leaf(found: Any, expected: Any) -> bool:
