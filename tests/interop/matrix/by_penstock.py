@@ -6,6 +6,7 @@ __all__ = ("WRITTEN_BY_PENSTOCK",)
 
 import itertools
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -132,7 +133,7 @@ def of_tensorstore(asked: Asked) -> Tree:
 
 def of_zarr(asked: Asked) -> Tree:
     """The arrays whose types zarr-python knows, one by one; the rest is as it was asked for."""
-    import zarr  # only where it is installed
+    zarr: Any = import_module("zarr")  # only where it is installed
 
     found = {name: zarr.open_array(asked.path / "flat" / name, mode="r")[...] for name in ("host", "zeros")}
     return {**asked.like, **found}
