@@ -191,10 +191,12 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
 
 def _at(tree: Any, keys: KeyPath) -> Any:
     """The value under stored keys, in a tree of dicts and sequences."""
+    node: Any = tree
     for key in keys:
-        tree = tree[key] if isinstance(tree, dict) else tree[int(key)]
+        is_dict: bool = isinstance(node, dict)
+        node = cast("Any", node)[key if is_dict else int(key)]
 
-    return tree
+    return cast("Any", node)
 
 
 def _as_lists(tree: Any) -> Any:
