@@ -191,12 +191,10 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
 
 def _at(tree: Any, keys: KeyPath) -> Any:
     """The value under stored keys, in a tree of dicts and sequences."""
-    node: Any = tree
-    for key in keys:
-        is_dict: bool = isinstance(node, dict)
-        node = cast("Any", node)[key if is_dict else int(key)]
+    if not keys:
+        return tree
 
-    return cast("Any", node)
+    return _at(tree[keys[0] if isinstance(tree, dict) else int(keys[0])], keys[1:])
 
 
 def _as_lists(tree: Any) -> Any:
