@@ -191,10 +191,10 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
 
 def _at(tree: Any, keys: KeyPath) -> Any:
     """The value under stored keys, in a tree of dicts and sequences."""
-    for key in keys:
-        tree = tree[key] if isinstance(tree, dict) else tree[int(key)]
+    if not keys:
+        return tree
 
-    return tree
+    return _at(tree[keys[0] if isinstance(tree, dict) else int(keys[0])], keys[1:])
 
 
 def _as_lists(tree: Any) -> Any:
