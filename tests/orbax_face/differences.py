@@ -178,9 +178,47 @@ HANDLERS: Final[Section] = {
     ),
 }
 
+MANAGERS: Final[Section] = {
+    "checkpoint_managers.CheckpointManager": (
+        (
+            "`restore()` without a step restores the latest one. `save` saves nothing with `read_only`, even"
+            " with `force`. A step that somebody reads through penstock on this machine is deleted when that"
+            " is over; `delete` is an OSError meanwhile. When a save fails in the background, the steps that"
+            " it would have replaced are still in `all_steps`, and the failure is raised once. Metrics may be"
+            " arrays of one number. `restore` waits for a save first. A `handler_registry` is copied."
+        ),
+        (
+            "Orbax forgets steps that are still there until `reload`, deletes under readers, and raises the "
+            "failure once in each thread."
+        ),
+    ),
+    "checkpoint_managers.CheckpointManagerOptions": (
+        (
+            "With `best_fn`, a metric that is not finite is worse than every finite one. `todelete_full_path`"
+            " and `temporary_path_class` are refused; `num_deletion_threads` and "
+            "`single_host_load_and_broadcast` are without effect. `cleanup_tmp_directories` leaves what "
+            "another process is still writing. A step that is moved to `todelete_subdir` replaces an earlier "
+            "one there."
+        ),
+        (
+            "Comparing with NaN is always false, so that Orbax keeps whatever its sort leaves at the end. "
+            "There are no object stores and one process; what cannot be done is not accepted in silence."
+        ),
+    ),
+    "checkpoint_managers.BestN": (
+        "A metric that is not finite is worse than every finite one.",
+        "As for `CheckpointManagerOptions`.",
+    ),
+    "step.standard_name_format": (
+        "What `step` has are the two formats, `Metadata`, `NameFormat` and `step_from_checkpoint_name`.",
+        "The other functions there are Orbax's own.",
+    ),
+}
+
 SECTIONS: Final[dict[str, Section]] = {
     "Leaves and their handlers": LEAVES,
     "Handlers of whole objects, and checkpointers": HANDLERS,
+    "The manager of steps": MANAGERS,
 }
 
 
