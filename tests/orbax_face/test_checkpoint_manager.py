@@ -433,6 +433,50 @@ def test_a_step_that_is_being_read_is_deleted_later(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["2"]
 
 
+def test_a_step_that_is_saved_again_is_not_deleted_later(tmp_path: Path) -> None:
+    options = penstock.orbax.CheckpointManagerOptions(
+        preservation_policy=penstock.orbax.checkpoint_managers.LatestN(1)
+    )
+    with penstock.orbax.CheckpointManager(tmp_path, options=options) as manager:
+        manager.save(1, args=penstock.orbax.args.StandardSave(tree(1)))
+        manager.wait_until_finished()
+        reading = LocalStore().hold_reading(str(tmp_path / "1"))
+        manager.save(2, args=penstock.orbax.args.StandardSave(tree(2)))
+        manager.wait_until_finished()
+        reading.release()
+        manager.save(1, args=penstock.orbax.args.StandardSave(tree(5)), force=True)
+        manager.wait_until_finished()
+        assert manager.restore(1)["step"] == 5
+    assert sorted(os.listdir(tmp_path)) == ["1"]
+
+
+def test_a_step_that_is_being_read_is_not_deleted_by_hand(tmp_path: Path) -> None:
+    with penstock.orbax.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=penstock.orbax.args.StandardSave(tree(1)))
+        manager.wait_until_finished()
+        reading = LocalStore().hold_reading(str(tmp_path / "1"))
+        with pytest.raises(OSError, match="1") as caught:
+            manager.delete(1)
+
+        assert caught.value.errno == errno.EBUSY
+        assert list(manager.all_steps()) == [1]
+        reading.release()
+        manager.delete(1)
+        assert list(manager.all_steps()) == []
+
+
+def test_a_policy_that_fails_does_not_lose_the_step(tmp_path: Path) -> None:
+    options = penstock.orbax.CheckpointManagerOptions(best_fn=loss, max_to_keep=1)
+    with penstock.orbax.CheckpointManager(tmp_path, options=options) as manager:
+        manager.save(1, args=penstock.orbax.args.StandardSave(tree()), metrics={"loss": 1.0})
+        with pytest.raises(KeyError, match="loss"):
+            manager.save(2, args=penstock.orbax.args.StandardSave(tree()), metrics={"other": 1.0})
+
+        manager.wait_until_finished()
+        manager.reload()
+        assert list(manager.all_steps()) == [1, 2]
+
+
 def test_what_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     options = {"best_fn": loss, "max_to_keep": 1}
     losses = [float("nan"), 1.0, float("inf"), float("-inf"), 0.5, float("nan")]

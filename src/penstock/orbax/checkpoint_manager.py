@@ -188,6 +188,7 @@ class CheckpointManager:
             raise StepAlreadyExistsError(number)
 
         begun = time.time()
+        self._root.forget(number)
         written = metrics if self._writes_metrics else None
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         self._checkpointer.save(

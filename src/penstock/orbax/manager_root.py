@@ -69,7 +69,7 @@ class Root:
         self._given = options.step_name_format is not None
         self._names = as_name_format(options.step_name_format) if self._given else _standard(options)
         self._unwritten: Mapping[str, Any] | None = None
-        self._deletions: set[Future[None]] = set()
+        self._deletions: dict[Future[None], Sequence[int]] = {}
         self._left: set[int] = set()
         self._events: Any = structlog.get_logger("penstock.orbax")
 
@@ -142,10 +142,16 @@ class Root:
 
         # Not a daemon: whoever leaves without waiting has them deleted all the same.
         executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.delete")
-        deletion = executor.submit(self._delete_all, steps)
-        self._deletions.add(deletion)
-        deletion.add_done_callback(self._deletions.discard)
+        for done in [one for one in self._deletions if one.done()]:
+            del self._deletions[done]
+
+        self._deletions[executor.submit(self._delete_all, steps)] = steps
         executor.shutdown(wait=False)
+
+    def forget(self, step: int) -> None:
+        """See that a step that is about to be saved again is not deleted later."""
+        wait([deletion for deletion, steps in self._deletions.items() if step in steps])
+        self._left.discard(step)
 
     def close(self) -> None:
         """Wait until nothing is being deleted, and try again what was being read."""
