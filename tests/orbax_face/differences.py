@@ -112,12 +112,13 @@ HANDLERS: Final[Section] = {
             "`use_compression=True` only chunks that are found to compress well are compressed. The "
             "limits in gigabytes bound what saves or restores hold in all; a request of exactly the limit"
             " is granted, and what is larger is cut into pieces. `enable_pinned_host_transfer` and "
-            "`support_rich_types` are without effect."
+            "`array_metadata_validator` are without effect. With `support_rich_types` named tuples are "
+            "recorded, and come back as dicts without an item."
         ),
         (
             "zstd costs Orbax most of the time of a save, for 7 % of the bytes of typical weights; Orbax "
-            "refuses a request of the size of its limit. Tuples and namedtuples come back as such with an"
-            " item."
+            "refuses a request of the size of its limit. Shapes and chunks are counted when a save is "
+            "committed. Orbax makes up a class for named tuples; with an item they are of their own."
         ),
     ),
     "args.PyTreeRestore": (
@@ -136,7 +137,10 @@ HANDLERS: Final[Section] = {
         "Orbax raises a FileNotFoundError for some, and reads zeros for others.",
     ),
     "BasePyTreeCheckpointHandler": (
-        "`type_handler_registry` is None by default. `enable_post_merge_validation` is without effect.",
+        (
+            "`type_handler_registry` is None by default. `enable_post_merge_validation` and "
+            "`array_metadata_validator` are without effect."
+        ),
         "As for `PyTreeCheckpointHandler`; every leaf is counted before a save is complete.",
     ),
     "handlers.StandardCheckpointHandler": (
