@@ -228,7 +228,7 @@ class CheckpointManager:
         if step is None:
             step = self.latest_step() if directory is None else self._root.latest_in(directory)
         if step is None:
-            raise NotACheckpointError(os.fspath(directory or self.directory), "there is no step in it")
+            raise NotACheckpointError(str(directory or self.directory), "there is no step in it")
 
         path = self._root.path(step_number(step), directory)
         single = self._is_single((path / DEFAULT_ITEM).exists())
@@ -268,7 +268,7 @@ class CheckpointManager:
             return self._root.metadata()
 
         path = self._root.path(step_number(step))
-        found = cast("StepMetadata", self._checkpointer.metadata(path))
+        found = self._checkpointer.metadata(path)
         self._is_single((path / DEFAULT_ITEM).exists())
         item_metadata = self._object_of(found.item_metadata)
         metrics = self.metrics(step) if METRICS in (found.item_handlers or {}) else None

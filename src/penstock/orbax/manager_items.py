@@ -133,10 +133,13 @@ def args_to_save(
     else:
         found = {DEFAULT_ITEM: args} if single else dict(args)
     if metrics is not None:
-        values = cast("Any", metrics)
-        found[METRICS] = JsonSaveArgs(as_metrics(values) if isinstance(metrics, Mapping) else values)
+        found[METRICS] = JsonSaveArgs(_as_json(metrics))
 
     return CompositeArgs(**found)
+
+
+def _as_json(metrics: Any) -> Any:
+    return as_metrics(cast("Mapping[str, Any]", metrics)) if isinstance(metrics, Mapping) else metrics
 
 
 def _check_exclusive(checkpointers: Any, item_names: Any, item_handlers: Any, handler_registry: Any) -> None:
@@ -160,7 +163,8 @@ def _taken_apart(checkpointers: Any) -> tuple[dict[str, Any], bool, int | None]:
     if not isinstance(checkpointers, (dict, Checkpointer)):
         raise SpecError(f"checkpointers must be a Checkpointer or a dict of such, not {checkpointers!r}")
 
-    each: dict[str, Any] = checkpointers if isinstance(checkpointers, dict) else {DEFAULT_ITEM: checkpointers}
+    single = isinstance(checkpointers, Checkpointer)
+    each = cast("dict[str, Any]", {DEFAULT_ITEM: checkpointers} if single else checkpointers)
     for name, one in each.items():
         if not isinstance(one, Checkpointer):
             raise SpecError(f"the checkpointer of {name!r} is a {type(one).__name__}")
