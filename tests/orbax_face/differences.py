@@ -209,12 +209,16 @@ MANAGERS: Final[Section] = {
             "There are no object stores and one process; what cannot be done is not accepted in silence."
         ),
     ),
+    "checkpoint_managers.AbstractCheckpointManager": (
+        "It is not here.",
+        "A Protocol that only annotations name; there is one manager.",
+    ),
     "checkpoint_managers.BestN": (
         "A metric that is not finite is worse than every finite one.",
         "As for `CheckpointManagerOptions`.",
     ),
-    "step.standard_name_format": (
-        "What `step` has are the two formats, `Metadata`, `NameFormat` and `step_from_checkpoint_name`.",
+    "path.step": (
+        "It has the two formats, `Metadata`, `NameFormat` and `step_from_checkpoint_name`; `path` has nothing else.",
         "The other functions there are Orbax's own.",
     ),
 }

@@ -346,7 +346,8 @@ def test_what_a_crash_left_is_removed_if_asked(ocp: Any, tmp_path: Path) -> None
 
 @both
 def test_another_directory_and_other_names(ocp: Any, tmp_path: Path) -> None:
-    plain, named = ocp.step.standard_name_format(), ocp.step.standard_name_format(step_prefix="step")
+    plain = ocp.step.standard_name_format()
+    named = ocp.path.step.standard_name_format(step_prefix="step")
     with ocp.CheckpointManager(tmp_path / "one") as manager:
         manager.save(1, args=ocp.args.StandardSave(tree(1)))
     options = ocp.CheckpointManagerOptions(
@@ -537,6 +538,12 @@ def test_options_have_orbax_s_fields() -> None:
 
 
 POLICY_NAMES = [name for name in dir(orbax.checkpoint.checkpoint_managers) if name[0].isupper()]
+
+
+@pytest.mark.parametrize("name", ["standard_name_format", "composite_name_format"])
+def test_formats_have_orbax_s_signatures(name: str) -> None:
+    ours, theirs = (getattr(ocp.path.step, name) for ocp in LIBRARIES)
+    assert signature_difference(ours, theirs) is None
 
 
 @pytest.mark.parametrize("name", sorted({*POLICY_NAMES} - {*CLASSES, "AbstractCheckpointManager"}))
