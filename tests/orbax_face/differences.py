@@ -218,7 +218,10 @@ MANAGERS: Final[Section] = {
         "As for `CheckpointManagerOptions`.",
     ),
     "path.step": (
-        "It has the two formats, `Metadata`, `NameFormat` and `step_from_checkpoint_name`; `path` has nothing else.",
+        (
+            "It has the two formats, `Metadata`, `NameFormat` and `step_from_checkpoint_name`; `path` has "
+            "nothing else."
+        ),
         "The other functions there are Orbax's own.",
     ),
 }
