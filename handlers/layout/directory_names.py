@@ -100,6 +100,8 @@ def _check_path(leaf: Leaf, reserved: frozenset[str]) -> None:
         problem = "is no path below the checkpoint"
     elif any(step in reserved or TEMPORARY_SUFFIX in step for step in steps):
         problem = "is the name of something else in a checkpoint"
+    elif "\\" in name:
+        problem = "has a backslash, which TensorStore takes for a slash"
     elif "\0" in name or any(len(step.encode()) > _LONGEST for step in steps):
         problem = "is no name that a file can have"
     if problem:

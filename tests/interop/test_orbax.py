@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.interop.matrix import by_orbax as orbax
@@ -179,7 +179,7 @@ class TestOrbaxReadsPenstock:
         compare(LOADS[name](tmp_path / "a"), value)
 
 
-NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="./~"), max_size=5)
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="./~\\"), max_size=5)
 ARRAYS = st.builds(
     lambda dtype, shape, seed: np.random.default_rng(seed).integers(0, 100, shape).astype(dtype),
     st.sampled_from(["int8", "uint16", "float32", "float64", "bool", "complex64"]),
@@ -242,6 +242,9 @@ def test_any_tree_both_ways(
     @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     @given(tree=TREES, large=LARGE, form=FORMATS, options=OPTIONS)
     def check(tree: Any, large: Any, form: SaveFormat, options: dict[str, Any]) -> None:
+        # In directories an array without a name lies where those of the others are: its files may have
+        # their names. penstock refuses that (tests/handlers/layout), Orbax fails in the middle of it.
+        assume("" not in tree or (form.ocdbt and options["use_ocdbt"]))
         folder = tmp_path_factory.mktemp("any")
         tree = {**tree, "large array": large}
         with penstock.sync.Checkpointer(save_format=form) as checkpointer:

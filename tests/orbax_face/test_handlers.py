@@ -200,7 +200,7 @@ def test_standard_checkpointer(ocp: Any, tmp_path: Path) -> None:
         checkpointer.wait_until_finished()
         same(checkpointer.restore(tmp_path / "one"), arrays())
         target = {
-            "a": jax.ShapeDtypeStruct((8,), jnp.float16, sharding=_here()),
+            "a": jax.ShapeDtypeStruct((8,), jnp.float16, sharding=_here()),  # type: ignore[no-untyped-call]  # jax's
             "b": {"c": np.zeros(3), "d": 0},
         }
         found = checkpointer.restore(tmp_path / "one", target)

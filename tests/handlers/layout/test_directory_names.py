@@ -38,7 +38,7 @@ def assert_nothing_was_written(path: Path) -> None:
     [
         {"a": {"b": np.ones(2)}, "a/b": np.ones(3), "ü ñ 漢": 1.5, "with space": 2},
         {"x/y/z": np.ones(2), "x/y": {"q": np.ones(3)}},
-        {"c": np.ones((2, 2)), "d": 1, "~": 2, "%2F": 3, "a\\b": 4, "A": 5, "a b\n": 6},
+        {"c": np.ones((2, 2)), "d": 1, "~": 2, "%2F": 3, "A": 5, "a b\n": 6},
         {"s/t": "strings lie in no directory", "checkpoint": "neither"},
         np.ones((2, 3)),
         {"n" * 255: 1},
@@ -62,6 +62,7 @@ def test_names_that_can_be_paths(tmp_path: Path, tree: Any, zarr: Literal[2, 3])
             "a/",
             "a//b",
             "a\0b",
+            "a\\b",
             "/",
             "n" * 256,
             "漢" * 86,
