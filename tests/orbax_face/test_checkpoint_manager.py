@@ -570,8 +570,9 @@ def test_formats_have_orbax_s_signatures(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*POLICY_NAMES} - {*CLASSES, "AbstractCheckpointManager"}))
 def test_policies_have_orbax_s_signatures(name: str) -> None:
     ours, theirs = (getattr(ocp.checkpoint_managers, name) for ocp in LIBRARIES)
+    methods = methods_of(theirs)
     if dataclasses.is_dataclass(theirs):
         assert signature_difference(ours, theirs) is None
-    for method in methods_of(theirs):
+    for method in methods:
         if callable(getattr(theirs, method)):
             assert signature_difference(getattr(ours, method), getattr(theirs, method)) is None
