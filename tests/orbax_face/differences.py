@@ -190,6 +190,7 @@ MANAGERS: Final[Section] = {
             " is over; `delete` is an OSError meanwhile. When a save fails in the background, the steps that"
             " it would have replaced are still in `all_steps`, and the failure is raised once. Metrics may be"
             " arrays of one number. `restore` waits for a save first. A `handler_registry` is copied."
+            " There is no `AbstractCheckpointManager`."
         ),
         (
             "Orbax forgets steps that are still there until `reload`, deletes under readers, and raises the "
@@ -208,10 +209,6 @@ MANAGERS: Final[Section] = {
             "Comparing with NaN is always false, so that Orbax keeps whatever its sort leaves at the end. "
             "There are no object stores and one process; what cannot be done is not accepted in silence."
         ),
-    ),
-    "checkpoint_managers.AbstractCheckpointManager": (
-        "It is not here.",
-        "A Protocol that only annotations name; there is one manager.",
     ),
     "checkpoint_managers.BestN": (
         "A metric that is not finite is worse than every finite one.",
