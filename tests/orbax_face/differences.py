@@ -112,12 +112,13 @@ HANDLERS: Final[Section] = {
             "`use_compression=True` only chunks that are found to compress well are compressed. The "
             "limits in gigabytes bound what saves or restores hold in all; a request of exactly the limit"
             " is granted, and what is larger is cut into pieces. `enable_pinned_host_transfer` and "
-            "`support_rich_types` are without effect."
+            "`array_metadata_validator` are without effect. With `support_rich_types` named tuples are "
+            "recorded, and come back as dicts without an item."
         ),
         (
             "zstd costs Orbax most of the time of a save, for 7 % of the bytes of typical weights; Orbax "
-            "refuses a request of the size of its limit. Tuples and namedtuples come back as such with an"
-            " item."
+            "refuses a request of the size of its limit. Shapes and chunks are counted when a save is "
+            "committed. Orbax makes up a class for named tuples; with an item they are of their own."
         ),
     ),
     "args.PyTreeRestore": (
@@ -136,7 +137,10 @@ HANDLERS: Final[Section] = {
         "Orbax raises a FileNotFoundError for some, and reads zeros for others.",
     ),
     "BasePyTreeCheckpointHandler": (
-        "`type_handler_registry` is None by default. `enable_post_merge_validation` is without effect.",
+        (
+            "`type_handler_registry` is None by default. `enable_post_merge_validation` and "
+            "`array_metadata_validator` are without effect."
+        ),
         "As for `PyTreeCheckpointHandler`; every leaf is counted before a save is complete.",
     ),
     "handlers.StandardCheckpointHandler": (
@@ -178,9 +182,54 @@ HANDLERS: Final[Section] = {
     ),
 }
 
+MANAGERS: Final[Section] = {
+    "checkpoint_managers.CheckpointManager": (
+        (
+            "`restore()` without a step restores the latest one. `save` saves nothing with `read_only`, even"
+            " with `force`. A step that somebody reads through penstock on this machine is deleted when that"
+            " is over; `delete` is an OSError meanwhile. When a save fails in the background, the steps that"
+            " it would have replaced are still in `all_steps`, and the failure is raised once. Metrics may be"
+            " arrays of one number. `restore` waits for a save first. A `handler_registry` is copied."
+        ),
+        (
+            "Orbax forgets steps that are still there until `reload`, deletes under readers, and raises the "
+            "failure once in each thread."
+        ),
+    ),
+    "checkpoint_managers.CheckpointManagerOptions": (
+        (
+            "With `best_fn`, a metric that is not finite is worse than every finite one. `todelete_full_path`"
+            " and `temporary_path_class` are refused; `num_deletion_threads` and "
+            "`single_host_load_and_broadcast` are without effect. `cleanup_tmp_directories` leaves what "
+            "another process is still writing. A step that is moved to `todelete_subdir` replaces an earlier "
+            "one there."
+        ),
+        (
+            "Comparing with NaN is always false, so that Orbax keeps whatever its sort leaves at the end. "
+            "There are no object stores and one process; what cannot be done is not accepted in silence."
+        ),
+    ),
+    "checkpoint_managers.AbstractCheckpointManager": (
+        "It is not here.",
+        "A Protocol that only annotations name; there is one manager.",
+    ),
+    "checkpoint_managers.BestN": (
+        "A metric that is not finite is worse than every finite one.",
+        "As for `CheckpointManagerOptions`.",
+    ),
+    "path.step": (
+        (
+            "It has the two formats, `Metadata`, `NameFormat` and `step_from_checkpoint_name`; `path` has "
+            "nothing else."
+        ),
+        "The other functions there are Orbax's own.",
+    ),
+}
+
 SECTIONS: Final[dict[str, Section]] = {
     "Leaves and their handlers": LEAVES,
     "Handlers of whole objects, and checkpointers": HANDLERS,
+    "The manager of steps": MANAGERS,
 }
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,27 @@ def test_force_replaces(ocp: Any, tmp_path: Path) -> None:
         assert checkpointer.restore(tmp_path / "one") == {"a": 2}
 
     assert os.listdir(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize("writer", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("rich", [True, False])
+def test_tuples_are_recorded_and_restored_if_asked(writer: Any, rich: bool, tmp_path: Path) -> None:
+    saved = {"a": (np.arange(3), [np.ones(2)]), "b": ()}
+
+    def checkpointer(ocp: Any, *, rich: bool) -> Any:
+        options = tree_options(ocp)(support_rich_types=rich)
+        return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(pytree_metadata_options=options))
+
+    with checkpointer(writer, rich=rich) as one:
+        one.save(tmp_path / "one", saved)
+    for reading in (True, False):
+        for ocp in LIBRARIES:
+            with checkpointer(ocp, rich=reading) as one:
+                found = one.restore(tmp_path / "one")["a"]
+                described = one.metadata(tmp_path / "one").item_metadata["a"]
+                assert type(found) is type(described) is (tuple if rich and reading else list)
+
+
+def tree_options(ocp: Any) -> Any:
+    module = "penstock.orbax.options" if ocp is penstock.orbax else "orbax.checkpoint._src.metadata.tree"
+    return import_module(module).PyTreeMetadataOptions

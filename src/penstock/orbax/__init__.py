@@ -19,6 +19,8 @@ __all__ = (
     "BasePyTreeCheckpointHandler",
     "CheckpointHandler",
     "CheckpointHandlerRegistry",
+    "CheckpointManager",
+    "CheckpointManagerOptions",
     "Checkpointer",
     "CompositeCheckpointHandler",
     "CompositeOptions",
@@ -38,6 +40,8 @@ __all__ = (
     "Transform",
     "apply_transformations",
     "args",
+    "checkpoint_manager",
+    "checkpoint_managers",
     "checkpoint_utils",
     "checkpointers",
     "future",
@@ -45,6 +49,8 @@ __all__ = (
     "merge_trees",
     "metadata",
     "options",
+    "path",
+    "step",
     "test_utils",
     "transform_utils",
     "tree",
@@ -56,12 +62,16 @@ __all__ = (
 if TYPE_CHECKING:
     from penstock.orbax import (
         args,
+        checkpoint_manager,
+        checkpoint_managers,
         checkpoint_utils,
         checkpointers,
         future,
         handlers,
         metadata,
         options,
+        path,
+        step,
         test_utils,
         transform_utils,
         tree,
@@ -69,6 +79,7 @@ if TYPE_CHECKING:
         utils,
         v1,
     )
+    from penstock.orbax.checkpoint_manager import CheckpointManager
     from penstock.orbax.checkpointers import (
         AbstractCheckpointer,
         AsyncCheckpointer,
@@ -95,6 +106,7 @@ if TYPE_CHECKING:
     )
     from penstock.orbax.handlers.restoring import PLACEHOLDER
     from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
+    from penstock.orbax.manager_options import CheckpointManagerOptions
     from penstock.orbax.options import AsyncOptions
     from penstock.orbax.transforms import RestoreTransform, Transform, apply_transformations
     from penstock.orbax.tree import merge_trees
@@ -112,6 +124,8 @@ else:
         "BasePyTreeCheckpointHandler": "penstock.orbax.handlers",
         "CheckpointHandler": "penstock.orbax.handlers",
         "CheckpointHandlerRegistry": "penstock.orbax.handlers",
+        "CheckpointManager": "penstock.orbax.checkpoint_manager",
+        "CheckpointManagerOptions": "penstock.orbax.manager_options",
         "Checkpointer": "penstock.orbax.checkpointers",
         "CompositeCheckpointHandler": "penstock.orbax.handlers",
         "CompositeOptions": "penstock.orbax.handlers",
@@ -133,11 +147,15 @@ else:
         "apply_transformations": "penstock.orbax.transforms",
         "merge_trees": "penstock.orbax.tree",
         "args": "penstock.orbax.args",
+        "checkpoint_manager": "penstock.orbax.checkpoint_manager",
+        "checkpoint_managers": "penstock.orbax.checkpoint_managers",
         "checkpointers": "penstock.orbax.checkpointers",
         "future": "penstock.orbax.future",
         "handlers": "penstock.orbax.handlers",
         "metadata": "penstock.orbax.metadata",
         "options": "penstock.orbax.options",
+        "path": "penstock.orbax.path",
+        "step": "penstock.orbax.step",
         "tree": "penstock.orbax.tree",
         "utils": "penstock.orbax.utils",
         "v1": "penstock.orbax.v1",

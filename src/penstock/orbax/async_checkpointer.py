@@ -80,6 +80,11 @@ class AsyncCheckpointer(Checkpointer):
         self._futures: Sequence[Future] = ()
         self._cancelled = False
 
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a save may take once it is copied."""
+        return self._timeout_s
+
     def _check_metadata_store(self) -> None:
         """Any will do: what is recorded is waited for in the background."""
 

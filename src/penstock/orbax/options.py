@@ -104,8 +104,9 @@ class PyTreeMetadataOptions:
     """How the structure of a tree is recorded.
 
     Attributes:
-        support_rich_types: Whether tuples and namedtuples are restored as such without an item. penstock
-            does not record it, and restores lists and dicts as Orbax does by default.
+        support_rich_types: Whether it is recorded which sequences are tuples, and of which class named
+            tuples are; and whether tuples are restored as such without an item, where that is recorded.
+            Named tuples are restored as dicts then.
     """
 
     support_rich_types: bool = False

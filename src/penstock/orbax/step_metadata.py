@@ -16,11 +16,13 @@ __all__ = (
     "encode_step_metadata",
     "get_step_metadata",
     "metadata_store",
+    "save_statistics",
     "step_metadata_file_path",
 )
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -54,6 +56,18 @@ class SaveStepStatistics:
     get_old_steps_duration_secs: float | None = None
     checkpoint_manager_blocking_start_time: float | None = None
     checkpoint_manager_blocking_duration_secs: float | None = None
+
+
+def save_statistics(step: int, directory: Any, begun: float, *, synchronous: bool) -> dict[str, Any]:
+    """Return what a manager logs of a save that began at a time, in seconds since the epoch."""
+    statistics = SaveStepStatistics(
+        step=step,
+        directory=str(directory),
+        synchronous=synchronous,
+        checkpoint_manager_blocking_start_time=begun,
+        checkpoint_manager_blocking_duration_secs=time.time() - begun,
+    )
+    return asdict(statistics)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Deleter",)
+__all__ = ("Deleter", "delete_step")
 
 import errno
 import os
@@ -97,7 +97,7 @@ class Deleter:
     async def _try(self, step: int, name: str) -> None:
         problem: StorageError | None = None
         try:
-            await self._threads.run(self._delete, name)
+            await self._threads.run(delete_step, self._store, self._root, name, self._trash)
         except StorageError as error:
             if error.errno == errno.EBUSY:
                 return
@@ -110,27 +110,35 @@ class Deleter:
         self._waiting.pop(step, None)
         self._on_outcome(step, name, problem)
 
-    def _delete(self, name: str) -> None:
-        path = os.path.join(self._root, name)
-        if self._store.kind(path) is None:
-            return
 
-        if self._trash is None:
-            target = os.path.join(self._root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
-        else:
-            target = os.path.join(self._root, self._trash, name)
-            self._store.make_directory(os.path.dirname(target))
+def delete_step(store: Store, root: str, name: str, trash: str | None) -> None:
+    """Delete the step called `name` in `root`, or move it to the folder `trash` there. Blocking.
 
-        # Readers hold it as long as they read; of a new one that comes now, it is hidden by the rename.
-        held = self._store.hold(path)
-        try:
-            self._store.remove_tree(target)  # of the same step, deleted before
-            self._store.rename(path, target)
-        finally:
-            held.release()
+    Nothing is done if it is not there.
 
-        self._store.sync_directory(self._root)
-        if self._trash is None:
-            self._store.remove_tree(target)
-        else:
-            self._store.sync_directory(os.path.dirname(target))
+    Raises:
+        StorageError: If it is being read (`errno` is EBUSY), or the medium refuses.
+    """
+    path = os.path.join(root, name)
+    if store.kind(path) is None:
+        return
+
+    if trash is None:
+        target = os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
+    else:
+        target = os.path.join(root, trash, name)
+        store.make_directory(os.path.dirname(target))
+
+    # Readers hold it as long as they read; of a new one that comes now, it is hidden by the rename.
+    held = store.hold(path)
+    try:
+        store.remove_tree(target)  # of the same step, deleted before
+        store.rename(path, target)
+    finally:
+        held.release()
+
+    store.sync_directory(root)
+    if trash is None:
+        store.remove_tree(target)
+    else:
+        store.sync_directory(os.path.dirname(target))

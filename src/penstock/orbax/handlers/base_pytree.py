@@ -70,7 +70,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
         enable_post_merge_validation: Without effect: every leaf is counted before a save is complete.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Called with what each process recorded of its arrays.
+        array_metadata_validator: Without effect: shapes and chunks are counted when a save is committed.
         enable_pinned_host_transfer: Without effect: jax copies as it does.
         is_prioritized_key_fn: Says which leaves are copied first.
 
@@ -100,7 +100,10 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         is_prioritized_key_fn: Callable[[tuple[Any, ...]], Any] | None = None,
     ) -> None:
         self._form = SaveFormat(
-            ocdbt=use_ocdbt, zarr=3 if use_zarr3 else 2, codec="auto" if use_compression else "none"
+            ocdbt=use_ocdbt,
+            zarr=3 if use_zarr3 else 2,
+            codec="auto" if use_compression else "none",
+            rich_types=pytree_metadata_options.support_rich_types,
         )
         self._primary_host = multiprocessing_options.primary_host
         self._is_first = is_prioritized_key_fn
@@ -173,7 +176,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
-        asked = Asked(args.item, args.restore_args, args.partial_restore)
+        asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
         serves = StageRegistry(self._registry, workers).as_kernel()
         calls = Calls(
@@ -190,7 +193,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             ValueError: If it is damaged.
         """
         about = self._loop.call(_describe, path_text(directory))
-        return describe_tree(about, handler_path(directory), self._registry)
+        return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
 
     def finalize(self, directory: Any) -> None:
         """Nothing is left to do: what the processes wrote was merged when it was committed."""

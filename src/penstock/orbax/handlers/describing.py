@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.description import CheckpointMetadata, LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
+from penstock.orbax.handlers.restoring import as_lists
 from penstock.orbax.handlers.wanted import EMPTY, empty_value
 from penstock.orbax.leaf_args import ParamInfo
 from penstock.orbax.metadata.sharding import from_serialized_string
@@ -28,13 +29,14 @@ from penstock.orbax.running import run_sync
 _KNOWN: Final = EMPTY | {"string"}
 
 
-def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any) -> Any:
+def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any, *, rich: bool = False) -> Any:
     """Return a `TreeMetadata` of what is stored in a directory.
 
     Args:
         about: What penstock knows of it.
         directory: Of the tree.
         registry: Of type handlers; those of leaves that penstock knows nothing of are asked.
+        rich: Whether tuples are tuples there, where they are recorded as such.
 
     Raises:
         ValueError: If nobody handles a leaf.
@@ -45,7 +47,8 @@ def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any) -> A
     def describe(leaf: LeafMetadata) -> Any:
         return said[leaf.name] if leaf.name in said else _describe(leaf, directory)
 
-    tree = jax.tree.map(describe, about.tree, is_leaf=_is_metadata)
+    stored = about.tree if rich else as_lists(about.tree)
+    tree = jax.tree.map(describe, stored, is_leaf=_is_metadata)
     custom: Any = about.tree_custom_metadata
     return build_default_tree_metadata(tree, custom_metadata=custom)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PLACEHOLDER", "Asked", "Calls", "restore_tree")
+__all__ = ("PLACEHOLDER", "Asked", "Calls", "as_lists", "restore_tree")
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,13 @@ class Asked:
         item: The structure of the result; None for the stored one, in dicts and lists.
         restore_args: A tree of `RestoreArgs`, of the structure of the item or of the stored tree.
         partial: Whether the item may lack what is stored.
+        rich: Whether tuples stay tuples without an item, where they are recorded as such.
     """
 
     item: Any = None
     restore_args: Any = None
     partial: bool = False
+    rich: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
         ValueError: If the item and the stored tree differ in structure, or a leaf cannot be had as asked.
     """
     if asked.item is None and asked.restore_args is None:
-        return _as_lists(calls.restore())
+        return _plain(calls.restore(), asked)
 
     about = calls.metadata()
     there, treedef = flatten(about.tree)
@@ -92,7 +94,11 @@ def _put_together(
 ) -> Any:
     leaves = [_value(keys, value, stored, values, asked) for keys, value in here.items()]
     result = _jax.tree_unflatten(treedef, leaves)
-    return _as_lists(result) if asked.item is None else result
+    return _plain(result, asked) if asked.item is None else result
+
+
+def _plain(tree: Any, asked: Asked) -> Any:
+    return tree if asked.rich else as_lists(tree)
 
 
 _AS_SAVED: Final = RestoreArgs()
@@ -197,13 +203,13 @@ def _at(tree: Any, keys: KeyPath) -> Any:
     return _at(tree[keys[0] if isinstance(tree, dict) else int(keys[0])], keys[1:])
 
 
-def _as_lists(tree: Any) -> Any:
+def as_lists(tree: Any) -> Any:
     """Return the tree with lists in place of tuples, as Orbax restores it unless told otherwise."""
     node: Any = tree
     if isinstance(tree, dict):
-        return {key: _as_lists(value) for key, value in node.items()}
+        return {key: as_lists(value) for key, value in node.items()}
     if isinstance(tree, list) or (type(tree) is tuple and node):
-        return [_as_lists(value) for value in node]
+        return [as_lists(value) for value in node]
 
     return node
 
