@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -548,9 +548,11 @@ def test_formats_have_orbax_s_signatures(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*POLICY_NAMES} - {*CLASSES, "AbstractCheckpointManager"}))
 def test_policies_have_orbax_s_signatures(name: str) -> None:
+    ours: Any
+    theirs: Any
     ours, theirs = (getattr(ocp.checkpoint_managers, name) for ocp in LIBRARIES)
     if dataclasses.is_dataclass(theirs):
         assert signature_difference(ours, theirs) is None
-    for method in methods_of(theirs):
+    for method in methods_of(cast("type", theirs)):
         if callable(getattr(theirs, method)):
             assert signature_difference(getattr(ours, method), getattr(theirs, method)) is None
