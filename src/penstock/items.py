@@ -6,7 +6,7 @@ __all__ = ("Array", "Composite", "Json", "NumpyRandomKey", "Proto", "PyTree", "R
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from penstock.engine import Engine, SaveKeywords
 from penstock.handlers.items.kinds import Array, Composite, Json, NumpyRandomKey, Proto, PyTree, RandomKey
@@ -69,7 +69,7 @@ def _below(name: str, asked: Any) -> Any:
     if not isinstance(asked, Mapping):
         return asked
 
-    given = dict(asked)
+    given = dict(cast("Mapping[str, object]", asked))
     found = given.pop(name, None)
     if any(value is not None for value in given.values()):
         raise SpecError(f"save_args are for {', '.join(map(repr, given))}, and {name!r} alone has arrays")

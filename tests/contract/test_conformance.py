@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,12 +134,15 @@ class TestLimitBytes(StageConformance):
 
 
 class _Late(ParcelHandler):
-    """Copies too late: the value is read when it is written, after it may have changed."""
+    """Copies too late: the value is read when it is written, after it has changed."""
+
+    changed = threading.Event()
 
     async def serialize(self, values: Sequence[Any], infos: Any, args: Any = None) -> Any:
         from tests.stages.rig import _WhenAsked
 
         def write(path: Path, value: Any) -> None:
+            assert self.changed.wait(10)
             path.write_text(value.text)
 
         pairs = zip(values, infos, strict=True)
@@ -152,7 +156,8 @@ class _Swapped(ParcelHandler):
 
 class _Unfilled(StoreConformance):
     def make_store(self) -> Store:
-        return _Forgetful()
+        forgetful: Any = _Forgetful()  # the rest of a store it has from the local one, when asked
+        return forgetful  # type: ignore[no-any-return]
 
 
 class _Forgetful:
@@ -179,6 +184,12 @@ class _Forgetful:
 def _third_party(handler: Callable[[], TypeHandler]) -> TestThirdParty:
     made = TestThirdParty()
     made.make_handler = handler  # type: ignore[method-assign]
+
+    def change(value: Any) -> None:
+        value.text = "another"
+        _Late.changed.set()
+
+    made.change = change  # type: ignore[method-assign]
     return made
 
 

@@ -60,7 +60,8 @@ class QuietServer(uvicorn.Server):
 @asynccontextmanager
 async def serving(app: Any) -> AsyncGenerator[str]:
     """Serve on a free port of loopback; yield the address."""
-    server = QuietServer(uvicorn.Config(app, port=0, log_level="error", lifespan="on", ws="none"))
+    # To configure logging would close the handlers of others, and with absl's the stream it writes to.
+    server = QuietServer(uvicorn.Config(app, port=0, log_config=None, lifespan="on", ws="none"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve)
         while not server.started:
