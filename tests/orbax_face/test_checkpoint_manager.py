@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -276,6 +276,13 @@ def problems(ocp: Any, root: Path) -> list[type[BaseException]]:
             lambda: ocp.CheckpointManager(
                 root,
                 options=ocp.CheckpointManagerOptions(
+                    enable_async_checkpointing=False,
+                    async_options=ocp.AsyncOptions(post_finalization_callback=print),
+                ),
+            ),
+            lambda: ocp.CheckpointManager(
+                root,
+                options=ocp.CheckpointManagerOptions(
                     max_to_keep=1, preservation_policy=ocp.checkpoint_managers.LatestN(1)
                 ),
             ),
@@ -357,14 +364,28 @@ def test_another_directory_and_other_names(ocp: Any, tmp_path: Path) -> None:
         manager.save(2, args=ocp.args.StandardSave(tree(2)))
         manager.wait_until_finished()
         assert sorted(os.listdir(tmp_path / "one")) == ["1", "step_2"]
+        manager.reload()
+        assert list(manager.all_steps()) == [1, 2]
         assert [manager.restore(step)["step"] for step in (1, 2)] == [1, 2]
         manager.delete(1)
         assert sorted(os.listdir(tmp_path / "one")) == ["step_2"]
     with ocp.CheckpointManager(tmp_path / "two") as manager:
         manager.save(1, args=ocp.args.StandardSave(tree(1)))
+    options = ocp.CheckpointManagerOptions(
+        step_name_format=ocp.step.composite_name_format(plain, [plain] * 2)
+    )
+    with ocp.CheckpointManager(tmp_path / "two", options=options) as manager:
+        assert list(manager.all_steps()) == [1]
     with ocp.CheckpointManager(tmp_path / "three") as manager:
         assert manager.restore(1, directory=tmp_path / "two")["step"] == 1
         assert manager.restore(None, directory=tmp_path / "two")["step"] == 1
+
+
+def test_read_only_saves_nothing_even_if_forced(tmp_path: Path) -> None:
+    options = penstock.orbax.CheckpointManagerOptions(read_only=True)
+    with penstock.orbax.CheckpointManager(tmp_path, options=options) as manager:
+        assert not manager.save(2, args=penstock.orbax.args.StandardSave(tree()), force=True)
+    assert os.listdir(tmp_path) == []
 
 
 class Failing:
@@ -548,11 +569,10 @@ def test_formats_have_orbax_s_signatures(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*POLICY_NAMES} - {*CLASSES, "AbstractCheckpointManager"}))
 def test_policies_have_orbax_s_signatures(name: str) -> None:
-    ours: Any
-    theirs: Any
     ours, theirs = (getattr(ocp.checkpoint_managers, name) for ocp in LIBRARIES)
+    methods = methods_of(theirs)
     if dataclasses.is_dataclass(theirs):
         assert signature_difference(ours, theirs) is None
-    for method in methods_of(cast("type", theirs)):
+    for method in methods:
         if callable(getattr(theirs, method)):
             assert signature_difference(getattr(ours, method), getattr(theirs, method)) is None
