@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -329,14 +329,21 @@ async def test_a_restore_that_stops_in_its_kth_operation_holds_nothing(tmp_path:
         async with opened(store) as checkpointer:
             await checkpointer.restore(path)
 
-    for k in range(1, await operations_of(work) + 1):
+    untouched = FaultyStore(LocalStore())
+    await work(untouched)
+    names = [operation.name for operation in untouched.operations]
+    holds = {k for k, name in enumerate(names, start=1) if name == "hold_reading"}
+    assert holds == {1}
+    for k in range(1, len(names) + 1):
         store = FaultyStore(LocalStore())
         if fault == "fail":
             error = StorageError("any", "path", f"operation {k}", 5)
             store.fail_at(k, error)
-            with pytest.raises(PenstockError) as raised:
+            # What cannot be held against deletion can be read all the same.
+            can_go_on = nullcontext() if k in holds else pytest.raises(PenstockError)
+            with can_go_on as raised:
                 await work(store)
-            assert raised.value is error
+            assert raised is None or raised.value is error
         else:
             hang = store.hang_at(k)
             async with create_task_group() as tasks:
