@@ -295,8 +295,8 @@ async def test_a_wait_that_is_cancelled_leaves_the_handler_at_work_and_can_be_ma
 
     result.result = block  # type: ignore[method-assign]  # a future that is in the test's hands
     pending = await AdaptedHandler(Returning(result)).save(leaf, threads)
+    scope = CancelScope()
     async with create_task_group() as tasks:
-        scope = CancelScope()
 
         async def wait() -> None:
             with scope:
