@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -20,6 +21,19 @@ def signature_difference(ours: Any, theirs: Any) -> str | None:
             return f"{name} is {parameter.default!r} by default, in Orbax {wanted.default!r}"
 
     return None
+
+
+def differences_with_methods(ours: Any, theirs: Any, methods: Iterable[str]) -> list[str]:
+    """Say all that differs between two functions, or two classes and those of `methods` that theirs has."""
+    problems = [signature_difference(ours, theirs)]
+    if inspect.isclass(theirs):
+        problems += [
+            signature_difference(getattr(ours, method), getattr(theirs, method))
+            for method in methods
+            if hasattr(theirs, method)
+        ]
+
+    return [problem for problem in problems if problem is not None]
 
 
 def methods_of(class_: type) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 from tests.orbax_face.differences import differences
-from tests.orbax_face.signatures import signature_difference
+from tests.orbax_face.signatures import differences_with_methods
 
 import penstock.orbax
 
@@ -69,15 +69,7 @@ def both(module: str, name: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("module", "name"), ALL)
 def test_the_signature_is_orbax_s_or_the_table_says_how_it_differs(module: str, name: str) -> None:
     ours, theirs = both(module, name)
-    problems = [signature_difference(ours, theirs)]
-    if inspect.isclass(theirs):
-        problems += [
-            signature_difference(getattr(ours, method), getattr(theirs, method))
-            for method in METHODS
-            if hasattr(theirs, method)
-        ]
-
-    found = [problem for problem in problems if problem is not None]
+    found = differences_with_methods(ours, theirs, METHODS)
     assert not found or f"{module}.{name}" in differences(), found
 
 
