@@ -57,6 +57,10 @@ class ItemsLayout:
         """The directory of the item that holds the leaf."""
         return self._part(leaf).directory
 
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """The keys that a leaf has in its item."""
+        return _within(self._part(leaf), leaf.info)
+
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
         found: dict[str, dict[str, Any]] = {part.directory: {} for part in self._parts.tree_parts}
@@ -173,21 +177,17 @@ class ItemsLayout:
         found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
         for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
-            found[part.directory].append(_within(part, leaf))
+            info = _within(part, leaf.info)
+            found[part.directory].append(replace(leaf, info=info, value=None, staged=None))
 
         for part in self._parts.tree_parts:
             yield part, found[part.directory]
 
 
-def _within(part: TreePart, leaf: Leaf) -> Leaf:
-    """The leaf with the keys that it has in its item. For people it keeps its whole path."""
-    n, info = len(part.keys), leaf.info
-    return replace(
-        leaf,
-        info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:]),
-        value=None,
-        staged=None,
-    )
+def _within(part: TreePart, info: ParamInfo) -> ParamInfo:
+    """The place of a leaf in its item. For people it keeps its whole path."""
+    n = len(part.keys)
+    return replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:])
 
 
 def written_in(directory: str, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:

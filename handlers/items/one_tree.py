@@ -59,6 +59,10 @@ class OneTreeLayout:
         """The directory of the item."""
         return self.only_folder
 
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """What it is anyway: its keys are those of the item."""
+        return leaf.info
+
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """All leaves lie in one directory, under their own names."""
         return {self.only_folder: named}
