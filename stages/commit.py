@@ -78,7 +78,7 @@ class _Committer:
         yield Committed(len(leaves), nbytes, n_files, nbytes_kept)
 
     def _commit(self, leaves: list[Leaf]) -> int | None:
-        """Find the leaves and write the documents; None if third parties are to complete their files first."""
+        """Find the leaves and write the documents; None if third parties complete their files first."""
         leaves += [leaf for batch in self._batches for leaf in batch.leaves]
         leaves.sort(key=attrgetter("index"))
         check_complete(self._run, leaves, self._batches)

@@ -120,7 +120,7 @@ class ItemsLayout:
             return None
 
         part = self._part(leaf)
-        name = prefix_of(_within(part, leaf).info.name)
+        name = prefix_of(_within(part, leaf.info).name)
         return f"{part.directory}/{name}{chunk_key(chunk, self._form.zarr)}"
 
     def check(self, leaves: Sequence[Leaf]) -> None:

@@ -33,7 +33,9 @@ TREE = {"p": Parcel("text"), "step": 3}
 class Hanging:
     """A Checkpointer whose third-party handler hangs, by default while it writes the leaf `p`."""
 
-    def __init__(self, undo_s: float = 0.05, where: str = "write", handler: ParcelHandler | None = None) -> None:
+    def __init__(
+        self, undo_s: float = 0.05, where: str = "write", handler: ParcelHandler | None = None
+    ) -> None:
         self.handler = ParcelHandler() if handler is None else handler
         self.hang: Hang = self.handler.hang(where, "" if where == "finalize" else "p")
         self.store = FaultyStore(LocalStore())
@@ -213,7 +215,7 @@ class TestFinalize:
 
 
 class Asleep(ParcelHandler):
-    """Hangs in its coroutine: in a way that can be cancelled, or, as `to_thread.run_sync` does, in one that cannot."""
+    """Hangs in its coroutine; if stubborn, shielded from cancellation, as `to_thread.run_sync` is."""
 
     def __init__(self, *, stubborn: bool) -> None:
         super().__init__()
