@@ -104,7 +104,6 @@ class SaveTask:
             self._promise.fail(interrupt)  # a thread may be waiting for the result
             raise
         finally:
-            self._run.on_hang = None  # it refers to this task, and that to the run
             self._ended.set()
 
         if not self.future.done:

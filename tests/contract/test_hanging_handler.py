@@ -324,3 +324,15 @@ class TestCoroutine:
                 await save
 
             assert os.listdir(tmp_path) == []
+
+    async def test_leaving_by_an_error_notes_it(self, tmp_path: Path) -> None:
+        handler = Asleep(stubborn=True)
+        with pytest.raises(ArithmeticError) as raised:
+            async with self.checkpointer(handler) as checkpointer:
+                save = await checkpointer.save(tmp_path / "new", TREE, staging="overlap")
+                save.add_done_callback(lambda _: handler.go_on.set())
+                await handler.begun.wait()
+                raise ArithmeticError
+
+        assert "its serialize did not end" in raised.value.__notes__[0]
+        assert os.listdir(tmp_path) == []

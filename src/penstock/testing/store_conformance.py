@@ -8,6 +8,7 @@ import errno
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -157,7 +158,7 @@ class StoreConformance(ABC):
 
         alone = self.make_store().hold(path)
         for number, where in ((errno.EBUSY, path), (errno.ENOENT, f"{path}/absent")):
-            error = refuses(lambda where=where: store.hold_reading(where), StorageError, f"to read {where}")
+            error = refuses(partial(store.hold_reading, where), StorageError, f"to read {where}")
             demand(isinstance(error, StorageError) and error.errno == number, f"and its errno is {number}")
             demand(path in str(error), "the error must name the path")
 
