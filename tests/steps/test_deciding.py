@@ -14,6 +14,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
 from penstock.kernel.futures import SaveFuture
 from penstock.steps import CheckpointManager, FirstSave, KeepLast, SaveMoment, StepInfo
+from penstock.steps.root import read_info
 from penstock.testing import FaultyStore, Hang, Operation
 
 pytestmark = pytest.mark.anyio
@@ -172,3 +173,20 @@ async def test_what_is_wrong_with_the_new_step_is_not_laid_to_its_base(tmp_path:
             await manager.save(2, {"n": 2})
 
         assert raised.value is error
+
+
+async def test_a_watcher_that_waits_for_the_next_step_holds_none(tmp_path: Path) -> None:
+    async with CheckpointManager(tmp_path) as manager:
+        await save(manager, 1)
+        watch = manager.watch(interval_s=0.01)
+        assert await anext(watch) == 1
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, watch)
+            await manager.delete(1)
+            await save(manager, 2)
+
+
+def test_a_step_without_a_time_of_commit_is_as_old_as_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "_CHECKPOINT_METADATA").write_text('{"init_timestamp_nsecs": 5000000000}')
+
+    assert read_info(LocalStore(), str(tmp_path), 7, frozenset({"time"})) == StepInfo(7, 5.0)
