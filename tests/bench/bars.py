@@ -15,6 +15,7 @@ from tests.bench.measures import (
     per_leaf_growth,
     slowest_to_median,
     staged_share,
+    time_of,
     times_as_fast,
     times_its_time,
     written_share,
@@ -70,6 +71,7 @@ def _judged(bar: Bar, measured: float | None, noise: float | None) -> Verdict:
 
 SAVE, INTO_JAX, INTO_NUMPY = Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY
 COLD, METADATA, SECOND = Operation.COLD_NUMPY, Operation.METADATA, Operation.SECOND_SAVE
+OPEN, BEST = Operation.OPEN, Operation.BEST
 RAW = ("raw buffered", "raw O_DIRECT")
 FIRST = "penstock, first save"
 PLAIN = "Orbax uncompressed"
@@ -150,6 +152,15 @@ BARS = (
         METADATA,
     ),
     _most("second save, 5 % changed: bytes / first", 0.06, written_share("changed"), "changed", SECOND),
+    _most("20,000 steps opened, s", 0.25, time_of("steps", OPEN), "steps", OPEN),
+    _fast("20,000 steps opened: times Orbax", 10, "steps", OPEN, "Orbax"),
+    _most(
+        "best of 20,000 steps: time / scandir and a read of each file",
+        3,
+        times_its_time("steps", BEST, "raw scandir"),
+        "steps",
+        BEST,
+    ),
     *[_stall("1 GiB", "large", loop) for loop in LOOPS],
     *[_stall("10,000 leaves", "small", loop) for loop in LOOPS],
 )

@@ -32,6 +32,11 @@ def times_its_time(workload: str, operation: str, other: str) -> Measure:
     return measure
 
 
+def time_of(workload: str, operation: str) -> Measure:
+    """Seconds, as they are."""
+    return lambda results: median(results.seconds(workload, OURS, operation))
+
+
 def staged_share(workload: str) -> Measure:
     """Time until staged, as a part of what Orbax's asynchronous save blocks for."""
 

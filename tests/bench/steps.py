@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 import numpy as np
 from anyio import to_thread
@@ -19,6 +19,7 @@ from tests.bench.workloads import Workload
 
 import penstock
 
+N_FEW: Final = 4
 EVERY: Final = 10  # the numbers of the steps are apart by this
 
 
@@ -27,33 +28,49 @@ async def measure_steps(
 ) -> Results:
     """Make the directory, and have everybody open it in turn, each round beginning with another one."""
     results = Results(sizes=[Size(workload.name, workload.title, n_steps, 0, "step")])
-    root = folder / "root"
+    root, few = folder / "root", folder / "few"
     _say(f"making {n_steps:,} steps")
     await make_root(root, n_steps)
-    out: set[str] = set()
-    for number in range(-1, rounds):  # the first is not timed: what it imports is no part of opening
-        first = max(number, 0) % len(contenders)
-        for operation in workload.operations:
-            for contender in (*contenders[first:], *contenders[:first]):
-                if contender.label in out or number >= workload.fewer.get(contender.label, rounds):
-                    continue
+    await make_root(few, N_FEW)
+    bench = _Bench(workload, results)
+    for contender in contenders:  # what it imports and starts is no part of opening
+        await bench.carry_out(contender, few, N_FEW, None)
 
-                _say(f"round {number + 1}: {contender.label}: {operation}")
-                try:
-                    answered = await contender.measure(root, operation)
-                    check(answered.answer, operation, n_steps)
-                except Exception as error:
-                    out.add(contender.label)
-                    text = f"{operation}: {type(error).__name__}: {error}"[:300]
-                    results.notes.append(Note(workload.name, contender.label, text, failed=True))
-                    continue
+    for number in range(rounds):
+        first = number % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            if number < workload.fewer.get(contender.label, rounds):
+                _say(f"round {number + 1}: {contender.label}")
+                await bench.carry_out(contender, root, n_steps, number)
 
-                if number >= 0:
-                    sample = Sample(workload.name, contender.label, operation, number, answered.seconds)
-                    results.samples.append(sample)
-
-    results.samples = [sample for sample in results.samples if sample.contender not in out]
     return results
+
+
+@final
+class _Bench:
+    def __init__(self, workload: Workload, results: Results) -> None:
+        self._workload, self._results = workload, results
+        self._out: set[str] = set()
+
+    async def carry_out(
+        self, contender: StepsContender, root: Path, n_steps: int, number: int | None
+    ) -> None:
+        """Ask everything of one; whoever fails once, or says what is not so, is out. Timed with a number."""
+        if contender.label in self._out:
+            return
+
+        try:
+            for answer in (*await contender.look(root), *await contender.find_best(root)):
+                check(answer.said, answer.operation, n_steps)
+                if number is not None:
+                    timed = (self._workload.name, contender.label, answer.operation, number, answer.seconds)
+                    self._results.samples.append(Sample(*timed))
+        except Exception as error:
+            self._out.add(contender.label)
+            samples = [s for s in self._results.samples if s.contender != contender.label]
+            self._results.samples = samples
+            text = f"{type(error).__name__}: {error}"[:300]
+            self._results.notes.append(Note(self._workload.name, contender.label, text, failed=True))
 
 
 def check(answer: object, operation: Operation, n_steps: int) -> None:

@@ -153,7 +153,7 @@ def ranged(found: Spread | None) -> str:
     if found is None:
         return ""
 
-    unit, factor = ("s", 1.0) if found.median >= 1 else ("ms", 1e3)
+    unit, factor = ("s", 1.0) if found.median >= 1 else ("ms", 1e3) if found.median >= 1e-4 else ("µs", 1e6)
     median, low, high = (figure(value * factor) for value in (found.median, found.low, found.high))
     return f"{median} {unit} ({low}..{high})"
 

@@ -157,6 +157,7 @@ def test_columns_are_aligned() -> None:
 def test_a_range_is_in_the_unit_of_its_median() -> None:
     assert table.ranged(Spread(0.5, 0.1, 2)) == "500 ms (100..2,000)"
     assert table.ranged(Spread(1.25, 0.5, 2)) == "1.25 s (0.5..2)"
+    assert table.ranged(Spread(2e-6, 1e-6, 0.001)) == "2 µs (1..1,000)"
     assert table.ranged(None) == ""
 
 

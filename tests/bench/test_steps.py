@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.bench.contenders.managers import everybody
+from tests.bench.contenders.managers import Answer, everybody
 from tests.bench.results import Operation
 from tests.bench.steps import EVERY, WrongStepsError, best_of, check, make_root, measure_steps
 from tests.bench.workloads import BY_NAME
@@ -55,3 +55,21 @@ def test_a_wrong_answer_is_none(operation: Operation, right: object, wrong: obje
     check(right, operation, 2)
     with pytest.raises(WrongStepsError):
         check(wrong, operation, 2)
+
+
+async def test_whoever_says_what_is_not_so_is_out(tmp_path: Path) -> None:
+    class Wrong:
+        label = "wrong"
+
+        async def look(self, root: Path) -> list[Answer]:
+            return [Answer(Operation.LATEST, 0.1, EVERY * 3 if root.name == "few" else 7)]
+
+        async def find_best(self, root: Path) -> list[Answer]:
+            return []
+
+    results = await measure_steps(STEPS, N, 2, tmp_path, [Wrong()])
+
+    assert results.samples == []
+    (note,) = results.notes
+    assert note.failed
+    assert "latest_step said 7, and not 290" in note.text

@@ -108,7 +108,7 @@ WORKLOADS = (
         nbytes=2**26,
         quick=1 / 10,
         n_steps=20_000,
-        fewer={"Orbax": 3},
+        fewer={"Orbax": 1},
     ),
 )
 # For the harness's own test: five leaves, and everything but what takes its time.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from anyio import to_thread
 from tests.bench.results import Operation
@@ -14,22 +15,28 @@ from tests.bench.results import Operation
 import penstock
 
 METRIC = "loss"
-AFTER_OPENING = frozenset({Operation.LATEST, Operation.ALL_STEPS})
 
 
-class Answered(NamedTuple):
-    """How long it took, and what was said, to be checked."""
+class Answer(NamedTuple):
+    """What was said, to be checked, and how long it took."""
 
+    operation: Operation
     seconds: float
-    answer: object
+    said: object
 
 
 class StepsContender(Protocol):
-    """A way to know the steps of a directory. Each operation opens it anew, and closes it untimed."""
+    """A way to know the steps of a directory. Closing it is not timed."""
 
     label: str
 
-    async def measure(self, root: Path, operation: Operation) -> Answered: ...
+    async def look(self, root: Path) -> list[Answer]:
+        """Open it, ask for the latest step and for all of them."""
+        ...
+
+    async def find_best(self, root: Path) -> list[Answer]:
+        """Open it and ask for the best step, all in one: some read the metrics early, and some late."""
+        ...
 
 
 @final
@@ -38,19 +45,17 @@ class PenstockManager:
 
     label = "penstock"
 
-    async def measure(self, root: Path, operation: Operation) -> Answered:
-        since = time.perf_counter()
-        async with penstock.CheckpointManager(root, metric=METRIC) as manager:
-            opened = time.perf_counter()
-            answer: object = None
-            if operation is Operation.LATEST:
-                answer = manager.latest_step()
-            elif operation is Operation.ALL_STEPS:
-                answer = manager.all_steps()
-            elif operation is Operation.BEST:
-                answer = await manager.best_step()
+    async def look(self, root: Path) -> list[Answer]:
+        begun = time.perf_counter()
+        async with penstock.CheckpointManager(root) as manager:
+            opened = Answer(Operation.OPEN, time.perf_counter() - begun, None)
+            return [opened, *_asked(manager.latest_step, manager.all_steps)]
 
-            return _answered(since, opened, operation, answer)
+    async def find_best(self, root: Path) -> list[Answer]:
+        begun = time.perf_counter()
+        async with penstock.CheckpointManager(root, metric=METRIC) as manager:
+            best = await manager.best_step()
+            return [Answer(Operation.BEST, time.perf_counter() - begun, best)]
 
 
 @final
@@ -59,29 +64,32 @@ class OrbaxManager:
 
     label = "Orbax"
 
-    async def measure(self, root: Path, operation: Operation) -> Answered:
-        return await to_thread.run_sync(self._measure, root, operation)
+    async def look(self, root: Path) -> list[Answer]:
+        return await to_thread.run_sync(self._look, root)
 
-    def _measure(self, root: Path, operation: Operation) -> Answered:
+    async def find_best(self, root: Path) -> list[Answer]:
+        return await to_thread.run_sync(self._find_best, root)
+
+    def _look(self, root: Path) -> list[Answer]:
         import orbax.checkpoint as ocp
 
-        given: dict[str, Any] = {}
-        if operation is Operation.BEST:
-            given["best_fn"], given["best_mode"] = (lambda metrics: metrics[METRIC]), "min"
-
-        since = time.perf_counter()
-        manager = ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(**given))
+        begun = time.perf_counter()
+        manager = ocp.CheckpointManager(root)
+        opened = Answer(Operation.OPEN, time.perf_counter() - begun, None)
         try:
-            opened = time.perf_counter()
-            answer: object = None
-            if operation is Operation.LATEST:
-                answer = manager.latest_step()
-            elif operation is Operation.ALL_STEPS:
-                answer = manager.all_steps()
-            elif operation is Operation.BEST:
-                answer = manager.best_step()
+            return [opened, *_asked(manager.latest_step, manager.all_steps)]
+        finally:
+            manager.close()
 
-            return _answered(since, opened, operation, answer)
+    def _find_best(self, root: Path) -> list[Answer]:
+        import orbax.checkpoint as ocp
+
+        options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics[METRIC], best_mode="min")
+        begun = time.perf_counter()
+        manager = ocp.CheckpointManager(root, options=options)
+        try:
+            best = manager.best_step()
+            return [Answer(Operation.BEST, time.perf_counter() - begun, best)]
         finally:
             manager.close()
 
@@ -92,42 +100,46 @@ class Scandir:
 
     label = "raw scandir"
 
-    async def measure(self, root: Path, operation: Operation) -> Answered:
-        return await to_thread.run_sync(self._measure, root, operation)
+    async def look(self, root: Path) -> list[Answer]:
+        return await to_thread.run_sync(self._look, root)
 
-    def _measure(self, root: Path, operation: Operation) -> Answered:
-        since = time.perf_counter()
-        with os.scandir(root) as entries:
-            steps = [int(entry.name) for entry in entries if entry.name.isdigit() and entry.is_dir()]
+    async def find_best(self, root: Path) -> list[Answer]:
+        return await to_thread.run_sync(self._find_best, root)
 
-        opened = time.perf_counter()
-        answer: object = None
-        if operation is Operation.LATEST:
-            answer = max(steps)
-        elif operation is Operation.ALL_STEPS:
-            answer = sorted(steps)
-        elif operation is Operation.BEST:
-            answer = self._best(root, steps)
+    def _look(self, root: Path) -> list[Answer]:
+        begun = time.perf_counter()
+        steps = self._steps(root)
+        opened = Answer(Operation.OPEN, time.perf_counter() - begun, None)
+        return [opened, *_asked(lambda: max(steps), lambda: sorted(steps))]
 
-        return _answered(since, opened, operation, answer)
-
-    @staticmethod
-    def _best(root: Path, steps: list[int]) -> int:
+    def _find_best(self, root: Path) -> list[Answer]:
+        begun = time.perf_counter()
         found: list[tuple[float, int]] = []
-        for step in steps:
+        for step in self._steps(root):
             try:
                 with open(f"{root}/{step}/metrics/metrics", "rb") as file:
                     found.append((json.load(file)[METRIC], step))
             except FileNotFoundError:
                 continue
 
-        return min(found)[1]
+        return [Answer(Operation.BEST, time.perf_counter() - begun, min(found)[1])]
+
+    @staticmethod
+    def _steps(root: Path) -> list[int]:
+        with os.scandir(root) as entries:
+            return [int(entry.name) for entry in entries if entry.name.isdigit() and entry.is_dir()]
 
 
-def _answered(since: float, opened: float, operation: Operation, answer: object) -> Answered:
-    """To be called at once: until then it took."""
-    ended = opened if operation is Operation.OPEN else time.perf_counter()
-    return Answered(ended - (opened if operation in AFTER_OPENING else since), answer)
+def _asked(latest: Callable[[], object], all_steps: Callable[[], object]) -> list[Answer]:
+    begun = time.perf_counter()
+    last = latest()
+    between = time.perf_counter()
+    steps = all_steps()
+    ended = time.perf_counter()
+    return [
+        Answer(Operation.LATEST, between - begun, last),
+        Answer(Operation.ALL_STEPS, ended - between, steps),
+    ]
 
 
 def everybody(*, with_orbax: bool = True) -> list[StepsContender]:
