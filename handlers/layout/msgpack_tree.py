@@ -28,6 +28,7 @@ from penstock.kernel.protocols import Store
 _MOST_AXES: Final = 32  # TensorStore's limit, and numpy's for long
 
 _TELLING: Final = 6  # bytes of the head of an array: its size, its type and how many axes it has
+_LONGEST: Final = 64  # bytes of such a head, with few axes
 _ELSEWHERE: Final = ("PLACEHOLDER://", "AGGREGATED://")
 _MARKERS: Final = {Kind.ARRAY: "List", Kind.MAP: "Dict"}
 
@@ -181,15 +182,17 @@ class _Reader:
 
     def _like_another(self) -> PackedArray | None:
         """Take an array that begins as one before it did, byte for byte; None if none does."""
-        head = self._heads.get(self.cursor.peek(_TELLING))
-        if head is None or self.cursor.peek(len(head.data)) != head.data:
-            return None
-        if not self.cursor.holds(len(head.data) + head.nbytes):
+        ahead = self.cursor.peek(_LONGEST)
+        head = self._heads.get(ahead[:_TELLING])
+        if head is None or not ahead.startswith(head.data):
             return None
 
-        self.cursor.skip(len(head.data))
-        run = Run(0, head.array.runs[0].count, self.cursor.at)
-        self.cursor.skip(head.nbytes)
+        length = len(head.data) + head.nbytes
+        if not self.cursor.holds(length):
+            return None
+
+        run = Run(0, head.array.runs[0].count, self.cursor.at + len(head.data))
+        self.cursor.skip(length)
         return PackedArray(self._path, head.array.shape, head.array.dtype, (run,))
 
     def _array(self, begin: int | None = None) -> PackedArray:
@@ -222,7 +225,7 @@ class _Reader:
         runs = (Run(0, count, self.cursor.at),) if count else ()
         array = PackedArray(self._path, shape, dtype, runs)
         head = self.cursor.since(begin) if begin is not None and runs else b""
-        if len(head) > _TELLING:
+        if _TELLING < len(head) <= _LONGEST:
             self._heads[head[:_TELLING]] = _Head(head, nbytes, array)
 
         self.cursor.skip(nbytes)
