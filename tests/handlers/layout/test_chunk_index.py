@@ -19,10 +19,10 @@ V3 = encode_v3((4, 2), "int8", (2, 2))
 MANY = encode_v2((MOST_LOOKED_FOR + 1,), "int8", (1,))
 
 
-def put(folder: Path, **files: bytes | None) -> None:
-    """Write files, whose names have `_` for `/` and `__` for a dot; None makes a directory."""
+def put(folder: Path, files: dict[str, bytes | None]) -> None:
+    """Write files by name; None makes a directory."""
     for name, data in files.items():
-        path = folder / name.replace("__", ".").replace("_", "/")
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if data is None:
             path.mkdir()
@@ -41,8 +41,8 @@ def both(folder: Path, names: list[str]) -> dict[bytes, Value]:
 
 
 def test_both_versions(tmp_path: Path) -> None:
-    put(tmp_path, a___zarray=V2, a_0__0=b"1234", a_1__0=b"12")
-    put(tmp_path, b_zarr__json=V3, b_c_0_0=b"1234", b_c_1_0=b"1234")
+    put(tmp_path, {"a/.zarray": V2, "a/0.0": b"1234", "a/1.0": b"12"})
+    put(tmp_path, {"b/zarr.json": V3, "b/c/0/0": b"1234", "b/c/1/0": b"1234"})
 
     index = both(tmp_path, ["a"])
     assert index == {
@@ -59,19 +59,19 @@ def test_both_versions(tmp_path: Path) -> None:
 
 
 def test_many_chunks_are_listed(tmp_path: Path) -> None:
-    put(tmp_path, a___zarray=MANY, **{f"a_{at}": b"x" for at in range(MOST_LOOKED_FOR + 1)})
+    put(tmp_path, {"a/.zarray": MANY, **{f"a/{at}": b"x" for at in range(MOST_LOOKED_FOR + 1)}})
 
     assert len(both(tmp_path, ["a"])) == MOST_LOOKED_FOR + 2
 
 
 def test_what_is_missing_or_something_else(tmp_path: Path) -> None:
-    put(tmp_path, chunk___zarray=V2, chunk_1__0=b"12")
-    put(tmp_path, folder___zarray=V2, folder_0__0=None)
-    put(tmp_path, document___zarray=None, document_0__0=b"1")
-    put(tmp_path, damaged___zarray=b"{", damaged_0__0=b"1")
-    put(tmp_path, scalar___zarray=encode_v2((), "int8", ()), scalar_0=b"7")
-    put(tmp_path, none___zarray=encode_v2((0,), "int8", (1,)))
-    put(tmp_path, nothing=None, file=b"")
+    put(tmp_path, {"chunk/.zarray": V2, "chunk/1.0": b"12"})
+    put(tmp_path, {"folder/.zarray": V2, "folder/0.0": None})
+    put(tmp_path, {"document/.zarray": None, "document/0.0": b"1"})
+    put(tmp_path, {"damaged/.zarray": b"{", "damaged/0.0": b"1"})
+    put(tmp_path, {"scalar/.zarray": encode_v2((), "int8", ()), "scalar/0": b"7"})
+    put(tmp_path, {"none/.zarray": encode_v2((0,), "int8", (1,))})
+    put(tmp_path, {"nothing": None, "file": b""})
 
     names = ["chunk", "folder", "damaged", "scalar", "none", "nothing", "file", "absent"]
     index = both(tmp_path, [*names, "document"])
@@ -83,7 +83,7 @@ def test_what_is_missing_or_something_else(tmp_path: Path) -> None:
 
 
 def test_the_first_document_counts(tmp_path: Path) -> None:
-    put(tmp_path, a___zarray=V2, a_zarr__json=V3, a_0__0=b"1234")
+    put(tmp_path, {"a/.zarray": V2, "a/zarr.json": V3, "a/0.0": b"1234"})
 
     index = directory_index(LocalStore(), str(tmp_path), ["a"])
     assert index == {b"a/.zarray": Inline(V2), b"a/0.0": Indirect("a/0.0", 0, 4)}

@@ -58,7 +58,7 @@ def test_tensors_and_metadata() -> None:
         f"{{{A}, {B}}}",
         f"{{{A},{B}}}".replace("[2,1]", "[2,01]"),
         f"{{{A},{B}}}".replace("[2,1]", "[2,1,]"),
-        f"{{{A},{B}}}".replace("[2,1]", "[2]"),
+        f"{{{A},{B}}}".replace("[2,1]", "[3]"),
         f"{{{A},{B}}}".replace("F32", "F4"),
         f"{{{A},{B}}}".replace("[8,10]", "[9,11]"),
         f"{{{A},{B}}}".replace("[8,10]", "[8,11]"),
