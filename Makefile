@@ -71,7 +71,7 @@ memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, a
 	$(BIN)/python tests/proofs/memory.py
 
 stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio beside a save, a restore and metadata
-	$(BIN)/python -m tests.proofs.stalls
+	$(BIN)/python -m tests.bench --only-stalls
 
 soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
 	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))

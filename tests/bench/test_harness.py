@@ -18,9 +18,11 @@ from tests.bench import caches, memory, options, place, trees
 from tests.bench.__main__ import main
 from tests.bench.checking import WrongBytesError, check
 from tests.bench.contenders import raw
+from tests.bench.contenders.everyone import ours
 from tests.bench.contenders.labels import LABELS
 from tests.bench.results import Operation
 from tests.bench.setting import bytes_not_shared
+from tests.bench.timing import measure
 from tests.bench.trees import State
 from tests.bench.workloads import BY_NAME, WORKLOADS
 
@@ -113,6 +115,18 @@ def test_five_percent_change_and_the_rest_are_the_same_objects() -> None:
     same = [one is other for one, other in zip(state.leaves, after.leaves, strict=True)]
     assert same.count(False) == 5
     assert not np.array_equal(state.leaves[0], after.leaves[0])
+
+
+async def test_a_second_save_writes_what_changed(tmp_path: Path) -> None:
+    # 80 KiB each, so that what is recorded beside the arrays weighs little.
+    state = trees.build("changed", 1 / 64)
+    results = await measure(BY_NAME["changed"], state, 1, tmp_path, ours()[:1], [])
+
+    assert [note for note in results.notes if note.failed] == []
+    (first,) = results.written("changed", "penstock", Operation.SAVE)
+    (second,) = results.written("changed", "penstock", Operation.SECOND_SAVE)
+    assert first > state.nbytes
+    assert second < first / 10
 
 
 def test_a_file_is_cached_after_warming_and_not_after_dropping(tmp_path: Path) -> None:

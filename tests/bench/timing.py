@@ -14,7 +14,7 @@ from typing import TypeAlias, final
 import anyio
 from anyio import to_thread
 from tests.bench.checking import WrongBytesError, check
-from tests.bench.contenders.penstock import HAS_BASE, Penstock
+from tests.bench.contenders.penstock import Penstock
 from tests.bench.contenders.protocol import Blocking, Contender, InLoop, InThread, Saved
 from tests.bench.loops import ASYNCIO
 from tests.bench.profiles import restore_profile
@@ -31,7 +31,6 @@ ALL = (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation
 WATCHED = {"penstock": ALL, "Orbax": ALL, "Orbax async": ALL, "safetensors": ALL}
 WATCHED_IF_SLOW = {"Orbax": (Operation.RESTORE_JAX,), "Orbax async": (Operation.SAVE,)}
 PROFILED = (Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation.COLD_NUMPY)
-NOT_AVAILABLE = "save(base=...) is not available in this version: everything is written again"
 Act: TypeAlias = Callable[[Contender, Operation], Awaitable[None]]
 
 
@@ -84,9 +83,6 @@ class _Bench:
         self.results.sizes.append(Size(workload.name, workload.title, len(state.leaves), state.nbytes))
         for label, reason in workload.skipped.items():
             self._note(label, reason)
-
-        if not HAS_BASE and Operation.SECOND_SAVE in workload.operations:
-            self._note("penstock", NOT_AVAILABLE)
 
     async def warm_up(self, contenders: Sequence[Contender]) -> None:
         """Have everybody save once, untimed."""

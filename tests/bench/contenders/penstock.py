@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,6 @@ from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)
 WARM = frozenset({Operation.RESTORE_JAX, Operation.RESTORE_NUMPY})
-HAS_BASE = "base" in inspect.signature(penstock.Checkpointer.save).parameters
 
 
 @final
@@ -79,9 +77,8 @@ class Penstock:
     async def _save(
         self, checkpointer: penstock.Checkpointer, path: Path, state: State, base: Path | None
     ) -> Saved:
-        options: dict[str, Any] = {"base": base} if HAS_BASE and base is not None else {}
         since = time.perf_counter()
-        saving = await checkpointer.save(path, state.tree, **options)
+        saving = await checkpointer.save(path, state.tree, base=base)
         staged_s = time.perf_counter() - since
         report = await saving
         return Saved(staged_s, stage_times(report.stages))
