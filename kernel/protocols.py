@@ -146,10 +146,11 @@ class LeafHandler(Protocol):
         ...
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Plan how the leaf gets to the host, each piece of at most about `piece_bytes`.
+        """Plan how the leaf gets to the host, each piece that is copied of at most about `piece_bytes`.
 
         Together the pieces cover every chunk of `leaf.spec` once, chunk by chunk, in order of
-        `start` within a chunk. A piece with `cost` 0 looks at memory that nobody will change.
+        `start` within a chunk. A piece with `cost` 0 looks at memory that nobody will change; it may
+        be larger, since `limit_bytes` cuts it.
 
         Raises:
             DeletedLeafError: From here or from `take`, if the array is gone.

@@ -167,8 +167,9 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
     Returns:
-        The pieces, taken at once, if none of them costs anything; else what is to be leased and taken.
+        The pieces of the leaves that cost nothing, taken at once; and what is to be leased and taken.
     """
+    free: list[_Planned] = []
     planned: list[_Planned] = []
     for leaf in leaves:
         if isinstance(leaf.handler, AdaptedHandler):
@@ -176,16 +177,17 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
 
         plans = list(_pieces(leaf, leaf.handler, piece_bytes))
         staged = leaf.without_value()
+        chosen = planned if any(plan.cost for plan in plans) else free
         for at, plan in enumerate(plans, start=1):
-            planned.append((staged, plan, at == len(plans)))
+            chosen.append((staged, plan, at == len(plans)))
 
         if not plans:
-            planned.append((staged, None, True))
+            chosen.append((staged, None, True))
 
-    if not planned or any(plan is not None and plan.cost for _, plan, _ in planned):
+    if not free:
         return None, planned
 
-    return StagedBatch(tuple([leaf for leaf, _, last in planned if last]), _take(planned)), []
+    return StagedBatch(tuple([leaf for leaf, _, last in free if last]), _take(free)), planned
 
 
 def _pieces(leaf: Leaf, handler: LeafHandler, piece_bytes: int) -> Iterator[PiecePlan]:

@@ -429,7 +429,7 @@ class TestCancelling:
 
     def test_a_native_cancel_of_the_task_that_saves(self, tmp_path: Path) -> None:
         async def main() -> None:
-            gate, pipeline = gated(before="write")
+            gate, pipeline = gated(before="device_to_host")
             async with Checkpointer() as checkpointer:
                 saving = checkpointer.save(tmp_path / "a", tree(), pipeline=pipeline, staging="copy")
                 task = asyncio.create_task(saving)

@@ -113,7 +113,6 @@ class SaveTask:
         async with self._turn:
             run.events.info("save.started", path=run.path)
             try:
-                await run.workspace.check()
                 result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
             except BaseException as error:
                 with CancelScope(shield=True):  # both parts have a bound
