@@ -80,13 +80,13 @@ async def restored(rig: Rig, like: Any, *, budget: int = MIB, n_workers: int = 1
     run = rig.restore_run()
     message = RestoreRequest(str(rig.final), like, has_like=True, **request)
     pipeline = restore_pipeline().replace("host_to_device", HostToDevice(n_workers))
-    tree: Any = cast("Any", (await run_pipeline(pipeline, run, message)).value).tree
+    result: Any = (await run_pipeline(pipeline, run, message)).value
     assert rig.memory.statistics().peak <= budget
     assert rig.memory.statistics().leased == 0
     assert "memory.oversize" not in rig.events
     done = run.progress.snapshot()
     assert (done.leaves_done, done.bytes_done) == (done.leaves_total, done.bytes_total)
-    return tree
+    return result.tree
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16", "complex64", "int4", "float8_e4m3fn"])

@@ -159,7 +159,8 @@ def _in_main_memory(sharding: Sharding | None) -> bool:
 def _blank(bounds: Bounds, dtype: np.dtype[Any], device: Device | None) -> jax.Array:
     shape = tuple([stop - start for start, stop in bounds])
     place = None if device is None else SingleDeviceSharding(cast("Any", device))
-    return jnp.zeros(shape, dtype, device=place)
+    zeros: Callable[..., jax.Array] = cast("Any", jnp).zeros
+    return zeros(shape, dtype, device=place)
 
 
 def _put(host: npt.NDArray[Any], device: Device | None) -> jax.Array:

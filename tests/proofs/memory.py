@@ -13,7 +13,8 @@ its resident memory (`VmHWM`, set back before through `/proc/self/clear_refs`) i
   budget go in parts to what stands for device memory,
 * many saves in a row leave the resident memory where it was.
 
-To see that the limit bites, the same is done with no budget at all: that has to fail.
+To see that the limit bites, the same is done with no budget at all, and, of a save, with nothing written
+before everything is staged: that has to fail.
 
 Everything is printed as one line of JSON for each measurement.
 """
@@ -28,8 +29,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, cast, final
 
 import anyio
 import jax
@@ -40,7 +44,11 @@ from jax.core import Tracer
 import penstock
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.registry import default_handlers
+from penstock.kernel.messages import StagedBatch
+from penstock.kernel.run import SaveRun
+from penstock.kernel.stage import Actor
 from penstock.kernel.units import parse_bytes
+from penstock.pipelines import save_pipeline
 
 MIB: Final = 2**20
 KINDS: Final = ("numpy", "jax", "jax-copied")
@@ -51,7 +59,7 @@ OUT_OF_MEMORY: Final = ("MemoryError", "RESOURCE_EXHAUSTED", "bad_alloc", "Canno
 
 def build(kind: str, nbytes: int) -> dict[str, Any]:
     """A tree of that many bytes: an eighth in one leaf, the rest in leaves of 1/64; and small ones."""
-    sizes = {"large": nbytes // 8} | {f"leaf_{at:02}": nbytes // 64 for at in range(56)}
+    sizes = {"very_large": nbytes // 8} | {f"leaf_{at:02}": nbytes // 64 for at in range(56)}
     make = np.full if kind == "numpy" else jnp.full
     tree: dict[str, Any] = {
         name: make(size // 4, float(at), np.float32) for at, (name, size) in enumerate(sizes.items())
@@ -61,7 +69,31 @@ def build(kind: str, nbytes: int) -> dict[str, Any]:
     return tree
 
 
-def checkpointer(kind: str, budget: int) -> penstock.Checkpointer:
+@final
+@dataclass(frozen=True, slots=True)
+class Hoard:
+    """A stage that passes on nothing before it has all of it, as a medium does that is slow enough."""
+
+    concurrency: int = 1
+
+    @asynccontextmanager
+    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
+        yield _Hoarder([])
+
+
+@dataclass(frozen=True, slots=True)
+class _Hoarder:
+    held: list[StagedBatch]
+
+    async def __call__(self, batch: StagedBatch, /) -> None:
+        self.held.append(batch)
+
+    async def finish(self) -> AsyncIterator[StagedBatch]:
+        for batch in self.held:
+            yield batch
+
+
+def checkpointer(kind: str, budget: int, *, hoards: bool = False) -> penstock.Checkpointer:
     """Whose handler for jax.Arrays copies, if that is wanted."""
     registry = default_handlers(entry_points=False)
     if kind == "jax-copied":
@@ -70,7 +102,11 @@ def checkpointer(kind: str, budget: int) -> penstock.Checkpointer:
         for type_ in types:
             registry.register(type_, handler, override=True)
 
-    return penstock.Checkpointer(memory_limit=budget, registry=registry)
+    pipeline = save_pipeline()
+    if hoards:
+        pipeline = pipeline.insert_after("device_to_host", Hoard())
+
+    return penstock.Checkpointer(memory_limit=budget, registry=registry, save_pipeline=pipeline)
 
 
 def resident(field: str = "VmRSS") -> int:
@@ -98,7 +134,7 @@ def allow(nbytes: int) -> None:
 async def save_once(kind: str, path: Path, nbytes: int, budget: int, allowed: int) -> dict[str, int]:
     """What one save takes beyond the tree."""
     tree = build(kind, nbytes)
-    async with checkpointer(kind, budget) as ckpt:
+    async with checkpointer(kind, budget, hoards=budget > nbytes) as ckpt:
         await warm_up(ckpt, kind, path)
         forget_peak()
         before = resident()
@@ -148,7 +184,7 @@ async def warm_up(ckpt: penstock.Checkpointer, kind: str, path: Path) -> None:
 def names() -> dict[str, int]:
     """The structure of `build`, without its arrays."""
     return dict.fromkeys(
-        ["large", *(f"leaf_{at:02}" for at in range(56)), *(f"small_{at:03}" for at in range(500))], 0
+        ["very_large", *(f"leaf_{at:02}" for at in range(56)), *(f"small_{at:03}" for at in range(500))], 0
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +128,7 @@ def test_shards_of_the_same_rows_are_read_together() -> None:
 
 
 def test_an_array_of_the_default_device_stays_uncommitted() -> None:
-    array = jnp.asarray(numbers((16, 8)))
+    array: Any = jnp.asarray(numbers((16, 8)))
     saved = save(HANDLER, array)
 
     found = restored(saved, parts_of(saved, array, 100))
@@ -136,7 +136,7 @@ def test_an_array_of_the_default_device_stays_uncommitted() -> None:
     assert not found.committed
     assert not found.weak_type
     assert found.sharding == array.sharding
-    assert cast("Any", found).aval == cast("Any", array).aval
+    assert found.aval == array.aval
 
 
 @pytest.mark.parametrize("sharded", [False, True])
