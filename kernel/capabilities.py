@@ -135,6 +135,10 @@ class ItemsLayout(Protocol):
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
         ...
 
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """Return a leaf's place in that directory: its keys there. For people it keeps its whole path."""
+        ...
+
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves, by stored name, into directories and the names there."""
         ...
