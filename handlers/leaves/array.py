@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("ArrayHandler",)
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
@@ -45,10 +45,12 @@ class ArrayHandler:
     Args:
         alias_host: Whether pieces may look at the memory of CPU devices. If not, they are copied as
             from any other device.
+        described: Returns what is stored instead of what `describe` would say, given that and the key path.
     """
 
     typestr: str = "jax.Array"
     alias_host: bool = True
+    described: Callable[[LeafSpec, str], LeafSpec] | None = None
 
     @property
     def follows_spec(self) -> bool:
@@ -97,7 +99,7 @@ class ArrayHandler:
 
         sharding = value.sharding
         shard_shape = sharding.shard_shape(value.shape)
-        return LeafSpec(
+        spec = LeafSpec(
             self.typestr,
             value.shape,
             name,
@@ -108,6 +110,7 @@ class ArrayHandler:
             random_key_impl=key_impl,
             n_replicas=_n_replicas(sharding.num_devices, value.shape, shard_shape),
         )
+        return spec if self.described is None else self.described(spec, info.key_path)
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the pieces of every distinct shard. Waits for nothing and touches no memory: `take` does.
