@@ -18,7 +18,7 @@ from penstock.checkpointer import Checkpointer
 from penstock.description import CheckpointMetadata
 from penstock.handlers.layout.alone import CUSTOM, TreeLayout
 from penstock.handlers.layout.every import EveryLayout
-from penstock.kernel.errors import NotACheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.pipeline import Pipeline
@@ -36,6 +36,7 @@ from penstock.orbax.handlers.type_calls import CallRegistry, serving
 from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.leaf_handlers.array_metadata_store import Store
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.linking import links_in_force
 from penstock.orbax.merging import MergeProcessFiles
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.paths import handler_path, path_text
@@ -43,6 +44,7 @@ from penstock.orbax.recording import recorded_by, store_of, validate
 from penstock.orbax.running import LoopThread
 from penstock.orbax.tree import get_param_names, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
+from penstock.stages.known_values import KnownValues
 from penstock.stages.trees import step
 
 T = TypeVar("T")
@@ -154,6 +156,10 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         serves = StageRegistry(self._registry, workers).as_kernel()
         path, marked = path_text(directory), with_markers(item)
+        links = links_in_force()
+        if links is not None:
+            keywords["base"] = links.base_of(path)
+            links.when_published(path, partial(self._loop.call, _note_moved, path))
         try:
             save = await self._loop.acall(_start_save, serves, path, marked, keywords)
         except UnknownTypeError as error:
@@ -308,8 +314,21 @@ def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
 async def _start_save(
     resources: Resources, serves: HandlerRegistry, path: str, item: Any, keywords: dict[str, Any]
 ) -> SaveFuture:
+    base = keywords.pop("base", None)
     with serving(serves):
+        if base is not None:
+            try:
+                return await resources[0].save(path, item, overwrite=True, base=base, **keywords)
+            except (CorruptCheckpointError, StorageError) as error:
+                if not error.path.startswith(base):
+                    raise  # else somebody removed or damaged it, and it is not needed
+
         return await resources[0].save(path, item, overwrite=True, **keywords)
+
+
+async def _note_moved(resources: Resources, path: str, to: str) -> None:
+    engine = resources[0].engine
+    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
 
 
 async def _restore(resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]) -> Any:
