@@ -16,6 +16,7 @@ __all__ = (
     "PartsHandler",
     "Place",
     "StorageDetails",
+    "ZarrDetails",
 )
 
 from collections.abc import Mapping, Sequence
@@ -252,6 +253,16 @@ class StorageDetails(Protocol):
 
     def stored_nbytes(self, number: int) -> int:
         """Bytes that the chunks of a leaf take, encoded as they are. Reads none of them."""
+        ...
+
+
+@runtime_checkable
+class ZarrDetails(Protocol):
+    """What a `StoredCheckpoint` adds whose arrays are of zarr."""
+
+    @property
+    def uses_zarr3(self) -> bool:
+        """Whether they are of version 3; else of 2."""
         ...
 
 
