@@ -71,7 +71,7 @@ memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, a
 	$(BIN)/python tests/proofs/memory.py
 
 stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio beside a save, a restore and metadata
-	$(BIN)/python -m tests.proofs.stalls
+	$(BIN)/python -m tests.bench --only-stalls
 
 server: $(VENV)/.installed ## What a request to the example's model server waits while a checkpoint is swapped in
 	$(BIN)/python -m tests.proofs.serving
