@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -782,3 +783,36 @@ async def test_an_interrupt_within_a_save_is_what_the_save_ends_with(tmp_path: P
 
     assert saves[0].done
     assert isinstance(saves[0].exception(), Halt)
+
+
+async def test_the_time_of_staging_is_when_the_tree_was_staged(tmp_path: Path) -> None:
+    gate, pipeline = gated(before="write")
+    async with Checkpointer() as checkpointer:
+        save = await checkpointer.save(tmp_path / "a", tree(), pipeline=pipeline)
+        since = time.perf_counter()
+        for _ in range(300):
+            await anyio.lowlevel.checkpoint()
+
+        held_s = time.perf_counter() - since
+        gate.opened.set()
+        report = await save
+
+    assert 0 < report.staged_s < report.durable_s - held_s
+
+
+async def test_wait_is_for_every_save(tmp_path: Path) -> None:
+    gate, pipeline = gated(before="commit")
+    async with Checkpointer() as checkpointer, create_task_group() as tasks:
+        first = await checkpointer.save(tmp_path / "a", tree())
+        second = await checkpointer.save(tmp_path / "b", tree(), pipeline=pipeline)
+
+        async def go_on() -> None:
+            await ended(first)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+
+            gate.opened.set()
+
+        tasks.start_soon(go_on)
+        await checkpointer.wait()
+        assert second.done
