@@ -73,7 +73,8 @@ class TypeHandler(Protocol):
 
     `serialize` returns once the values are copied (they may change afterwards) with one future for
     each piece of background work; `deserialize` returns the values. `infos[i].directory` is the
-    checkpoint directory; a handler may put files there, named after `infos[i].name`.
+    checkpoint directory, or that of an item in it; a handler may put files there, named after
+    `infos[i].name`.
     """
 
     def typestr(self) -> str: ...
@@ -93,7 +94,7 @@ class TypeHandler(Protocol):
         ...
 
     def finalize(self, directory: str) -> None:
-        """Called once per save, after every future is done and before the commit."""
+        """Called once per save and directory, after every future is done and before the commit."""
         ...
 
 

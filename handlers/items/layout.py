@@ -16,7 +16,7 @@ from penstock.handlers.items.joined import JoinedCheckpoint, Opened
 from penstock.handlers.items.parts import TreePart
 from penstock.handlers.layout.index import chunk_key, prefix_of
 from penstock.handlers.layout.writing import EncodedTree, check_names
-from penstock.kernel.messages import Document, Leaf, WrittenBatch
+from penstock.kernel.messages import Document, Leaf, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Store, StoredCheckpoint
 
 
@@ -41,6 +41,10 @@ class ItemsLayout(AroundLayout):
     def folder(self, leaf: Leaf) -> str:
         """The directory of the item that holds the leaf."""
         return self._part(leaf).directory
+
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """The keys that a leaf has in its item."""
+        return _within(self._part(leaf), leaf.info)
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
@@ -89,7 +93,7 @@ class ItemsLayout(AroundLayout):
             return None
 
         part = self._part(leaf)
-        name = prefix_of(_within(part, leaf).info.name)
+        name = prefix_of(_within(part, leaf.info).name)
         return f"{part.directory}/{name}{chunk_key(chunk, self.save_format.zarr)}"
 
     def check(self, leaves: Sequence[Leaf]) -> None:
@@ -128,18 +132,14 @@ class ItemsLayout(AroundLayout):
         found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
         for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
-            found[part.directory].append(_within(part, leaf))
+            info = _within(part, leaf.info)
+            found[part.directory].append(replace(leaf, info=info, value=None, staged=None))
 
         for part in self._parts.tree_parts:
             yield part, found[part.directory]
 
 
-def _within(part: TreePart, leaf: Leaf) -> Leaf:
-    """The leaf with the keys that it has in its item. For people it keeps its whole path."""
-    n, info = len(part.keys), leaf.info
-    return replace(
-        leaf,
-        info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:]),
-        value=None,
-        staged=None,
-    )
+def _within(part: TreePart, info: ParamInfo) -> ParamInfo:
+    """The place of a leaf in its item. For people it keeps its whole path."""
+    n = len(part.keys)
+    return replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:])

@@ -13,7 +13,7 @@ from penstock.handlers.items.around import AroundLayout, written_in
 from penstock.handlers.items.joined import JoinedCheckpoint, Opened
 from penstock.handlers.items.parts import Parts
 from penstock.kernel.capabilities import ItemLayout
-from penstock.kernel.messages import Document, Leaf, WrittenBatch
+from penstock.kernel.messages import Document, Leaf, ParamInfo, WrittenBatch
 from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
 
 
@@ -47,6 +47,10 @@ class OneTreeLayout(AroundLayout):
     def folder(self, _: Leaf) -> str:
         """The directory of the item."""
         return self.only_folder
+
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """What it is anyway: its keys are those of the item."""
+        return leaf.info
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """All leaves lie in one directory, under their own names."""

@@ -20,7 +20,7 @@ from penstock.handlers.layout.names import METADATA, show_key_path
 from penstock.handlers.layout.packed_leaf import packed_spec
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.zarr import ArrayFormat
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, MissingFileError
 from penstock.kernel.messages import KeyPath, LeafSpec
 from penstock.kernel.protocols import Store
 
@@ -168,4 +168,4 @@ def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> Corr
 
     path = os.path.join(directory, name, zarr.METADATA_KEYS[1 if tree.use_zarr3 else 0])
     problem = f"is not there as a file, and {METADATA} lists the array"
-    return CorruptCheckpointError(path, problem, key_path=key_path)
+    return MissingFileError(path, problem, key_path=key_path)

@@ -78,6 +78,7 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
         tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
         root_custom_metadata=place.root_metadata,
         started_at_ns=place.checkpoint.started_at_ns,
+        uses_zarr3=tree.use_zarr3,
     )
 
 
