@@ -18,7 +18,7 @@ from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import grouped
 from penstock.stages.encode import encoding_room
-from penstock.stages.third_parties import ThirdParties, asking_third_parties
+from penstock.stages.third_parties import save_by_handler
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -51,17 +51,15 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        async with asking_third_parties(run) as ask:
-            yield _Stager(run, ask).stage
+        yield _Stager(run).stage
 
 
 @final
 class _Stager:
-    __slots__ = ("_ask", "_most", "_run", "_takes_buffers")
+    __slots__ = ("_most", "_run", "_takes_buffers")
 
-    def __init__(self, run: SaveRun, ask: ThirdParties) -> None:
+    def __init__(self, run: SaveRun) -> None:
         self._run = run
-        self._ask = ask
         self._most = run.limits.piece_bytes
         self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
 
@@ -127,7 +125,7 @@ class _Stager:
         run = self._run
         lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
         with releasing(lease):
-            pending = await self._ask.save(leaf, handler)
+            pending = await save_by_handler(run, leaf, handler)
 
         return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
 
