@@ -35,7 +35,9 @@ def read(free: int, pressure: float = 0.0) -> MemoryReading:
         (GIB, 0, read(8 * GIB, 5.0), GIB),  # neither pressed nor relieved
         (GIB, 0, read(8 * GIB, 0.5), GIB + WHOLE // 8),  # back in steps,
         (WHOLE - 1, 0, read(8 * GIB), WHOLE),  # to what it was
-        (GIB, 0, read(2 * GIB + 100 * MIB), GIB),  # a little is nothing
+        (GIB, 0, read(2 * GIB + 100 * MIB), GIB),  # a little is nothing,
+        (WHOLE, 0, read(2 * (WHOLE - WHOLE // 16)), WHOLE - WHOLE // 16),  # and a sixteenth is not
+        (WHOLE, 0, read(GIB, 10.0), GIB // 2),  # pressed, and less is free than half of it
     ],
 )
 def test_what_a_limit_becomes(limit: int, leased: int, reading: MemoryReading, becomes: int) -> None:
@@ -85,6 +87,25 @@ def test_what_a_group_has_left_counts_its_reclaimable_cache(
         },
     )
     assert source.read() == MemoryReading(4 * GIB, 3 * GIB // 2, 0.0)
+
+
+def test_a_group_that_has_more_than_it_may_has_nothing_left(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/job\n",
+        "proc/meminfo": MEMINFO,
+        "sys/fs/cgroup/job/memory.max": f"{GIB}\n",
+        "sys/fs/cgroup/job/memory.current": f"{GIB + 5}\n",
+    }
+    assert put(tmp_path, files).read().free == 0
+
+
+def test_the_pressure_of_a_group_around_the_own_one_does_not_count(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/pod/job\n",
+        "sys/fs/cgroup/pod/job/memory.pressure": PRESSURE.format("2.50"),
+        "sys/fs/cgroup/pod/memory.pressure": PRESSURE.format("80.00"),
+    }
+    assert put(tmp_path, files).read().pressure == 2.5
 
 
 def test_the_higher_pressure_counts_of_the_machine_and_of_the_own_group(tmp_path: Path) -> None:

@@ -93,13 +93,14 @@ async def test_a_call_that_has_not_begun_never_is() -> None:
     async with one_thread() as thread, create_task_group() as tasks:
         tasks.start_soon(thread.run, hang.hold, Operation("slow", ""))
         await hang.wait_reached()
-        with CancelScope() as scope:
+        scope = CancelScope()
+        with scope:
             scope.cancel()
             await thread.run(ended.append, "never")
 
+        assert scope.cancelled_caught
         hang.release()
 
-    assert scope.cancelled_caught
     assert ended == []
 
 
