@@ -16,6 +16,7 @@ __all__ = (
     "PartsHandler",
     "Place",
     "StorageDetails",
+    "ZarrDetails",
 )
 
 from collections.abc import Mapping, Sequence
@@ -135,6 +136,10 @@ class ItemsLayout(Protocol):
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
         ...
 
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """Return a leaf's place in that directory: its keys there. For people it keeps its whole path."""
+        ...
+
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves, by stored name, into directories and the names there."""
         ...
@@ -248,6 +253,16 @@ class StorageDetails(Protocol):
 
     def stored_nbytes(self, number: int) -> int:
         """Bytes that the chunks of a leaf take, encoded as they are. Reads none of them."""
+        ...
+
+
+@runtime_checkable
+class ZarrDetails(Protocol):
+    """What a `StoredCheckpoint` adds whose arrays are of zarr."""
+
+    @property
+    def uses_zarr3(self) -> bool:
+        """Whether they are of version 3; else of 2."""
         ...
 
 

@@ -23,6 +23,7 @@ __all__ = (
     "IncompletePipelineError",
     "InvalidLeafError",
     "LeaseTooLargeError",
+    "MissingFileError",
     "NoHandlerError",
     "NotACheckpointError",
     "OlderStepError",
@@ -77,9 +78,7 @@ class StorageError(PenstockError, OSError):
 
     def __init__(self, operation: str, path: str, problem: str, errno: int | None = None) -> None:
         super().__init__(f"{operation} {path!r}: {problem}")
-        self.operation = operation
-        self.path = path
-        self.errno = errno
+        self.operation, self.path, self.errno = operation, path, errno
 
     @classmethod
     def of(cls, operation: str, path: str, error: OSError) -> StorageError:
@@ -101,9 +100,7 @@ class CorruptCheckpointError(PenstockError, ValueError):
 
     def __init__(self, path: str, problem: str, *, key_path: str | None = None) -> None:
         super().__init__(f"{path}: {problem}" + (f" (leaf {key_path})" if key_path else ""))
-        self.path = path
-        self.problem = problem
-        self.key_path = key_path
+        self.path, self.problem, self.key_path = path, problem, key_path
 
 
 @final
@@ -117,9 +114,7 @@ class ConfigError(SpecError):
 
     def __init__(self, key: str, problem: str, source: str = "argument") -> None:
         super().__init__(f"{key}: {problem} (from {source})")
-        self.key = key
-        self.problem = problem
-        self.source = source
+        self.key, self.problem, self.source = key, problem, source
 
 
 @final
@@ -355,7 +350,7 @@ class HandlerFailedError(HandlerError):
     """A third-party handler raised; its own error is the cause.
 
     Attributes:
-        key_path: The leaf.
+        key_path: The leaf; of a `finalize`, that and the type.
         handler: The handler, as `module.QualName`.
     """
 
@@ -368,6 +363,11 @@ class HandlerFailedError(HandlerError):
 @final
 class NotACheckpointError(CorruptCheckpointError, FileNotFoundError):
     """There is nothing at the path, or nothing that any known layout would have written."""
+
+
+@final
+class MissingFileError(CorruptCheckpointError, FileNotFoundError):
+    """A checkpoint lacks a file that it refers to."""
 
 
 @final
@@ -386,8 +386,7 @@ class TruncatedDataError(CorruptCheckpointError):
 
     def __init__(self, path: str, needed: int, found: int, *, key_path: str | None = None) -> None:
         super().__init__(path, f"ends at byte {found}, but {needed} are needed", key_path=key_path)
-        self.needed = needed
-        self.found = found
+        self.needed, self.found = needed, found
 
 
 @final

@@ -55,6 +55,9 @@ class LeafSpec:
     codec: str | None = None
     """How a save encodes each chunk: `zstd:3`, or `auto` while that is not decided; None: not at all."""
     n_replicas: int = 1  #: of a jax.Array to be saved: devices that hold the same shard, over all processes
+    shapes_recorded: bool = (
+        True  #: of a jax.Array to be saved: whether its `write_shape` and key are recorded
+    )
 
     nbytes: int = field(init=False, compare=False, repr=False)
     """Array bytes stored in all, uncompressed."""

@@ -213,6 +213,16 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Background:
+    """Work of a third-party handler that goes on when whoever waits for it is cancelled."""
+
+    key_path: str  #: the leaf, or what else it is for
+    handler: str  #: its name
+    what: str  #: what it does, for messages
+    wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again
+
+
+@dataclass(frozen=True, slots=True)
 class StagedBatch:
     """Pieces on the host, with the leases on their bytes.
 

@@ -20,6 +20,7 @@ from penstock.kernel.stage import Actor
 from penstock.kernel.threads import Threads
 from penstock.stages.batching import grouped
 from penstock.stages.encode import encoding_room
+from penstock.stages.third_parties import ThirdParties, asking_third_parties
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -52,19 +53,17 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        if run.memory.limit >= TIGHT:
-            yield _Stager(run, run.threads).stage
-        else:
-            async with one_thread() as thread:
-                yield _Stager(run, thread).stage
+        async with asking_third_parties(run) as ask, one_thread() as thread:
+            yield _Stager(run, ask, run.threads if run.memory.limit >= TIGHT else thread).stage
 
 
 @final
 class _Stager:
-    __slots__ = ("_most", "_run", "_takes_buffers", "_thread")
+    __slots__ = ("_ask", "_most", "_run", "_takes_buffers", "_thread")
 
-    def __init__(self, run: SaveRun, thread: Threads | OneThread) -> None:
+    def __init__(self, run: SaveRun, ask: ThirdParties, thread: Threads | OneThread) -> None:
         self._run = run
+        self._ask = ask
         self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
         self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
@@ -131,9 +130,7 @@ class _Stager:
         run = self._run
         lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
         with releasing(lease):
-            await run.workspace.open(run.folder)
-            pending = await handler.save(leaf, run.threads, run.workspace)
-            run.background.append(pending)
+            pending = await self._ask.save(leaf, handler)
 
         return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
 
@@ -174,8 +171,9 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
     Returns:
-        The pieces, taken at once, if none of them costs anything; else what is to be leased and taken.
+        The pieces of the leaves that cost nothing, taken at once; and what is to be leased and taken.
     """
+    free: list[_Planned] = []
     planned: list[_Planned] = []
     for leaf in leaves:
         if isinstance(leaf.handler, AdaptedHandler):
@@ -183,16 +181,17 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
 
         plans = list(_pieces(leaf, leaf.handler, piece_bytes))
         staged = leaf.without_value()
+        chosen = planned if any(plan.cost for plan in plans) else free
         for at, plan in enumerate(plans, start=1):
-            planned.append((staged, plan, at == len(plans)))
+            chosen.append((staged, plan, at == len(plans)))
 
         if not plans:
-            planned.append((staged, None, True))
+            chosen.append((staged, None, True))
 
-    if not planned or any(plan is not None and plan.cost for _, plan, _ in planned):
+    if not free:
         return None, planned
 
-    return StagedBatch(tuple([leaf for leaf, _, last in planned if last]), _take(planned)), []
+    return StagedBatch(tuple([leaf for leaf, _, last in free if last]), _take(free)), planned
 
 
 def _pieces(leaf: Leaf, handler: LeafHandler, piece_bytes: int) -> Iterator[PiecePlan]:

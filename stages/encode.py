@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Encode", "check_encoded", "encoding_room", "saved_by_encoding")
+__all__ = ("AUTO", "Encode", "check_encoded", "encoding_room", "saved_by_encoding")
 
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence

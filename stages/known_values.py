@@ -55,6 +55,19 @@ class KnownValues:
             while len(self._known) > self.most:
                 del self._known[next(iter(self._known))]
 
+    def moved(self, path: str, to: str, identity: object) -> None:
+        """Note that the one tree at `path`, saved there, lies at `to` by now.
+
+        Args:
+            path: Where it was saved; nothing is done if that is not known.
+            to: Its new place.
+            identity: As it is there now.
+        """
+        with self._lock:
+            _, references = self._known.pop(path, (None, {}))
+            if path in references:
+                self._known[to] = (identity, {to: references[path]})
+
     def find(self, path: str, identity: object) -> ByDirectory:
         """Return what is known of each tree at `path`; nothing if something else lies there by now."""
         with self._lock:

@@ -233,7 +233,7 @@ def _plan_leaf(
             )
 
         # Its files lie beside the documents, so it must know where those are.
-        info = replace(stored.info, directory=stored.info.directory or checkpoint.path)
+        info = replace(stored.info, directory=stored.info.directory or checkpoint.directory)
         held = handler.target(found.like, run.limits.piece_bytes)
         return ReadLeaf(index, replace(stored, info=info), handler, held)
 

@@ -24,6 +24,7 @@ from penstock.kernel.protocols import StoredCheckpoint
 from penstock.kernel.reading import hold_for_reading
 from penstock.kernel.run import References, SaveRun
 from penstock.stages.batching import grouped
+from penstock.stages.encode import AUTO
 from penstock.stages.known_values import KnownValues
 
 LIVE_SHARE = 0.5
@@ -121,7 +122,8 @@ def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list
         if before is not None and _alike(leaf, before):
             parts = checkpoint.parts(before)
             if parts and _lie_right(run, leaf, parts):
-                found.append(_Candidate(leaf, tuple([replace(part, leaf=leaf.index) for part in parts])))
+                there = tuple([replace(part, leaf=leaf.index) for part in parts])
+                found.append(_Candidate(_uncoded(leaf), there))
 
     files = {part.file for candidate in found for part in candidate.parts}
     sizes = {file: run.store.size(os.path.join(checkpoint.directory, file)) for file in files}
@@ -130,11 +132,18 @@ def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list
 
 def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
     """Whether the bytes mean the same; what is recorded of a leaf beside them is written anew."""
-    if not leaf.spec.nbytes or leaf.spec.codec is not None:  # of what it would become, nothing is known
-        return False
+    if not leaf.spec.nbytes or leaf.spec.codec not in (None, AUTO):
+        return False  # of what it would become, nothing is known
 
     now, then = leaf.spec, before.spec
     return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
+
+
+def _uncoded(leaf: Leaf) -> Leaf:
+    """Return a leaf that lies somewhere without a codec, with none: that is settled."""
+    return (
+        leaf if leaf.spec.codec is None else replace(leaf, spec=replace(leaf.spec, codec=None), staged=None)
+    )
 
 
 def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:

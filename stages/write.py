@@ -7,7 +7,7 @@ __all__ = ("Write",)
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import TypeAlias, final
 
@@ -26,6 +26,7 @@ from penstock.stages.write_chunk_files import ChunkFileWriter
 
 ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
 PAGE = 4096
+MOST_FULL = 32  # files that wait, full, to be synced together; and that are opened for one batch at once
 CACHE_LINE = 64  # where jax wants a buffer to begin that it uses in place; see `restore(mmap=True)`
 
 
@@ -35,7 +36,8 @@ class Write:
     """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
 
     The chunks of a save lie one after another in a few data files; a chunk is whole in one file,
-    wherever its pieces come from. After the last piece each file is synced once. How many bytes went
+    wherever its pieces come from. Each file is synced once: after the last piece, or earlier if there are
+    many. How many bytes went
     past the page cache and how many through it is told by the event `data.written`. What third-party
     handlers write in the background is waited for here. A layout may want each chunk in a file of its
     own; then `write_chunk_files` does the work.
@@ -69,6 +71,7 @@ class _OpenFile:
     name: str  #: relative to the checkpoint
     file: DataFile
     end: int = 0
+    due: int = 0  #: bytes that have a place in it and are not written yet
 
 
 _Place: TypeAlias = tuple[_OpenFile, int]
@@ -93,14 +96,18 @@ class _Writer:
         "_filling",
         "_folder",
         "_only_folder",
+        "_placed",
         "_placing",
         "_run",
+        "_unsynced",
     )
 
     def __init__(self, run: SaveRun, file_bytes: int) -> None:
         self._run = run
         self._file_bytes = file_bytes
         self._files: list[_OpenFile] = []
+        self._unsynced: list[_OpenFile] = []
+        self._placed = 0  # bytes of all files
         self._filling: dict[str, _OpenFile] = {}  # by the folder that its name is relative to
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
@@ -109,18 +116,7 @@ class _Writer:
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
-            async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
-                placed = [await self._place(piece) for piece in batch.pieces]
-                packs = [
-                    (pack, await self._reserve(pack.nbytes, folder))
-                    for whole in batch.packs
-                    for folder, pack in self._by_folder(whole)
-                ]
-
-            done = WrittenBatch(batch.leaves)
-            if placed or packs:
-                done = await self._run.threads.run(_write, batch.leaves, placed, packs)
-
+            done = await self._write_all(batch)
             for pending in batch.pending:
                 await pending.wait()
         finally:
@@ -129,13 +125,63 @@ class _Writer:
         self._run.progress.advance(len(batch.leaves), done.nbytes + saved_by_encoding(batch))
         return done
 
+    async def _write_all(self, batch: StagedBatch) -> WrittenBatch:
+        """Write what is in a batch: all at once, unless that opens many files."""
+        pieces = iter(batch.pieces)
+        packs = (found for whole in batch.packs for found in self._by_folder(whole))
+        done = WrittenBatch(batch.leaves)
+        while True:
+            async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
+                placed, located = await self._place_some(pieces, packs)
+            if not placed and not located:
+                return done
+
+            some = await self._run.threads.run(_write, batch.leaves, placed, located)
+            done = replace(done, written=done.written + some.written, packs=done.packs + some.packs)
+            for entry in placed:
+                entry.target.due -= entry.piece.nbytes
+            for pack, (target, _) in located:
+                target.due -= pack.nbytes
+
+            await self._finish_full()
+
+    async def _place_some(
+        self, pieces: Iterator[Piece], packs: Iterator[tuple[str, Pack]]
+    ) -> tuple[list[_Placed], list[tuple[Pack, _Place]]]:
+        """Find places for what is left of a batch, or as much of it as goes into a few new files."""
+        most = len(self._files) + MOST_FULL
+        placed: list[_Placed] = []
+        located: list[tuple[Pack, _Place]] = []
+        for piece in pieces:
+            placed.append(await self._place(piece))
+            if len(self._files) >= most:
+                return placed, located
+
+        for folder, pack in packs:
+            located.append((pack, await self._reserve(pack.nbytes, folder)))
+            if len(self._files) >= most:
+                break
+
+        return placed, located
+
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         async with create_task_group() as syncing:
-            for opened in self._files:
+            for opened in self._unsynced:
                 syncing.start_soon(self._run.threads.run, opened.file.sync)
 
         return
         yield
+
+    async def _finish_full(self) -> None:
+        """Sync and close files that nothing will be written to any more, if there are many of them."""
+        filling = [id(opened) for opened in self._filling.values()]
+        full = [opened for opened in self._unsynced if opened.due == 0 and id(opened) not in filling]
+        if len(full) < MOST_FULL:
+            return
+
+        gone = {id(opened) for opened in full}  # before anything is awaited: no other worker is to do it, too
+        self._unsynced = [opened for opened in self._unsynced if id(opened) not in gone]
+        await self._run.threads.run(_sync_and_close, [opened.file for opened in full])
 
     def files(self) -> Iterator[DataFile]:
         """Every file that was opened."""
@@ -158,15 +204,32 @@ class _Writer:
 
     def _by_folder(self, pack: Pack) -> Iterator[tuple[str, Pack]]:
         if self._only_folder is not None:
-            yield self._only_folder, pack
+            for part in self._fitting(pack):
+                yield self._only_folder, part
+
             return
 
         at = 0
         for folder, group in groupby(pack.leaves, self._folder):
             leaves = tuple(group)
             end = at + sum([leaf.spec.nbytes for leaf in leaves])
-            yield folder, Pack(leaves, pack.data[at:end])
+            for part in self._fitting(Pack(leaves, pack.data[at:end])):
+                yield folder, part
+
             at = end
+
+    def _fitting(self, pack: Pack) -> Iterator[Pack]:
+        """Yield the parts of a pack, if it is larger than a data file: each grows one file to its size."""
+        if pack.nbytes <= self._file_bytes:
+            yield pack
+            return
+
+        at = first = end = 0
+        for number, leaf in enumerate(pack.leaves, start=1):
+            end += leaf.spec.nbytes
+            if end - at >= self._file_bytes or number == len(pack.leaves):
+                yield Pack(pack.leaves[first:number], pack.data[at:end])
+                at, first = end, number
 
     async def _reserve(self, nbytes: int, folder: str) -> _Place:
         target = self._filling.get(folder)
@@ -175,7 +238,9 @@ class _Writer:
 
         step = PAGE if nbytes >= ALIGNED_FROM else CACHE_LINE if nbytes >= PAGE else 1
         base = -(-target.end // step) * step
+        self._placed += base + nbytes - target.end
         target.end = base + nbytes
+        target.due += nbytes
         return target, base
 
     async def _open_file(self, folder: str) -> _OpenFile:
@@ -187,11 +252,11 @@ class _Writer:
         # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
         run = self._run
         file = run.store.create_data_file(run.workspace.path(name))
-        placed = sum([opened.end for opened in self._files])
         opened = _OpenFile(name, file)
         self._files.append(opened)
+        self._unsynced.append(opened)
         # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
-        left = run.progress.bytes_total - placed
+        left = run.progress.bytes_total - self._placed
         if left >= ALIGNED_FROM and run.preallocate:
             file.allocate(min(left, self._file_bytes))
 
@@ -200,6 +265,12 @@ class _Writer:
 
 def _no_folder(_: Leaf) -> str:
     return ""
+
+
+def _sync_and_close(files: Sequence[DataFile]) -> None:
+    for file in files:
+        file.sync()
+        file.close()
 
 
 def _write(

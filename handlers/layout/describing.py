@@ -20,7 +20,7 @@ from penstock.handlers.layout.names import METADATA, show_key_path
 from penstock.handlers.layout.packed_leaf import packed_spec
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.zarr import ArrayFormat
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, MissingFileError
 from penstock.kernel.messages import KeyPath, LeafSpec
 from penstock.kernel.protocols import Store
 
@@ -125,7 +125,8 @@ def leaf_table(
             if form is None and typestr in ARRAY_TYPES and not skip:
                 raise _absent(directory, tree, at, ocdbt=ocdbt)
             if tree.in_msgpack(at):
-                spec, details[at] = packed_spec(directory, tree, at, packed.get(tree.keys[at]), shared[-2])
+                found = packed.get(tree.keys[at])
+                spec, details[at] = packed_spec(directory, tree, at, found, shardings.get(name), known)
             elif typestr == "string":
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
                 spec = LeafSpec(typestr, text=string_leaves.find(*strings, name, key_path))
@@ -167,4 +168,4 @@ def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> Corr
 
     path = os.path.join(directory, name, zarr.METADATA_KEYS[1 if tree.use_zarr3 else 0])
     problem = f"is not there as a file, and {METADATA} lists the array"
-    return CorruptCheckpointError(path, problem, key_path=key_path)
+    return MissingFileError(path, problem, key_path=key_path)

@@ -96,7 +96,7 @@ def encode(
 
 def _value_metadata(spec: LeafSpec) -> dict[str, object]:
     value: dict[str, object] = {"value_type": spec.typestr, "skip_deserialize": spec.is_empty_marker}
-    if spec.write_shape is not None:
+    if spec.write_shape is not None and spec.shapes_recorded:
         value["write_shape"] = spec.write_shape
 
     return value

@@ -57,6 +57,7 @@ class OrbaxCheckpoint:
     tree_custom_metadata: object = None  #: the caller's own, kept with the tree: any JSON
     root_custom_metadata: Mapping[str, Any] | None = None  #: of the directory of steps it was found in
     started_at_ns: int | None = None  #: when its save began
+    uses_zarr3: bool = False  #: as it is recorded of the tree
 
     @property
     def has_checksums(self) -> bool:

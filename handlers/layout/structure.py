@@ -24,7 +24,7 @@ from penstock.handlers.layout.remembered import RememberedDocuments
 from penstock.handlers.layout.rich_types import tuple_paths
 from penstock.handlers.ocdbt.reader import read_index
 from penstock.handlers.zarr import METADATA_KEYS
-from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.errors import CorruptCheckpointError, MissingFileError, UnsupportedFormatError
 from penstock.kernel.messages import KeyKind, KeyPath
 from penstock.kernel.protocols import Store
 
@@ -61,7 +61,7 @@ def _recorded(store: Store, place: Place, remembered: RememberedDocuments) -> St
     if METADATA not in place.names and _is_single_array(place):
         return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
     if METADATA not in place.names:
-        raise CorruptCheckpointError(path, "is missing, and the structure of the tree with it")
+        raise MissingFileError(path, "is missing, and the structure of the tree with it")
 
     tree, first = remembered.decode(METADATA, _decode, path, store.read_file(path))
     # The file was always written once, but read is only one that is said to hold values.

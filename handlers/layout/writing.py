@@ -178,8 +178,9 @@ def _tree(
     shardings = [(leaf.info.name, leaf.spec.sharding) for leaf in arrays if leaf.spec.sharding is not None]
     if arrays and len(shardings) == len(arrays):
         documents.append(Document(SHARDING, sharding.encode(shardings)))
-    if arrays:
-        documents.append(Document(f"{ARRAY_METADATAS}/process_0", array_metadatas.encode(arrays)))
+    recorded = [leaf for leaf in arrays if leaf.spec.shapes_recorded]
+    if recorded:
+        documents.append(Document(f"{ARRAY_METADATAS}/process_0", array_metadatas.encode(recorded)))
 
     texts = [leaf for leaf in leaves if leaf.spec.text is not None]
     if texts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("ArrayHandler",)
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
@@ -46,10 +46,12 @@ class ArrayHandler:
     Args:
         alias_host: Whether pieces may look at the memory of CPU devices, and restored arrays may keep the
             memory that was read into. If not, both are copied as from and to any other device.
+        described: Returns what is stored instead of what `describe` would say, given that and the key path.
     """
 
     typestr: str = "jax.Array"
     alias_host: bool = True
+    described: Callable[[LeafSpec, str], LeafSpec] | None = None
 
     @property
     def follows_spec(self) -> bool:
@@ -98,7 +100,7 @@ class ArrayHandler:
 
         sharding = value.sharding
         shard_shape = sharding.shard_shape(value.shape)
-        return LeafSpec(
+        spec = LeafSpec(
             self.typestr,
             value.shape,
             name,
@@ -109,6 +111,7 @@ class ArrayHandler:
             random_key_impl=key_impl,
             n_replicas=_n_replicas(sharding.num_devices, value.shape, shard_shape),
         )
+        return spec if self.described is None else self.described(spec, info.key_path)
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the pieces of every distinct shard. Waits for nothing and touches no memory: `take` does.

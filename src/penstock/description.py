@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from penstock.kernel.capabilities import StorageDetails
+from penstock.kernel.capabilities import StorageDetails, ZarrDetails
 from penstock.kernel.messages import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols import Layout, LeafColumns, Store, StoredCheckpoint
 from penstock.stages.trees import nest_columns
@@ -142,6 +142,7 @@ class CheckpointMetadata:
         None  #: of the directory of steps, if `metadata` was asked of one
     )
     started_at_ns: int | None = None  #: when the save began, as `committed_at_ns`
+    uses_zarr3: bool = False  #: whether arrays are of zarr version 3, as it is recorded
 
     @property
     def nbytes(self) -> int:
@@ -181,4 +182,5 @@ def describe_checkpoint(
         checkpoint.tree_custom_metadata,
         checkpoint.root_custom_metadata,
         found.details.started_at_ns if found.details is not None else None,
+        isinstance(checkpoint, ZarrDetails) and checkpoint.uses_zarr3,
     )

@@ -41,10 +41,15 @@ LEAVES: Final[Section] = {
         "In the document a slash nests; Orbax fails in the background or loses one of them.",
     ),
     "type_handlers.ArrayHandler": (
-        "A `dispatcher` is refused. In a pipeline replicas share the work as they do by default.",
         (
-            "Every process saves its own shards, and there is nobody to dispatch to. The options for "
-            "replicas count where the handler is called directly."
+            "A `dispatcher` is refused. With `enable_replica_parallel_separate_folder` there is one database "
+            "all the same, unless the handler is called directly. With another `metadata_key`, arrays are "
+            "written, and are read by the handler itself, not by a handler of trees. A `replica_id` that no "
+            "shard has is a ValueError, without OCDBT too."
+        ),
+        (
+            "Every process saves its own shards, and there is nobody to dispatch to. What is in the database "
+            "of a tree need not be merged into it. Without OCDBT, Orbax writes nothing, in silence."
         ),
     ),
     "type_handlers.SingleReplicaArrayHandler": (
@@ -111,9 +116,9 @@ HANDLERS: Final[Section] = {
             " is None by default, for the registry of the process as it is at each call. With "
             "`use_compression=True` only chunks that are found to compress well are compressed. The "
             "limits in gigabytes bound what saves or restores hold in all; a request of exactly the limit"
-            " is granted, and what is larger is cut into pieces. `enable_pinned_host_transfer` and "
-            "`array_metadata_validator` are without effect. With `support_rich_types` named tuples are "
-            "recorded, and come back as dicts without an item."
+            " is granted, and what is larger is cut into pieces. `enable_pinned_host_transfer` is without "
+            "effect. `array_metadata_validator` is None by default, for nobody. With `support_rich_types` "
+            "named tuples are recorded, and come back as dicts without an item."
         ),
         (
             "zstd costs Orbax most of the time of a save, for 7 % of the bytes of typical weights; Orbax "
@@ -133,13 +138,16 @@ HANDLERS: Final[Section] = {
         "Orbax refuses the former, and keeps one of the latter in silence.",
     ),
     "PyTreeCheckpointHandler": (
-        "An array whose files are gone is a ValueError (`CorruptCheckpointError`), and never reads as zeros.",
-        "Orbax raises a FileNotFoundError for some, and reads zeros for others.",
+        (
+            "What is gone is a ValueError (`CorruptCheckpointError`), and a FileNotFoundError, too, where it "
+            "is one in Orbax; an array never reads as zeros."
+        ),
+        "Orbax raises errors of four kinds, and reads zeros where it is told to.",
     ),
     "BasePyTreeCheckpointHandler": (
         (
-            "`type_handler_registry` is None by default. `enable_post_merge_validation` and "
-            "`array_metadata_validator` are without effect."
+            "`type_handler_registry` and `array_metadata_validator` are None by default. "
+            "`enable_post_merge_validation` is without effect."
         ),
         "As for `PyTreeCheckpointHandler`; every leaf is counted before a save is complete.",
     ),

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.orbax_face.differences import differences
 from tests.orbax_face.signatures import methods_of, signature_difference
 
 import penstock.orbax
+from penstock import steps
 from penstock.handlers.stores.local import LocalStore
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
@@ -576,3 +578,149 @@ def test_policies_have_orbax_s_signatures(name: str) -> None:
     for method in methods:
         if callable(getattr(theirs, method)):
             assert signature_difference(getattr(ours, method), getattr(theirs, method)) is None
+
+
+# What penstock adds: shared files, held steps, its own policies
+
+
+def weights(seed: int = 0) -> Any:
+    """More than nothing could be made smaller."""
+    noise = np.random.default_rng(seed).integers(0, 256, 1 << 18, np.uint8)
+    return jnp.asarray(noise.view(np.float32).reshape(256, 256))
+
+
+def data_inodes(step: Path) -> dict[int, int]:
+    """Numbers and sizes of the data files of a step."""
+    files = [file for file in step.rglob("*") if file.is_file() and file.parent.name == "d"]
+    return {file.stat().st_ino: file.stat().st_size for file in files}
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_arrays_that_did_not_change_are_shared_between_steps(
+    asynchronous: bool, use_ocdbt: bool, tmp_path: Path
+) -> None:
+    ocp = penstock.orbax
+    frozen, head = weights(), weights(1)
+    options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=asynchronous)
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
+    with ocp.CheckpointManager(tmp_path, options=options, item_handlers=handler) as manager:
+        before: set[int] = set()
+        for step in range(3):
+            tree = {"frozen": frozen, "head": head + step, "host": np.arange(5) + step, "step": step}
+            manager.save(step, args=ocp.args.PyTreeSave(tree))
+            manager.wait_until_finished()
+            there = {
+                file.stat().st_ino
+                for file in (tmp_path / str(step)).rglob("*")
+                if file.is_file() and file.stat().st_size > 200_000
+            }
+            assert len(before & there) == (1 if step else 0)
+            before = there
+
+        assert manager.all_steps() == [2]
+
+    restored = orbax.checkpoint.PyTreeCheckpointer().restore(tmp_path / "2" / "default")
+    np.testing.assert_array_equal(restored["frozen"], frozen)
+    np.testing.assert_array_equal(restored["head"], head + 2)
+    np.testing.assert_array_equal(restored["host"], np.arange(5) + 2)
+
+
+def test_what_was_restored_is_shared_with_the_next_step(tmp_path: Path) -> None:
+    ocp = penstock.orbax
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(0, args=ocp.args.StandardSave({"w": weights()}))
+
+    with ocp.CheckpointManager(tmp_path) as manager:
+        restored = manager.restore(0, args=ocp.args.StandardRestore())
+        manager.save(1, args=ocp.args.StandardSave(restored))
+        manager.wait_until_finished()
+        assert set(data_inodes(tmp_path / "0")) & set(data_inodes(tmp_path / "1"))
+        again = manager.restore(1, args=ocp.args.StandardRestore())
+        np.testing.assert_array_equal(again["w"], weights())
+
+
+@pytest.mark.parametrize("harm", ["removed", "damaged", "replaced"])
+def test_a_step_does_not_need_the_one_before(harm: str, tmp_path: Path) -> None:
+    ocp, values = penstock.orbax, {"w": weights()}
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(0, args=ocp.args.StandardSave(values))
+        manager.wait_until_finished()
+        if harm == "damaged":
+            (tmp_path / "0" / "default" / "manifest.ocdbt").write_bytes(b"no")
+        else:
+            shutil.rmtree(tmp_path / "0")
+        if harm == "replaced":
+            other = ocp.StandardCheckpointer()
+            other.save(tmp_path / "0" / "default", {"w": weights(9)})
+            other.close()
+
+        manager.save(1, args=ocp.args.StandardSave(values))
+        manager.wait_until_finished()
+        restored = manager.restore(1, args=ocp.args.StandardRestore())
+        np.testing.assert_array_equal(restored["w"], values["w"])
+
+
+def test_a_checkpointer_alone_shares_nothing(tmp_path: Path) -> None:
+    checkpointer = penstock.orbax.PyTreeCheckpointer()
+    tree = {"w": weights()}
+    for at in range(2):
+        checkpointer.save(tmp_path / str(at), tree)
+
+    assert not set(data_inodes(tmp_path / "0")) & set(data_inodes(tmp_path / "1"))
+    checkpointer.close()
+
+
+def test_a_step_is_held_while_it_is_restored(tmp_path: Path) -> None:
+    ocp = penstock.orbax
+    seen: list[Any] = []
+
+    class Looking(ocp.JsonCheckpointHandler):
+        def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                LocalStore().hold(str(Path(directory).parent)).release()
+            except OSError as error:
+                seen.append(error.errno)
+
+            return super().restore(directory, *args, **kwargs)
+
+    with ocp.CheckpointManager(tmp_path, item_handlers=Looking()) as manager:
+        manager.save(0, args=ocp.args.JsonSave({"a": 1}))
+        manager.wait_until_finished()
+        manager.restore(0, args=ocp.args.JsonRestore())
+        assert seen == [errno.EBUSY]
+        LocalStore().hold(str(tmp_path / "0")).release()
+
+
+def test_policies_of_penstock_are_accepted(tmp_path: Path) -> None:
+    ocp = penstock.orbax
+    options = ocp.CheckpointManagerOptions(
+        save_decision_policy=steps.EverySteps(2) | steps.OnSteps([3]),
+        preservation_policy=steps.KeepLast(1) | steps.KeepBest(1, "loss") | steps.KeepEvery(4),
+    )
+    losses = [5.0, 4.0, 1.0, 2.0, 3.0, 6.0, 7.0, 8.0]
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        done = [
+            manager.save(step, args=ocp.args.StandardSave(tree(step)), metrics={"loss": losses[step]})
+            for step in range(8)
+        ]
+
+    assert done == [True, False, True, True, True, False, True, False]
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert manager.all_steps() == [0, 2, 4, 6]
+        assert manager.save(8, args=ocp.args.StandardSave(tree(8)), metrics={"loss": 9.0})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [0, 2, 4, 8]  # of 2, the loss is known from before
+
+
+def test_policies_of_penstock_know_when_the_last_save_began(tmp_path: Path) -> None:
+    ocp = penstock.orbax
+    options = ocp.CheckpointManagerOptions(
+        save_decision_policy=steps.EverySeconds(1000.0) | steps.FirstSave(),
+        preservation_policy=steps.KeepRecent(0.0),
+    )
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert manager.save(0, args=ocp.args.StandardSave(tree()))
+        assert not manager.save(1, args=ocp.args.StandardSave(tree()))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [0]  # the last one always stays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -21,7 +22,11 @@ import penstock.orbax
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")
 # Orbax warns of what penstock simply does.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring"),
+    # It closes event loops that TensorStore still has something to tell.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 def tree() -> dict[str, Any]:
@@ -308,3 +313,40 @@ def test_tuples_are_recorded_and_restored_if_asked(writer: Any, rich: bool, tmp_
 def tree_options(ocp: Any) -> Any:
     module = "penstock.orbax.options" if ocp is penstock.orbax else "orbax.checkpoint._src.metadata.tree"
     return import_module(module).PyTreeMetadataOptions
+
+
+def _directory_of_array(path: Path) -> None:
+    shutil.rmtree(path / "b.c")
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: (path / "a" / ".zarray").unlink(),
+        lambda path: (path / "b.c" / ".zarray").unlink(),
+        _directory_of_array,
+        lambda path: (path / "_METADATA").unlink(),
+    ],
+    ids=["no .zarray", "no .zarray of a NumPy array", "no directory", "no _METADATA"],
+)
+def test_what_is_gone_is_not_found(ocp: Any, harm: Callable[[Path], None], tmp_path: Path) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+        harm(tmp_path / "one")
+        with pytest.raises(FileNotFoundError) as caught:
+            checkpointer.restore(tmp_path / "one")
+
+    if ocp is penstock.orbax:
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("use_zarr3", [True, False])
+def test_metadata_tells_the_version_of_zarr(ocp: Any, use_zarr3: bool, tmp_path: Path) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_zarr3=use_zarr3)) as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        about = checkpointer.metadata(tmp_path / "one").item_metadata
+        assert about.use_zarr3 is use_zarr3

@@ -25,7 +25,7 @@ from penstock.kernel.stage import FunctionStage
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.write import ALIGNED_FROM, PAGE, Write
+from penstock.stages.write import ALIGNED_FROM, MOST_FULL, PAGE, Write
 
 pytestmark = pytest.mark.anyio
 
@@ -122,6 +122,34 @@ async def test_a_file_that_has_grown_is_followed_by_another_one(rig: Rig) -> Non
     assert files_in(rig.temporary) == set(files)
 
 
+async def test_small_leaves_that_are_more_than_a_file_holds_are_divided_among_several(rig: Rig) -> None:
+    batches = await written_of(rig, [noise(100, at) for at in range(10)], Write(file_bytes=250))
+
+    parts = parts_of(batches)
+    assert sorted(
+        sum([part.nbytes for part in parts if part.file == file]) for file in {p.file for p in parts}
+    ) == [
+        100,
+        300,
+        300,
+        300,
+    ]
+    assert len(on_disk(rig, batches)) == 10
+
+
+async def test_of_many_files_few_are_open_at_once(rig: Rig) -> None:
+    rig.limits = type(rig.limits)(100, 1, 1000)
+    await written_of(rig, [noise(100, at) for at in range(20 * MOST_FULL)], Write(file_bytes=100))
+
+    most = now = 0
+    for name in rig.operations:
+        now += {"create_data_file": 1, "data.close": -1}.get(name, 0)
+        most = max(most, now)
+
+    assert rig.operations.count("data.sync") == rig.operations.count("create_data_file") == 20 * MOST_FULL
+    assert most <= 6 * MOST_FULL
+
+
 async def test_a_chunk_in_pieces_stays_in_the_file_it_began_in(rig: Rig) -> None:
     rig.limit(1 << 20, piece=40)
 
@@ -179,7 +207,7 @@ async def test_nothing_is_written_for_leaves_without_bytes(rig: Rig) -> None:
     batches = await written_of(rig, {"n": None, "s": "text", "z": np.ones((0, 2))}, Write())
 
     assert parts_of(batches) == []
-    assert rig.operations == []
+    assert rig.operations == ["kind", "check_writable"]  # a look at the destination
 
 
 # Failing and cancelled

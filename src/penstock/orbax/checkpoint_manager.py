@@ -23,6 +23,7 @@ from penstock.kernel.errors import NotACheckpointError, SpecError, StepExistsErr
 from penstock.orbax.async_checkpointer import AsyncCheckpointer
 from penstock.orbax.checkpoint_args import CheckpointArgs
 from penstock.orbax.handlers.composite import CompositeArgs
+from penstock.orbax.linking import StepLinks
 from penstock.orbax.manager_items import (
     DEFAULT_ITEM,
     args_to_save,
@@ -33,6 +34,7 @@ from penstock.orbax.manager_items import (
 )
 from penstock.orbax.manager_options import CheckpointManagerOptions, policies_of
 from penstock.orbax.manager_root import CheckpointInfo, Root
+from penstock.orbax.own_policies import needs_metrics
 from penstock.orbax.preservation_policy import PreservationContext, best_of
 from penstock.orbax.save_decision_policy import DecisionContext
 from penstock.orbax.step_metadata import RootMetadata, StepMetadata, save_statistics
@@ -81,7 +83,8 @@ class CheckpointManager:
         self._checkpointer, self._single = make_checkpointer(
             self._options, checkpointers, item_names, item_handlers, handler_registry
         )
-        self._writes_metrics = self._options.best_fn is not None and not self._options.prevent_write_metrics
+        counts = self._options.best_fn is not None or needs_metrics(self._preserving)
+        self._writes_metrics = counts and not self._options.prevent_write_metrics
         self._logger = logger
         self._root = Root(directory, self._options)
         self._root.prepare(metadata)
@@ -191,11 +194,10 @@ class CheckpointManager:
         self._root.forget(number)
         written = metrics if self._writes_metrics else None
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
-        self._checkpointer.save(
-            self._root.new_path(number), args=ckpt_args, custom_metadata=custom_metadata, force=True
-        )
+        with self._root.saving(number, self.latest_step()) as (path, links):
+            self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
         self._infos.append(CheckpointInfo(number, _now(), metrics))
-        self._begin_finishing(number)
+        self._begin_finishing(number, links)
         self._log(number, begun)
         return True
 
@@ -241,7 +243,8 @@ class CheckpointManager:
         elif single:
             args = CompositeArgs(**{DEFAULT_ITEM: args})
 
-        return self._object_of(self._checkpointer.restore(path, args=args))
+        with self._root.reading(path):
+            return self._object_of(self._checkpointer.restore(path, args=args))
 
     def item_metadata(self, step: int) -> Any:
         """Say what the handlers say of a step's object, or of each of several.
@@ -362,7 +365,7 @@ class CheckpointManager:
 
         return found[DEFAULT_ITEM]
 
-    def _begin_finishing(self, number: int) -> None:
+    def _begin_finishing(self, number: int, links: StepLinks) -> None:
         """Decide what goes when the step is durable, and wait for that: here, or in the background."""
         doomed: list[CheckpointInfo] = []
         try:
@@ -375,16 +378,17 @@ class CheckpointManager:
             if isinstance(self._checkpointer, AsyncCheckpointer):
                 # Not a daemon: whoever leaves without waiting has the old steps deleted all the same.
                 executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.manager")
-                self._finishing = executor.submit(self._finish, steps)
+                self._finishing = executor.submit(self._finish, steps, links)
                 self._saving = (number, doomed)
                 executor.shutdown(wait=False)
             else:
-                self._finish(steps)
+                self._finish(steps, links)
 
-    def _finish(self, doomed: Sequence[int]) -> None:
+    def _finish(self, doomed: Sequence[int], links: StepLinks) -> None:
         if isinstance(self._checkpointer, AsyncCheckpointer):
             self._checkpointer.wait_until_finished()
 
+        links.published()
         self._root.delete_all(doomed)
 
     def _log(self, number: int, begun: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.kernel.errors import ConfigError
 from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
+from penstock.orbax.own_policies import as_decision_policy, as_preservation_policy
 from penstock.orbax.preservation_policy import (
     AnyPreservationPolicy,
     BestN,
@@ -20,6 +21,8 @@ from penstock.orbax.preservation_policy import (
     PreservationPolicy,
 )
 from penstock.orbax.save_decision_policy import SaveDecisionPolicy, default_policy
+from penstock.steps.keeping import KeepPolicy
+from penstock.steps.saving import SavePolicy
 
 _WRITING = {
     "save_interval_steps": 0,
@@ -68,8 +71,10 @@ class CheckpointManagerOptions:
         atomicity_options: How a step becomes visible.
         save_root_metadata: Whether the manager's `metadata` is kept.
         temporary_path_class: Not supported; see `atomicity_options`.
-        save_decision_policy: Says which steps are saved, instead of the other options.
-        preservation_policy: Says which steps stay, instead of the other options.
+        save_decision_policy: Says which steps are saved, instead of the other options; also one of
+            penstock's own, as `penstock.steps.EverySteps`.
+        preservation_policy: Says which steps stay, instead of the other options; also one of penstock's
+            own, as `penstock.steps.KeepLast`.
         prevent_write_metrics: Whether metrics are looked at but not written.
         enable_should_save_is_saving_in_progress_check: If off, policies are told that no save goes on.
         enable_per_process_directory_creation: Without effect; needs a `primary_host` of None.
@@ -106,8 +111,8 @@ class CheckpointManagerOptions:
     atomicity_options: AtomicityOptions | None = None
     save_root_metadata: bool = True
     temporary_path_class: Any = None
-    save_decision_policy: SaveDecisionPolicy | None = None
-    preservation_policy: PreservationPolicy | None = None
+    save_decision_policy: SaveDecisionPolicy | SavePolicy | None = None
+    preservation_policy: PreservationPolicy | KeepPolicy | None = None
     prevent_write_metrics: bool = False
     enable_should_save_is_saving_in_progress_check: bool = True
     enable_per_process_directory_creation: bool = False
@@ -145,16 +150,17 @@ def policies_of(options: CheckpointManagerOptions) -> tuple[SaveDecisionPolicy, 
     Raises:
         ConfigError: If there are a preservation policy and other options that say the same.
     """
-    deciding = options.save_decision_policy or default_policy(
-        options.save_interval_steps, options.save_on_steps, options.should_save_fn
-    )
+    deciding = default_policy(options.save_interval_steps, options.save_on_steps, options.should_save_fn)
+    if options.save_decision_policy is not None:
+        deciding = as_decision_policy(options.save_decision_policy)
+
     others = options.keep_time_interval or options.max_to_keep or options.keep_period
     if options.preservation_policy is None:
         return deciding, _preservation(options)
     if others:
         raise ConfigError("preservation_policy", "is instead of the other options that say what stays")
 
-    return deciding, options.preservation_policy
+    return deciding, as_preservation_policy(options.preservation_policy)
 
 
 def _preservation(options: CheckpointManagerOptions) -> PreservationPolicy:

@@ -8,8 +8,9 @@ import datetime
 import errno
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -18,6 +19,7 @@ import structlog
 from penstock.handlers.layout.names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, StorageError
+from penstock.orbax.linking import StepLinks
 from penstock.orbax.manager_options import CheckpointManagerOptions
 from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.step import as_name_format, standard_name_format
@@ -108,6 +110,29 @@ class Root:
         """
         base = self.directory if directory is None else handler_path(directory)
         return self._names.find_step(base, step).path if self._given else base / self._names.build_name(step)
+
+    @contextmanager
+    def reading(self, path: Any) -> Generator[None]:
+        """Hold a step, so that nobody on this machine deletes it meanwhile through penstock."""
+        try:
+            held = self._store.hold_reading(path_text(path))
+        except StorageError:  # it is being deleted, or not there: reading it tells
+            yield
+            return
+
+        try:
+            yield
+        finally:
+            held.release()
+
+    @contextmanager
+    def saving(self, step: int, base: int | None) -> Generator[tuple[Any, StepLinks]]:
+        """Let a step that is saved meanwhile share files with another one, which stays so long."""
+        path = self.new_path(step)
+        before = None if base is None else path_text(self.new_path(base))
+        links = StepLinks(path_text(path), before)
+        with self.reading(before or path), links.in_force():
+            yield path, links
 
     def latest_in(self, directory: Any) -> int | None:
         """Return the latest step in another directory."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("Retention",)
 
 import time
-from collections.abc import Collection
 from typing import final
 
 from anyio import Event
@@ -44,8 +43,8 @@ class Retention:
             Exception: What the policy raises.
         """
         steps = self._catalogue.snapshot()
-        doomed = await self._threads.run(self._decide, steps, {*self.pins, saved})
-        # Whatever came or was pinned since is no part of the decision, and stays.
+        doomed = await self._threads.run(self._decide, steps, saved)
+        # Pinned is what is pinned now; what came since is no part of the decision, and stays.
         going = [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
         self.deleter.ask(self._catalogue.remove(going))
 
@@ -73,6 +72,6 @@ class Retention:
 
         event.set()
 
-    def _decide(self, steps: dict[int, str], pinned: Collection[int]) -> list[int]:
+    def _decide(self, steps: dict[int, str], saved: int) -> list[int]:
         infos: list[StepInfo] = self._catalogue.infos(steps, self._policy.needs)
-        return steps_to_delete(self._policy, infos, time.time(), pinned)
+        return steps_to_delete(self._policy, infos, time.time(), {saved})

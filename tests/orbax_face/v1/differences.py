@@ -45,13 +45,9 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "Arrays below 16 KiB, and those that zstd does not make smaller, are stored as they are.",
         "Noise costs three times the time for nothing. Orbax reads both.",
     ),
-    "options.ArrayOptions.Saving.use_replica_parallel": (
-        "Replicas always share the chunks, as far as Orbax would by default, whatever its neighbours say.",
-        "The layout on disk is that of Orbax's defaults.",
-    ),
-    "options.ArrayOptions.Saving.array_metadata_store": (
-        "`array_metadatas` and `_sharding` are always written.",
-        "They cost microseconds, and a checkpoint without them cannot be restored by itself.",
+    "options.ArrayOptions.Saving.enable_replica_parallel_separate_folder": (
+        "There is one database.",
+        "What is in the database of a tree need not be merged into it.",
     ),
     "options.ArrayOptions.Loading.use_load_and_broadcast": (
         "Every process reads what it needs; without shardings, too.",
@@ -86,7 +82,7 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "Orbax runs the two in two loops, of two threads. Context variables are those of the caller in both.",
     ),
     "handlers.PyTreeHandler": (
-        "The validator is accepted and not asked. No part of `ocdbt.process_0` is written.",
+        "The default validator is not asked. No part of `ocdbt.process_0` is written.",
         "Every byte is counted before it is published. One process needs no merging.",
     ),
     "delete": (

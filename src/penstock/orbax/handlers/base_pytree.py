@@ -18,29 +18,33 @@ from penstock.checkpointer import Checkpointer
 from penstock.description import CheckpointMetadata
 from penstock.handlers.layout.alone import CUSTOM, TreeLayout
 from penstock.handlers.layout.every import EveryLayout
-from penstock.kernel.errors import NotACheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import KeyPath
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.registry import HandlerRegistry
 from penstock.kernel.run import SaveRun
-from penstock.kernel.save_format import SaveArgs as LeafFormat
 from penstock.kernel.save_format import SaveFormat
 from penstock.orbax.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.future import Future, PipelineFuture
 from penstock.orbax.handlers.base import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.handlers.describing import describe_tree
 from penstock.orbax.handlers.flattening import with_markers
+from penstock.orbax.handlers.leaf_formats import leaf_formats
 from penstock.orbax.handlers.restoring import Asked, Calls, restore_tree
 from penstock.orbax.handlers.type_calls import CallRegistry, serving
 from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
+from penstock.orbax.leaf_handlers.array_metadata_store import Store
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.linking import links_in_force
 from penstock.orbax.merging import MergeProcessFiles
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.paths import handler_path, path_text
+from penstock.orbax.recording import recorded_by, store_of, validate
 from penstock.orbax.running import LoopThread
 from penstock.orbax.tree import get_param_names, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
+from penstock.stages.known_values import KnownValues
 from penstock.stages.trees import step
 
 T = TypeVar("T")
@@ -70,7 +74,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
         enable_post_merge_validation: Without effect: every leaf is counted before a save is complete.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Without effect: shapes and chunks are counted when a save is committed.
+        array_metadata_validator: Looks at what is recorded of arrays, in `finalize`; what it raises fails
+            the save. By default nobody does: shapes and chunks are counted when a save is committed.
         enable_pinned_host_transfer: Without effect: jax copies as it does.
         is_prioritized_key_fn: Says which leaves are copied first.
 
@@ -106,6 +111,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             rich_types=pytree_metadata_options.support_rich_types,
         )
         self._primary_host = multiprocessing_options.primary_host
+        self._validator = array_metadata_validator
         self._is_first = is_prioritized_key_fn
         limits = (
             _save_limit(save_concurrent_bytes, save_device_host_concurrent_bytes, memory_limit_options),
@@ -139,7 +145,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             directory = await directory.await_creation()
 
         keywords: dict[str, Any] = {
-            "save_args": _leaf_formats(args.save_args),
+            "save_args": leaf_formats(item, args.save_args, self._form, args.ocdbt_target_data_file_size),
             "prioritise": self._prioritise(item),
             "custom_metadata": None if args.custom_metadata is None else {CUSTOM: args.custom_metadata},
             "pipeline": self._pipeline(args.ocdbt_target_data_file_size),
@@ -150,6 +156,10 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         serves = StageRegistry(self._registry, workers).as_kernel()
         path, marked = path_text(directory), with_markers(item)
+        links = links_in_force()
+        if links is not None:
+            keywords["base"] = links.base_of(path)
+            links.when_published(path, partial(self._loop.call, _note_moved, path))
         try:
             save = await self._loop.acall(_start_save, serves, path, marked, keywords)
         except UnknownTypeError as error:
@@ -196,7 +206,14 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
 
     def finalize(self, directory: Any) -> None:
-        """Nothing is left to do: what the processes wrote was merged when it was committed."""
+        """Have what is recorded of arrays validated. What was written was merged when it was committed.
+
+        Raises:
+            Exception: What the validator raises.
+        """
+        store = store_of(self._registry)
+        if self._validator is not None and store is not None and self._primary_host is not None:
+            validate(self._validator, store, directory)
 
     def close(self) -> None:
         """End the thread. Used again, the handler begins another one."""
@@ -220,6 +237,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     def _pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
         pipeline = pipelines.save_pipeline(self._layout)
+        store = store_of(self._registry)
+        if store is not None and type(store) is not Store:
+            pipeline = recorded_by(store, self._form, pipeline)
         if not self._form.ocdbt:
             return pipeline
 
@@ -294,8 +314,21 @@ def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
 async def _start_save(
     resources: Resources, serves: HandlerRegistry, path: str, item: Any, keywords: dict[str, Any]
 ) -> SaveFuture:
+    base = keywords.pop("base", None)
     with serving(serves):
+        if base is not None:
+            try:
+                return await resources[0].save(path, item, overwrite=True, base=base, **keywords)
+            except (CorruptCheckpointError, StorageError) as error:
+                if not error.path.startswith(base):
+                    raise  # else somebody removed or damaged it, and it is not needed
+
         return await resources[0].save(path, item, overwrite=True, **keywords)
+
+
+async def _note_moved(resources: Resources, path: str, to: str) -> None:
+    engine = resources[0].engine
+    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
 
 
 async def _restore(resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]) -> Any:
@@ -337,22 +370,6 @@ def _by_name(args: Any, kind: type[T]) -> dict[str, T]:
 
     flat = to_flat_dict(args, sep=".", is_leaf=lambda node: isinstance(node, kind))
     return {name: one for name, one in flat.items() if isinstance(one, kind)}
-
-
-def _leaf_formats(save_args: Any) -> Any:
-    """Return what is asked for each leaf; None if nothing is asked for any."""
-    if save_args is None:
-        return None
-
-    def translated(one: Any) -> Any:
-        if not isinstance(one, SaveArgs):
-            return None
-
-        found = LeafFormat(one.dtype, one.chunk_byte_size, tuple(one.shard_axes))
-        return None if found == LeafFormat() else found
-
-    formats = jax.tree.map(translated, save_args, is_leaf=lambda node: isinstance(node, SaveArgs))
-    return formats if jax.tree.leaves(formats) else None
 
 
 def _comes_first(answer: Any) -> bool:

@@ -50,7 +50,7 @@ def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any, *, r
     stored = about.tree if rich else as_lists(about.tree)
     tree = jax.tree.map(describe, stored, is_leaf=_is_metadata)
     custom: Any = about.tree_custom_metadata
-    return build_default_tree_metadata(tree, custom_metadata=custom)
+    return build_default_tree_metadata(tree, custom_metadata=custom, use_zarr3=about.uses_zarr3)
 
 
 def _is_metadata(node: object) -> bool:

@@ -44,7 +44,8 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
         handler_impl: What does the work; made of the other options by default.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Without effect: shapes and chunks are counted when a save is committed.
+        array_metadata_validator: Looks at what is recorded of arrays, in `finalize`; what it raises fails
+            the save. By default nobody does: shapes and chunks are counted when a save is committed.
         enable_pinned_host_transfer: Without effect: jax copies as it does.
         is_prioritized_key_fn: Says which leaves are copied first.
         concurrent_gb: The name of 2024 for both of `save_concurrent_gb` and `restore_concurrent_gb`.

@@ -35,6 +35,7 @@ from penstock.orbax.leaf_handlers.array_reading import read_array, wanted_of
 from penstock.orbax.leaf_handlers.array_staging import ReplicaOptions, Staged, stage
 from penstock.orbax.leaf_handlers.background import in_thread, start
 from penstock.orbax.leaf_handlers.base import TypeHandler
+from penstock.orbax.leaf_handlers.described import Described, replicas_share_by_default
 from penstock.orbax.leaf_handlers.documents import read_values, sharding_pointer, write_values
 from penstock.orbax.leaf_handlers.numpy_handlers import refuse_empty
 from penstock.orbax.metadata.sharding import from_serialized_string, to_sharding
@@ -78,8 +79,7 @@ class ArrayHandler(TypeHandler):
         if dispatcher is not None:
             raise NotImplementedError("penstock has no dispatchers: every process saves its own shards")
         if use_replica_parallel is None:
-            platforms = os.environ.get("JAX_PLATFORMS", "").lower()
-            use_replica_parallel = "gpu" not in platforms and "cuda" not in platforms
+            use_replica_parallel = replicas_share_by_default()
 
         self._metadata_key = metadata_key
         self._primary_host = primary_host
@@ -105,8 +105,19 @@ class ArrayHandler(TypeHandler):
     @cached_property
     def leaf_handler(self) -> Any:
         """What does the same in a pipeline; None if nothing does."""
-        usual = self._metadata_key is None and self._enable_write_sharding_file and self._callback is None
-        return array.ArrayHandler(self.typestr()) if usual else None
+        if self._metadata_key is not None or self._callback is not None:
+            return None
+
+        replicas = self._replicas
+        described = Described(
+            replicas.parallel,
+            replicas.min_slice_bytes,
+            replicas.max_replicas,
+            self._replica_id,
+            self._enable_write_sharding_file,
+            self._array_metadata_store is not None,
+        )
+        return array.ArrayHandler(self.typestr(), described=None if described == Described() else described)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Say what is stored of each leaf: an `ArrayMetadata`, with its sharding if that is recorded."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("RANDOM_KEY_IMPL", "ArrayMetadata", "SerializedArrayMetadata", "Store")
+__all__ = ("RANDOM_KEY_IMPL", "ArrayMetadata", "SerializedArrayMetadata", "Store", "Validator")
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from penstock.handlers.layout.names import ARRAY_METADATAS
@@ -53,6 +54,13 @@ class Store:
     def __init__(self, primary_host: int | None = 0, write_timeout_secs: int = 600) -> None:
         self._primary_host = primary_host
         self._write_timeout_secs = write_timeout_secs
+        self._lock = Lock()  # leaves that are handled one by one are recorded at once
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=Lock())
 
     def set_primary_host(self, primary_host: int | None) -> None:
         """Without effect here."""
@@ -60,7 +68,12 @@ class Store:
 
     async def write(self, checkpoint_dir: Any, array_metadatas: Sequence[Any], process_index: int) -> None:
         """Record arrays beside those that are recorded already."""
-        await in_thread(_write, Path(checkpoint_dir), array_metadatas, process_index)
+
+        def write() -> None:
+            with self._lock:
+                _write(Path(checkpoint_dir), array_metadatas, process_index)
+
+        await in_thread(write)
 
     async def read(self, checkpoint_dir: Any, process_index: int | None = None) -> Any:
         """Return what is recorded by one process, or by each: None if nothing is.
@@ -69,6 +82,30 @@ class Store:
             ValueError: If there is no such directory.
         """
         return await in_thread(_read, Path(checkpoint_dir), process_index)
+
+
+class Validator:
+    """Looks at what all processes recorded of a tree, before the tree is published."""
+
+    def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
+        """Compare the entries of the processes.
+
+        Args:
+            array_metadatas: By process.
+
+        Raises:
+            ValueError: If one has none, or they are not the same.
+        """
+        first: dict[str, Any] | None = None
+        for process, entries in array_metadatas.items():
+            found = {entry.param_name: entry for entry in entries}
+            if not found:
+                raise ValueError(f"ArrayMetadata Store contains no metadata for process_index={process}.")
+            if first is not None and found != first:
+                names = sorted(name for name in {*first, *found} if first.get(name) != found.get(name))
+                raise ValueError(f"ArrayMetadata Store contains different metadata of {names}: {process=}")
+
+            first = found
 
 
 def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-__all__ = ("ArrayMetadataStore", "ArrayMetadataValidator", "ArrayOptions")
+__all__ = (
+    "ArrayMetadataStore",
+    "ArrayMetadataValidator",
+    "ArrayOptions",
+    "array_handler_of",
+    "storage_options_of",
+)
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, final
 
+from penstock.handlers.leaves.array import ArrayHandler
+from penstock.orbax.leaf_handlers.described import Described, replicas_share_by_default
 from penstock.orbax.v1.guarding import Guarded
 
 
 @final
 @dataclass(frozen=True)
 class ArrayMetadataStore:
-    """Stands for writing `array_metadatas`, which penstock writes itself, as Orbax does."""
+    """Stands for writing `array_metadatas`, which penstock writes itself, as Orbax does.
+
+    Any other object with the methods `write` and `read` of Orbax's stores does it instead.
+    """
 
 
 @final
 @dataclass(frozen=True)
 class ArrayMetadataValidator:
-    """Stands for comparing `array_metadatas` when a save is done; penstock counts every byte instead."""
+    """Stands for comparing `array_metadatas` when a save is done; penstock counts every byte instead.
+
+    Any other object with this method is asked before the tree is published; what it raises fails the save.
+    """
+
+    def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
+        """Look at what each process recorded of its arrays. One process has nothing to compare."""
 
 
 _STORE: Final = ArrayMetadataStore()
@@ -41,12 +59,13 @@ class ArrayOptions(Guarded):
             ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
             enable_pinned_host_transfer: Accepted; penstock chooses how bytes get to the host.
             enable_post_merge_validation: Accepted; penstock counts every byte before it publishes.
-            use_replica_parallel: Accepted; chunks are cut as Orbax's defaults cut them.
-            min_slice_bytes_for_replica_parallel: Likewise.
-            max_replicas_for_replica_parallel: Likewise.
-            enable_replica_parallel_separate_folder: Likewise.
-            enable_write_sharding_file: Accepted; shardings are always written.
-            array_metadata_store: Accepted; what it stores is always written.
+            use_replica_parallel: Whether the replicas of a shard write a part of it each; by default
+                unless JAX_PLATFORMS names a GPU.
+            min_slice_bytes_for_replica_parallel: Bytes of a part below which a shard is not divided so.
+            max_replicas_for_replica_parallel: Into how many parts it is divided at most.
+            enable_replica_parallel_separate_folder: Accepted; there is one database.
+            enable_write_sharding_file: Whether shardings are recorded.
+            array_metadata_store: Records how arrays were cut, and the kind of typed keys; None: nobody does.
             scoped_storage_options_creator: Says for a key path and a leaf how it is stored; None, or
                 what is None in it, is as `storage_options` says.
         """
@@ -113,6 +132,19 @@ class ArrayOptions(Guarded):
 
     saving: Saving = field(default_factory=Saving)
     loading: Loading = field(default_factory=Loading)
+
+
+def array_handler_of(saving: ArrayOptions.Saving) -> ArrayHandler:
+    """Return what saves jax.Arrays as these options say."""
+    parallel = saving.use_replica_parallel
+    described = Described(
+        replicas_share_by_default() if parallel is None else parallel,
+        saving.min_slice_bytes_for_replica_parallel,
+        saving.max_replicas_for_replica_parallel,
+        shardings=saving.enable_write_sharding_file,
+        shapes=saving.array_metadata_store is not None,
+    )
+    return ArrayHandler(described=None if described == Described() else described)
 
 
 def storage_options_of(

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import jax
 from jax import tree_util
 
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.kernel.messages import KeyKind, KeyPath, ParamInfo
 from penstock.kernel.protocols import Waitable
 from penstock.kernel.registry import HandlerRegistry
+from penstock.orbax.v1.array_options import array_handler_of
 from penstock.orbax.v1.context import Context
 from penstock.orbax.v1.directories import Existing
 from penstock.orbax.v1.leaf_registry import BUILT_IN, LeafHandlerRegistry
@@ -51,8 +53,9 @@ class CustomLeaves:
         return {self._recorded(handler): leaf_type for leaf_type, handler in self._entries()}
 
     def registry(self) -> HandlerRegistry:
-        """Return penstock's own handlers, and these."""
+        """Return penstock's own handlers, that of arrays as the options have it, and these."""
         registry = default_handlers()
+        registry.register(jax.Array, array_handler_of(self.context.array.saving), override=True)
         for leaf_type, handler in self._entries():
             registry.register(leaf_type, self._adapted(handler), override=True)
 

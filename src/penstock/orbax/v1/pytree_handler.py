@@ -20,7 +20,14 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.kernel.messages import KeyPath, ParamInfo
 from penstock.kernel.save_format import SaveArgs
-from penstock.orbax.v1.array_options import ArrayMetadataValidator, ArrayOptions, storage_options_of
+from penstock.orbax.leaf_handlers.array_metadata_store import Store
+from penstock.orbax.recording import recorded_by, validate
+from penstock.orbax.v1.array_options import (
+    ArrayMetadataStore,
+    ArrayMetadataValidator,
+    ArrayOptions,
+    storage_options_of,
+)
 from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.leaf_adapter import CustomLeaves
 from penstock.orbax.v1.leaf_metadata import leaf_metadata
@@ -36,6 +43,7 @@ from penstock.orbax.v1.operation import Operation, begin, budget
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PyTree
 from penstock.orbax.v1.tree_files import StoredTree, read_tree, save_format_of
+from penstock.pipelines import save_pipeline
 from penstock.stages.trees import nest_columns, step
 
 _jax: Any = tree_util
@@ -48,7 +56,8 @@ class PyTreeHandler:
 
     Args:
         context: Its options; by default those in force where this is made.
-        array_metadata_validator: Accepted; penstock counts every byte before it publishes.
+        array_metadata_validator: Is asked when all is written, if it is one of the caller's own; what it
+            raises fails the save.
         leaf_handler_registry: Handlers for leaves.
         partial_save_mode: Accepted; a part is saved as any tree is.
     """
@@ -63,7 +72,7 @@ class PyTreeHandler:
         leaf_handler_registry: LeafHandlerRegistry | None = None,
         partial_save_mode: bool = False,
     ) -> None:
-        del array_metadata_validator, partial_save_mode
+        self._validator = None if partial_save_mode else array_metadata_validator
         self._context = get_context() if context is None else context
         self._leaves = (
             StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
@@ -135,6 +144,11 @@ class PyTreeHandler:
     async def _save(self, directory: PathAwaitingCreation, tree: PyTree, operation: Operation[None]) -> None:
         options = self._context.array.saving
         layout = TreeLayout(save_format_of(options))
+        pipeline = save_pipeline(layout)
+        store = options.array_metadata_store
+        if store is not None and not isinstance(store, ArrayMetadataStore):
+            pipeline = recorded_by(store, layout.save_format, pipeline)
+
         keywords: SaveKeywords = {"save_args": _save_args(options, tree)}
         limit = budget(self._context.memory.save_limit)
         registry = CustomLeaves(self._leaves, self._context).registry()
@@ -143,13 +157,23 @@ class PyTreeHandler:
         async with Checkpointer(memory_limit=limit, layout=layout, registry=registry) as checkpointer:
             first = _first(self._context, tree)
             try:
-                future = await checkpointer.save(str(path), tree, prioritise=first, **keywords)
+                future = await checkpointer.save(
+                    str(path), tree, prioritise=first, pipeline=pipeline, **keywords
+                )
             except NoHandlerError as error:
                 raise UnregisteredTypeError(str(error)) from error
 
             del tree
             operation.mark_begun()
             await future
+
+        await to_thread.run_sync(self._validate, path)
+
+    def _validate(self, directory: Path) -> None:
+        store, validator = self._context.array.saving.array_metadata_store, self._validator
+        asked = validator is not None and type(validator) is not ArrayMetadataValidator
+        if asked and store is not None and self._context.multiprocessing.primary_host is not None:
+            validate(validator, Store() if isinstance(store, ArrayMetadataStore) else store, directory)
 
     async def _load(self, directory: str, abstract: PyTree | None, operation: Operation[PyTree]) -> PyTree:
         operation.mark_begun()

@@ -1,0 +1,433 @@
+"""The same script on both libraries: the options of `ArrayHandler` in a pipeline, and who validates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint
+import orbax.checkpoint.experimental.v1 as theirs_v1
+import pytest
+from etils import epath
+from orbax.checkpoint._src.metadata import array_metadata_store as theirs
+from tests.orbax_face.leaf_trips import on
+
+import penstock.orbax
+import penstock.orbax.v1 as ours_v1
+from penstock.orbax.leaf_handlers import array_metadata_store as ours
+from penstock.orbax.v1.directories import Existing
+
+LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
+NAMES = ("penstock", "orbax")
+STORES: dict[Any, Any] = {penstock.orbax: ours, orbax.checkpoint: theirs}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring"),
+    # Orbax closes event loops that TensorStore still has something to tell.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def tree() -> dict[str, Any]:
+    square = np.arange(32, dtype=np.float32).reshape(4, 8)
+    return {
+        "everywhere": on(square, (2, 4)),
+        "rows": on(square, (2, 4), "x"),
+        "apart": on(np.arange(8, dtype=np.float32), (2, 4), ("x", "y")),
+        "odd": on(np.arange(3, dtype=np.float32), (2, 4)),
+        "key": jax.random.key(1),
+        "host": np.arange(4),
+    }
+
+
+def registry(ocp: Any, **options: Any) -> Any:
+    types = ocp.type_handlers
+    options = {"array_metadata_store": STORES[ocp].Store(), **options}
+    return types.create_type_handler_registry(
+        (int, types.ScalarHandler()),
+        (np.ndarray, types.NumpyHandler()),
+        (jax.Array, types.ArrayHandler(**options)),
+    )
+
+
+def save(ocp: Any, path: Path, saved: Any = None, *, validator: Any = None, **options: Any) -> None:
+    use_ocdbt = options.pop("use_ocdbt", True)
+    keywords = {} if validator is None else {"array_metadata_validator": validator}
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=use_ocdbt, type_handler_registry=registry(ocp, **options), **keywords
+    )
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(path, tree() if saved is None else saved)
+
+
+def story(ocp: Any, path: Path, *, use_ocdbt: bool, **options: Any) -> dict[str, Any]:
+    """What the options made of the tree: what is recorded, and what comes back."""
+    save(ocp, path, use_ocdbt=use_ocdbt, **options)
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry(ocp, **options))
+    about = handler.metadata(epath.Path(path)).tree
+    document = path / "array_metadatas" / "process_0"
+    entries = json.loads(document.read_text())["array_metadatas"] if document.exists() else None
+    args = {
+        name: ocp.ArrayRestoreArgs(sharding=value.sharding)
+        if isinstance(value, jax.Array)
+        else ocp.RestoreArgs()
+        for name, value in tree().items()
+    }
+    restored = handler.restore(epath.Path(path), args=ocp.args.PyTreeRestore(restore_args=args))
+    handler.close()
+    return {
+        "recorded": None if entries is None else {json.dumps(entry, sort_keys=True) for entry in entries},
+        "shardings": (path / "_sharding").exists(),
+        "metadata": {
+            name: (one.shape, one.storage.write_shape, one.storage.chunk_shape, one.sharding is not None)
+            for name, one in about.items()
+            if name != "host"
+        },
+        "dtypes": {name: str(value.dtype) for name, value in restored.items()},
+        "values": {
+            name: np.asarray(value).tolist()
+            for name, value in restored.items()
+            if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        },
+    }
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_replica_parallel": False},
+        {"min_slice_bytes_for_replica_parallel": 16},
+        {"min_slice_bytes_for_replica_parallel": 17},
+        {"max_replicas_for_replica_parallel": 2},
+        {"max_replicas_for_replica_parallel": 1},
+        {"max_replicas_for_replica_parallel": 0},
+        {"max_replicas_for_replica_parallel": 3, "min_slice_bytes_for_replica_parallel": 4},
+        {"replica_id": None, "use_replica_parallel": False},
+        {"replica_id": 0},
+        {"enable_write_sharding_file": False},
+        {"array_metadata_store": None},
+        {"array_metadata_store": None, "max_replicas_for_replica_parallel": 2},
+    ],
+    ids=str,
+)
+def test_options_of_the_array_handler_count_in_a_pipeline(
+    options: dict[str, Any], use_ocdbt: bool, tmp_path: Path
+) -> None:
+    mine, other = [story(ocp, tmp_path / ocp.__name__, **options, use_ocdbt=use_ocdbt) for ocp in LIBRARIES]
+    assert mine == other
+    if "array_metadata_store" in options:
+        assert mine["recorded"] is None
+        assert mine["dtypes"]["key"] == "uint32"
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_replicas_that_are_not_the_first_may_write(ocp: Any, tmp_path: Path) -> None:
+    replicated = {name: tree()[name] for name in ("everywhere", "rows")}
+    save(ocp, tmp_path / "one", replicated, replica_id=1, use_replica_parallel=False)
+    restored = penstock.orbax.PyTreeCheckpointer().restore(tmp_path / "one")
+    np.testing.assert_array_equal(restored["rows"], replicated["rows"])
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize(
+    "options", [{"replica_id": None}, {"replica_id": 1}, {"replica_id": 1, "use_replica_parallel": False}]
+)
+def test_what_no_replica_would_write_fails_the_save(
+    ocp: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"replica|params are missing"):
+        save(ocp, tmp_path / "one", **options)
+
+    assert not (tmp_path / "one").exists()
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_arrays_may_have_metadata_under_another_name(ocp: Any, tmp_path: Path) -> None:
+    saved = {f"array{at}": jnp.arange(at + 1.0) for at in range(20)}
+    save(ocp, tmp_path / "one", saved, metadata_key="mine", use_ocdbt=False)
+    assert (tmp_path / "one" / "array7" / "mine").exists()
+    assert not (tmp_path / "one" / "array7" / ".zarray").exists()
+    document = json.loads((tmp_path / "one" / "array_metadatas" / "process_0").read_text())
+    assert len(document["array_metadatas"]) == 20
+
+
+def test_other_leaf_handlers_do_not_decide_about_arrays(tmp_path: Path) -> None:
+    before = penstock.orbax.PyTreeCheckpointHandler()
+    before.save(_made(tmp_path / "a"), args=penstock.orbax.args.PyTreeSave(tree()))
+    options = {"type_handler_registry": registry(penstock.orbax, use_replica_parallel=False)}
+    after = penstock.orbax.PyTreeCheckpointHandler(**options)
+    after.save(_made(tmp_path / "b"), args=penstock.orbax.args.PyTreeSave(tree()))
+    before.save(_made(tmp_path / "c"), args=penstock.orbax.args.PyTreeSave(tree()))
+    shapes = [before.metadata(tmp_path / name).tree["rows"].storage.write_shape for name in "abc"]
+    assert shapes == [(2, 2), (2, 8), (2, 2)]
+
+
+def _made(path: Path) -> epath.Path:
+    path.mkdir()
+    return epath.Path(path)
+
+
+# Validators, and stores of somebody else
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_validator_sees_what_is_recorded_and_may_refuse_it(
+    ocp: Any, asynchronous: bool, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    class Validator(STORES[ocp].Validator):  # type: ignore[misc]  # Any
+        def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
+            super().validate_all_array_metadatas(array_metadatas)
+            seen.append(array_metadatas)
+            if len(seen) == 2:
+                raise ValueError("not so")
+
+    checkpointer = ocp.AsyncCheckpointer if asynchronous else ocp.Checkpointer
+    handler = ocp.PyTreeCheckpointHandler(array_metadata_validator=Validator())
+    with checkpointer(handler) as saving:
+        saving.save(tmp_path / "one", tree())
+        if asynchronous:
+            saving.wait_until_finished()
+
+        ((process, entries),) = seen[0].items()
+        assert process == 0
+        assert {entry.param_name for entry in entries} == set(tree()) - {"host"}
+        rows = next(entry for entry in entries if entry.param_name == "rows")
+        assert (rows.write_shape, rows.chunk_shape) == ((2, 2), (2, 2))
+        with pytest.raises(ValueError, match="not so"):
+            refused(saving, tmp_path / "two", asynchronous=asynchronous)
+
+    assert (tmp_path / "one").exists()
+    assert not (tmp_path / "two").exists()
+
+
+def refused(saving: Any, path: Path, *, asynchronous: bool) -> None:
+    saving.save(path, tree())
+    if asynchronous:
+        saving.wait_until_finished()
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ({}, {"host": np.arange(3)}),
+        ({"array_metadata_store": None}, None),
+    ],
+    ids=["no arrays", "no store"],
+)
+def test_without_anything_recorded_nobody_validates(
+    ocp: Any, options: dict[str, Any], saved: Any, tmp_path: Path
+) -> None:
+    class Refusing:
+        def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
+            if array_metadatas:  # of no arrays, Orbax gives an empty dict, or does not ask
+                raise ValueError("not so")
+
+    save(ocp, tmp_path / "one", saved, validator=Refusing(), **options)
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_if_every_host_is_primary_nobody_validates(ocp: Any, tmp_path: Path) -> None:
+    class Refusing:
+        def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
+            raise ValueError("not so")
+
+    every = ocp.options.MultiprocessingOptions(primary_host=None)
+    handler = ocp.PyTreeCheckpointHandler(array_metadata_validator=Refusing(), multiprocessing_options=every)
+    handler.save(_made(tmp_path / "one"), args=ocp.args.PyTreeSave({"a": jnp.ones(3)}))
+    handler.finalize(epath.Path(tmp_path / "one"))
+
+
+def test_the_usual_validator_compares_processes() -> None:
+    one = ours.SerializedArrayMetadata(param_name="a", write_shape=(1,), chunk_shape=(1,))
+    other = ours.SerializedArrayMetadata(param_name="a", write_shape=(2,), chunk_shape=(1,))
+    validator = ours.Validator()
+    validator.validate_all_array_metadatas({0: [one], 1: [one]})
+    with pytest.raises(ValueError, match="different metadata of"):
+        validator.validate_all_array_metadatas({0: [one], 1: [other]})
+    with pytest.raises(ValueError, match="no metadata"):
+        validator.validate_all_array_metadatas({0: []})
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_a_store_of_ones_own_records_arrays(ocp: Any, use_ocdbt: bool, tmp_path: Path) -> None:
+    written: list[Any] = []
+
+    class Store(STORES[ocp].Store):  # type: ignore[misc]  # Any
+        async def write(
+            self, checkpoint_dir: Any, array_metadatas: Sequence[Any], process_index: int
+        ) -> None:
+            written.extend(array_metadatas)
+            await super().write(checkpoint_dir, array_metadatas, process_index)
+
+    save(ocp, tmp_path / "one", array_metadata_store=Store(), use_ocdbt=use_ocdbt)
+    found = {one.param_name: one for one in written}
+    assert set(found) == set(tree()) - {"host"}
+    rows = found["rows"]
+    assert (rows.shape, rows.write_shape, rows.chunk_shape, rows.dtype) == (
+        (4, 8),
+        (2, 2),
+        (2, 2),
+        np.float32,
+    )
+    assert (rows.use_ocdbt, rows.use_zarr3, rows.ext_metadata) == (use_ocdbt, False, None)
+    assert found["key"].ext_metadata == {"random_key_impl": "threefry2x32"}
+    restored = ocp.PyTreeCheckpointer().restore(tmp_path / "one")
+    assert jnp.issubdtype(restored["key"].dtype, jax.dtypes.prng_key)
+    entries = json.loads((tmp_path / "one" / "array_metadatas" / "process_0").read_text())["array_metadatas"]
+    assert len(entries) == len(found)
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("keep", [0, 1], ids=["nothing", "not all"])
+def test_a_store_that_loses_arrays_fails_the_save(ocp: Any, keep: int, tmp_path: Path) -> None:
+    class Losing(STORES[ocp].Store):  # type: ignore[misc]  # Any
+        async def read(self, checkpoint_dir: Any, process_index: int | None = None) -> Any:
+            found = await super().read(checkpoint_dir, process_index)
+            return found[:keep] or None
+
+    with pytest.raises(ValueError, match="No ArrayMetadata found for"):
+        save(ocp, tmp_path / "one", array_metadata_store=Losing())
+
+    assert not (tmp_path / "one").exists()
+
+
+# The newer API
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_replica_parallel": False},
+        {"min_slice_bytes_for_replica_parallel": 17},
+        {"max_replicas_for_replica_parallel": 2},
+        {"enable_write_sharding_file": False},
+        {"array_metadata_store": None},
+    ],
+    ids=str,
+)
+def test_array_options_of_v1(options: dict[str, Any], tmp_path: Path) -> None:
+    stories: list[Any] = []
+    for library, ocp in (("penstock", ours_v1), ("orbax", theirs_v1)):
+        module: Any = ocp
+        path = tmp_path / library
+        saving = module.options.ArrayOptions(saving=module.options.ArrayOptions.Saving(**options))
+        with module.Context(array_options=saving):
+            module.save(path, tree())
+
+        (place,) = {document.parent for document in path.rglob("_METADATA")}
+        document = place / "array_metadatas" / "process_0"
+        known = json.loads((place / "_METADATA").read_text())["tree_metadata"]
+        stories.append(
+            {
+                "recorded": sorted(document.read_text()) if document.exists() else None,
+                "shardings": (place / "_sharding").exists(),
+                "shapes": {name: one["value_metadata"].get("write_shape") for name, one in known.items()},
+            }
+        )
+
+    assert stories[0] == stories[1]
+
+
+class Refusing:
+    """A validator."""
+
+    def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
+        raise ValueError(f"not so: {[one.param_name for one in array_metadatas[0]]}")
+
+
+async def _save_with(handler: Any, directory: Any) -> None:
+    await (await handler.save(directory, {"a": jnp.ones(3), "host": np.ones(2)}))
+
+
+def test_a_validator_of_v1_may_refuse(tmp_path: Path) -> None:
+    """Orbax's own handler cannot be called by itself without its contexts."""
+    with pytest.raises(ValueError, match=r"not so: \['a'\]"):
+        anyio.run(
+            _save_with,
+            ours_v1.handlers.PyTreeHandler(array_metadata_validator=Refusing()),
+            Existing(tmp_path / "one"),
+        )
+
+    part = ours_v1.handlers.PyTreeHandler(array_metadata_validator=Refusing(), partial_save_mode=True)
+    anyio.run(_save_with, part, Existing(tmp_path / "two"))
+
+
+# How large data files are
+
+
+def file_sizes(path: Path) -> list[int]:
+    return sorted(file.stat().st_size for place in ("d/*", "*/d/*") for file in path.glob(place))
+
+
+def chunk_shapes(path: Path) -> dict[str, Any]:
+    about = penstock.orbax.PyTreeCheckpointHandler().metadata(path).tree
+    return {name: one.storage.chunk_shape for name, one in about.items()}
+
+
+@pytest.mark.parametrize("use_zarr3", [True, False])
+@pytest.mark.parametrize("use_compression", [True, False])
+@pytest.mark.parametrize("chunk_bytes", [None, 5 * 1024, 100 * 1024])
+@pytest.mark.parametrize("file_bytes", [None, 0, 10 * 1024, 50 * 1024, 1 << 30])
+def test_data_files_end_when_they_have_grown_to_their_size(
+    file_bytes: int | None, chunk_bytes: int | None, use_compression: bool, use_zarr3: bool, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    values = {
+        "a": random.random(16 * 1024),
+        "b": random.random((64, 1024)).astype(np.float32),
+        "small": random.random(4),
+        "rows": on(random.random((64, 1024)).astype(np.float32), (2, 4), "x"),
+    }
+    for ocp in LIBRARIES:
+        handler = ocp.PyTreeCheckpointHandler(use_zarr3=use_zarr3, use_compression=use_compression)
+        args = dict.fromkeys(values, ocp.SaveArgs(chunk_byte_size=chunk_bytes))
+        path = tmp_path / ocp.__name__
+        handler.save(
+            _made(path), args=ocp.args.PyTreeSave(values, args, ocdbt_target_data_file_size=file_bytes)
+        )
+        handler.finalize(epath.Path(path))
+        handler.close()
+
+    mine, other = [tmp_path / ocp.__name__ for ocp in LIBRARIES]
+    assert chunk_shapes(mine) == chunk_shapes(other)
+    if file_bytes in (None, 0, 1 << 30):
+        assert len(file_sizes(mine)) == 2  # the data, and the index
+    else:
+        chunk = min(chunk_bytes or file_bytes, file_bytes)
+        assert file_sizes(mine)[-1] <= file_bytes + chunk + 4096
+        assert abs(len(file_sizes(mine)) - len(file_sizes(other))) <= 10
+
+
+@pytest.mark.parametrize("file_bytes", [-1, 3])
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_sizes_that_no_file_can_have_are_refused(ocp: Any, file_bytes: int, tmp_path: Path) -> None:
+    handler = ocp.PyTreeCheckpointHandler()
+    args = ocp.args.PyTreeSave({"a": np.ones(8)}, ocdbt_target_data_file_size=file_bytes)
+    with pytest.raises(ValueError, match=r"size|positive"):
+        handler.save(_made(tmp_path / "one"), args=args)
+
+    handler.close()
+
+
+def test_thousands_of_small_files_are_no_trouble(tmp_path: Path) -> None:
+    tree = {f"k{at:04}": np.full(16, at) for at in range(3000)}
+    handler = penstock.orbax.PyTreeCheckpointHandler()
+    args = penstock.orbax.args.PyTreeSave(tree, ocdbt_target_data_file_size=200)
+    handler.save(_made(tmp_path / "one"), args=args)
+    assert len(file_sizes(tmp_path / "one")) == 1501
+    restored = handler.restore(tmp_path / "one")
+    assert all(np.array_equal(restored[name], value) for name, value in tree.items())
+    handler.close()
