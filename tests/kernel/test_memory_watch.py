@@ -218,6 +218,36 @@ async def test_one_of_two_watches_and_the_other_takes_over() -> None:
 
 
 @pytest.mark.anyio
+async def test_who_does_not_watch_ends_without_a_change_for_who_does() -> None:
+    memory = automatic(Machine(read(8 * GIB)))
+    events = structlog.wrap_logger(None, processors=[LogCapture()])
+    second, seen = CancelScope(), list[object]()
+
+    async def watch_second() -> None:
+        with second:
+            await watch_memory(memory, events, interval_s=0)
+
+        seen.append(memory.watcher)
+
+    with fail_after(5):
+        async with create_task_group() as tasks:
+            with watching_memory(tasks, memory, events, interval_s=0):
+                while memory.watcher is None:
+                    await anyio.lowlevel.checkpoint()
+
+                watching = memory.watcher
+                tasks.start_soon(watch_second)
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+
+                second.cancel()
+                while not seen:
+                    await anyio.lowlevel.checkpoint()
+
+    assert seen == [watching]
+
+
+@pytest.mark.anyio
 async def test_a_limit_that_is_a_number_is_not_watched() -> None:
     memory = MemoryRegulator(100)
     with fail_after(5):
