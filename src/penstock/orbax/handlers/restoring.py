@@ -148,7 +148,7 @@ def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
 def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls, *, whole: bool) -> dict[KeyPath, Any]:
     """Restore the leaves, which are all there are or not, and finish each."""
     like = _nested({keys: one.like for keys, one in wanted.items()})
-    casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None}
+    casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None and not one.as_stored}
     keywords: dict[str, Any] = {} if whole else {"on_unexpected": "skip"}
     if casts:
         keywords["dtype"] = casts.get
