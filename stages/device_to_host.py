@@ -12,10 +12,12 @@ from typing import Any, TypeAlias, cast, final
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.anonymous_memory import in_memory_of_its_own
 from penstock.kernel.messages import Leaf, LeafBatch, Pack, Piece, PiecePlan, StagedBatch
+from penstock.kernel.one_thread import OneThread, one_thread
 from penstock.kernel.protocols import BufferHandler, LeafHandler
 from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
+from penstock.kernel.threads import Threads
 from penstock.stages.batching import grouped
 from penstock.stages.encode import encoding_room
 from penstock.stages.third_parties import save_by_handler
@@ -27,8 +29,8 @@ PACKED_BELOW = 64 * 1024  # a larger leaf does not notice what a piece of its ow
 
 TIGHT = 2**30
 """Below this budget what jax copied is copied once more, into memory that goes back to the system when it
-dies. What the allocator keeps of freed copies would exceed the budget several times; of a larger one
-it is little, and the time counts for more."""
+dies, and all by one thread. What the allocator keeps of freed copies, for each thread, would exceed the
+budget several times; of a larger one it is little, and the time counts for more."""
 
 
 @final
@@ -51,15 +53,17 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        yield _Stager(run).stage
+        async with one_thread() as thread:
+            yield _Stager(run, run.threads if run.memory.limit >= TIGHT else thread).stage
 
 
 @final
 class _Stager:
-    __slots__ = ("_most", "_run", "_takes_buffers")
+    __slots__ = ("_most", "_run", "_takes_buffers", "_thread")
 
-    def __init__(self, run: SaveRun) -> None:
+    def __init__(self, run: SaveRun, thread: Threads | OneThread) -> None:
         self._run = run
+        self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
         self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
 
@@ -117,7 +121,7 @@ class _Stager:
         key_path = group[0][0].info.key_path
         lease = await self._run.lease(cost, key_path, prioritised=prioritised) if cost else None
         with releasing(lease):
-            pieces = await self._run.threads.run(_take, group, self._run.memory.limit < TIGHT)
+            pieces = await self._thread.run(_take, group, isinstance(self._thread, OneThread))
 
         return StagedBatch(tuple(leaf for leaf, _, last in group if last), pieces, staged=lease)
 
