@@ -307,3 +307,13 @@ async def test_what_passes_whole_is_not_cut(rig: Rig, assert_same: AssertSame) -
     assert_same(await restored(rig, tree, budget=8 * MIB), tree)
     with pytest.raises(ArithmeticError):
         await restored(rig, tree, budget=8 * MIB - 2)
+
+
+async def test_what_reads_go_through_counts_with_what_is_put_on_devices(rig: Rig) -> None:
+    rig.registry = copying(Careful(1))
+    await saved(rig.final, {"a": jnp.asarray(numbers())})
+    like = {"a": struct(SHAPE, np.float32, sharding=over((8,), None, "x"))}  # columns: scattered
+
+    await restored(rig, like, budget=16 * MIB)
+    with pytest.raises(ArithmeticError):
+        await restored(rig, like, budget=12 * MIB)
