@@ -20,7 +20,7 @@ from penstock.kernel.stage import Actor
 from penstock.kernel.threads import Threads
 from penstock.stages.batching import grouped
 from penstock.stages.encode import encoding_room
-from penstock.stages.third_parties import ThirdParties, asking_third_parties
+from penstock.stages.third_parties import save_by_handler
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -53,17 +53,16 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        async with asking_third_parties(run) as ask, one_thread() as thread:
-            yield _Stager(run, ask, run.threads if run.memory.limit >= TIGHT else thread).stage
+        async with one_thread() as thread:
+            yield _Stager(run, run.threads if run.memory.limit >= TIGHT else thread).stage
 
 
 @final
 class _Stager:
-    __slots__ = ("_ask", "_most", "_run", "_takes_buffers", "_thread")
+    __slots__ = ("_most", "_run", "_takes_buffers", "_thread")
 
-    def __init__(self, run: SaveRun, ask: ThirdParties, thread: Threads | OneThread) -> None:
+    def __init__(self, run: SaveRun, thread: Threads | OneThread) -> None:
         self._run = run
-        self._ask = ask
         self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
         self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
@@ -130,7 +129,7 @@ class _Stager:
         run = self._run
         lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
         with releasing(lease):
-            pending = await self._ask.save(leaf, handler)
+            pending = await save_by_handler(run, leaf, handler)
 
         return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
 

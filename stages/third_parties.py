@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("ThirdParties", "asking_third_parties", "finalize_handlers")
+__all__ = ("finalize_handlers", "save_by_handler")
 
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import final
 
 from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_after, sleep_forever
-from anyio.abc import TaskGroup
 
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.capabilities import ItemsLayout
@@ -18,73 +15,61 @@ from penstock.kernel.messages import Background, Leaf, Pending
 from penstock.kernel.run import SaveRun
 
 
-@asynccontextmanager
-async def asking_third_parties(run: SaveRun) -> AsyncGenerator[ThirdParties]:
-    """Yield what has leaves saved by their handlers.
+async def save_by_handler(run: SaveRun, leaf: Leaf, handler: AdaptedHandler) -> Pending:
+    """Have a leaf copied by its handler, which writes it into the directory of its item.
+
+    Raises:
+        HandlerFailedError: If the handler raised.
 
     Cancellation:
-        A coroutine of theirs that withstands it is waited for: nobody can end it. After `run.undo_s`,
+        A coroutine that withstands it is waited for: nobody can end it. After `run.undo_s`,
         `run.on_hang` is told of it.
     """
+    folder, info = run.folder, leaf.info
+    if isinstance(run.layout, ItemsLayout):
+        folder, info = run.layout.folder(leaf), run.layout.within(leaf)
+
+    await run.workspace.open(folder)
+    placed = replace(leaf, info=replace(info, directory=run.workspace.path(folder)))
+    ended = Event()
+    coroutine = Background(info.key_path, handler.name, "its serialize", ended.wait)
+    pending: Pending | None = None
+    failure: Exception | None = None
     async with create_task_group() as watch:
-        yield ThirdParties(run, watch)
-        watch.cancel_scope.cancel()
-
-
-@final
-class ThirdParties:
-    """Asks the handlers of one save, one at a time."""
-
-    __slots__ = ("_asked", "_items", "_run", "_watch")
-
-    def __init__(self, run: SaveRun, watch: TaskGroup) -> None:
-        self._run = run
-        self._watch: TaskGroup | None = watch
-        self._items = run.layout if isinstance(run.layout, ItemsLayout) else None
-        self._asked: Background | None = None  # what is under way
-
-    async def save(self, leaf: Leaf, handler: AdaptedHandler) -> Pending:
-        """Have a leaf copied by its handler, which writes it into the directory of its item.
-
-        Raises:
-            HandlerFailedError: If the handler raised.
-        """
-        run, items, info = self._run, self._items, leaf.info
-        folder = run.folder if items is None else items.folder(leaf)
-        if items is not None:
-            info = items.within(leaf)
-        if self._watch is not None:
-            self._watch.start_soon(self._tell_of_a_hang, name="penstock third parties")
-            self._watch = None
-
-        await run.workspace.open(folder)
-        placed = replace(leaf, info=replace(info, directory=run.workspace.path(folder)))
-        ended = Event()
-        self._asked = Background(info.key_path, handler.name, "its serialize", ended.wait)
+        watch.start_soon(_tell_of_a_hang, run, coroutine, name="penstock third party")
         try:
             pending = await handler.save(placed, run.threads, run.workspace)
+        except Exception as error:
+            failure = error  # raised below, as it is and not in a group
         finally:
-            self._asked = None
             ended.set()
 
-        writes = "what it writes in the background"
-        run.background.append(Background(info.key_path, pending.handler, writes, pending.wait))
-        return pending
+        watch.cancel_scope.cancel()
 
-    async def _tell_of_a_hang(self) -> None:
-        """Tell, once the save is given up, which coroutine does not come to its end."""
+    if failure is not None:
         try:
-            await sleep_forever()
-        except get_cancelled_exc_class():
-            asked = self._asked
-            if asked is not None:
-                with move_on_after(self._run.undo_s, shield=True):
-                    await asked.wait()
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
 
-            if asked is not None and asked is self._asked and self._run.on_hang is not None:
-                self._run.on_hang(asked)
+    assert pending is not None, "a cancellation that the group was not asked for leaves it"
+    writes = "what it writes in the background"
+    run.background.append(Background(info.key_path, pending.handler, writes, pending.wait))
+    return pending
 
-            raise
+
+async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:
+    """Once the save is given up, tell of a coroutine that does not come to its end."""
+    try:
+        await sleep_forever()
+    except get_cancelled_exc_class():
+        with move_on_after(run.undo_s, shield=True) as waiting:
+            await coroutine.wait()
+
+        if waiting.cancelled_caught and run.on_hang is not None:
+            run.on_hang(coroutine)
+
+        raise
 
 
 async def finalize_handlers(run: SaveRun, leaves: Iterable[Leaf]) -> None:

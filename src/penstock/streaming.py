@@ -156,6 +156,7 @@ class _Reading:
         self._ended = Event()
         self._started = False
         self._identity: object = None  # of what is read
+        self._replaced: StorageError | None = None
         self._error: BaseException | None = None
 
     @property
@@ -219,7 +220,8 @@ class _Reading:
                 try:
                     await run_pipeline(self._pipeline, run, self._request)
                 except PenstockError as error:
-                    await self._check(error)  # then that is why
+                    if error is not self._replaced:
+                        await self._check(error)  # then that is why
                     raise
 
             await self._check()
@@ -228,4 +230,5 @@ class _Reading:
         """Raise unless what is read is still there."""
         path = self._request.path
         if self._identity != await self._threads.run(self._engine.store.identity, path):
-            raise StorageError("read", path, "was replaced while it was being read") from because_of
+            self._replaced = StorageError("read", path, "was replaced while it was being read")
+            raise self._replaced from because_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from penstock.checkpointer import Checkpointer
 from penstock.handlers.leaves.registry import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config import Config
-from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
+from penstock.kernel.errors import HandlerFailedError, PipelineError, SaveCancelledError, StorageError
 from penstock.kernel.futures import SaveFuture
 from penstock.kernel.messages import ParamInfo
 from penstock.kernel.protocols import Waitable
@@ -336,3 +337,24 @@ class TestCoroutine:
 
         assert "its serialize did not end" in raised.value.__notes__[0]
         assert os.listdir(tmp_path) == []
+
+
+def test_something_that_a_coroutine_awaits_is_cancelled_by_others(tmp_path: Path) -> None:
+    class Unlucky(ParcelHandler):
+        async def serialize(
+            self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
+        ) -> Sequence[Waitable]:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+            return []
+
+    async def main() -> None:
+        registry = with_parcels(default_handlers(entry_points=False), Unlucky())
+        async with Checkpointer(registry=registry) as checkpointer:
+            await (await checkpointer.save(tmp_path / "new", TREE))
+
+    with pytest.raises(PipelineError, match="ended early: something it awaited was cancelled"):
+        asyncio.run(main())
+
+    assert os.listdir(tmp_path) == []

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint
 import pytest
+from etils import epath
 from tests.orbax_face.differences import differences
 from tests.orbax_face.signatures import methods_of, signature_difference
 
@@ -583,10 +584,10 @@ def test_policies_have_orbax_s_signatures(name: str) -> None:
 # What penstock adds: shared files, held steps, its own policies
 
 
-def weights(seed: int = 0) -> Any:
-    """More than nothing could be made smaller."""
-    noise = np.random.default_rng(seed).integers(0, 256, 1 << 18, np.uint8)
-    return jnp.asarray(noise.view(np.float32).reshape(256, 256))
+def weights(seed: int = 0, nbytes: int = 1 << 18) -> Any:
+    """What no codec makes smaller."""
+    noise = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+    return jnp.asarray(noise.view(np.int32).reshape(256, -1))
 
 
 def data_inodes(step: Path) -> dict[int, int]:
@@ -601,13 +602,19 @@ def test_arrays_that_did_not_change_are_shared_between_steps(
     asynchronous: bool, use_ocdbt: bool, tmp_path: Path
 ) -> None:
     ocp = penstock.orbax
-    frozen, head = weights(), weights(1)
+    frozen, more, head = weights(), weights(2), weights(1)
     options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=asynchronous)
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
     with ocp.CheckpointManager(tmp_path, options=options, item_handlers=handler) as manager:
         before: set[int] = set()
         for step in range(3):
-            tree = {"frozen": frozen, "head": head + step, "host": np.arange(5) + step, "step": step}
+            tree = {
+                "frozen": frozen,
+                "more": more,
+                "head": head + step,
+                "host": np.arange(5) + step,
+                "step": step,
+            }
             manager.save(step, args=ocp.args.PyTreeSave(tree))
             manager.wait_until_finished()
             there = {
@@ -615,7 +622,8 @@ def test_arrays_that_did_not_change_are_shared_between_steps(
                 for file in (tmp_path / str(step)).rglob("*")
                 if file.is_file() and file.stat().st_size > 200_000
             }
-            assert len(before & there) == (1 if step else 0)
+            assert bool(before & there) is bool(step)
+            assert there - before, "what changed is written anew"
             before = there
 
         assert manager.all_steps() == [2]
@@ -629,7 +637,7 @@ def test_arrays_that_did_not_change_are_shared_between_steps(
 def test_what_was_restored_is_shared_with_the_next_step(tmp_path: Path) -> None:
     ocp = penstock.orbax
     with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(0, args=ocp.args.StandardSave({"w": weights()}))
+        manager.save(0, args=ocp.args.StandardSave({"w": weights(nbytes=1 << 22)}))
 
     with ocp.CheckpointManager(tmp_path) as manager:
         restored = manager.restore(0, args=ocp.args.StandardRestore())
@@ -637,7 +645,7 @@ def test_what_was_restored_is_shared_with_the_next_step(tmp_path: Path) -> None:
         manager.wait_until_finished()
         assert set(data_inodes(tmp_path / "0")) & set(data_inodes(tmp_path / "1"))
         again = manager.restore(1, args=ocp.args.StandardRestore())
-        np.testing.assert_array_equal(again["w"], weights())
+        np.testing.assert_array_equal(again["w"], weights(nbytes=1 << 22))
 
 
 @pytest.mark.parametrize("harm", ["removed", "damaged", "replaced"])
@@ -684,7 +692,10 @@ def test_a_step_is_held_while_it_is_restored(tmp_path: Path) -> None:
 
             return super().restore(directory, *args, **kwargs)
 
-    with ocp.CheckpointManager(tmp_path, item_handlers=Looking()) as manager:
+    registry, handler = ocp.handlers.create_default_handler_registry(), Looking()
+    registry.add("default", ocp.args.JsonSave, handler)
+    registry.add("default", ocp.args.JsonRestore, handler)
+    with ocp.CheckpointManager(tmp_path, handler_registry=registry) as manager:
         manager.save(0, args=ocp.args.JsonSave({"a": 1}))
         manager.wait_until_finished()
         manager.restore(0, args=ocp.args.JsonRestore())
@@ -724,3 +735,90 @@ def test_policies_of_penstock_know_when_the_last_save_began(tmp_path: Path) -> N
         assert not manager.save(1, args=ocp.args.StandardSave(tree()))
         manager.wait_until_finished()
         assert manager.all_steps() == [0]  # the last one always stays
+
+
+# Waiting for steps of another process
+
+
+def save_steps(ocp: Any, root: Path, *numbers: int, **options: Any) -> None:
+    with ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(**options)) as manager:
+        for number in numbers:
+            manager.save(number, args=ocp.args.StandardSave(tree(number)))
+
+
+@both
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 7), ({"until_step": 7}, 7), ({"until_step": 5}, 7), ({"until_step": 8, "timeout": 0}, -1)],
+    ids=str,
+)
+def test_the_latest_step_is_waited_for(
+    ocp: Any, options: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    save_steps(ocp, tmp_path, 3, 7)
+    with ocp.checkpoint_utils.wait_for_new_checkpoint(epath.Path(tmp_path), **options) as step:
+        assert step == expected
+        snapshots = tmp_path / "_SNAPSHOTS"
+        if step == 7:
+            restored = ocp.StandardCheckpointer().restore(snapshots / "7" / "default", tree())
+            assert restored["step"] == 7
+            assert not (snapshots / "3").exists()
+
+    assert not list(snapshots.glob("*"))
+
+
+@both
+def test_a_directory_that_never_comes_is_waited_for_until_the_timeout(ocp: Any, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def enough() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    waiting = ocp.checkpoint_utils.wait_for_new_checkpoint(
+        epath.Path(tmp_path / "no"), timeout=0, timeout_fn=enough, seconds_to_sleep=0.001
+    )
+    with waiting as step:
+        assert step == -1
+
+    assert len(asked) == 3
+
+
+@both
+@pytest.mark.parametrize(
+    "named", [{}, {"step_prefix": "run"}, {"step_prefix": "run", "step_format_fixed_length": 4}], ids=str
+)
+def test_steps_are_iterated_as_they_come(ocp: Any, named: dict[str, Any], tmp_path: Path) -> None:
+    coming = iter([(3, 4), (6,), ()])
+
+    def no_more() -> bool:
+        more = next(coming, ())
+        save_steps(ocp, tmp_path, *more, **named)
+        return not more
+
+    (tmp_path / "_SNAPSHOTS" / "left").mkdir(parents=True)
+    found = ocp.checkpoint_utils.checkpoints_iterator(
+        tmp_path, timeout=0, timeout_fn=no_more, seconds_to_sleep=0.001, **named
+    )
+    assert list(found) == [4, 6]
+    assert not list((tmp_path / "_SNAPSHOTS").glob("*"))
+
+
+def test_a_step_that_is_waited_for_is_not_deleted(tmp_path: Path) -> None:
+    ocp = penstock.orbax
+    save_steps(ocp, tmp_path, 1)
+    options = ocp.CheckpointManagerOptions(max_to_keep=1)
+    with ocp.checkpoint_utils.wait_for_new_checkpoint(tmp_path) as step:
+        assert step == 1
+        with ocp.CheckpointManager(tmp_path, options=options) as manager:
+            manager.save(2, args=ocp.args.StandardSave(tree(2)))
+            manager.wait_until_finished()
+            assert (tmp_path / "1").exists()
+
+        assert (tmp_path / "1").exists()
+
+
+def test_what_is_waited_for_has_the_signatures_of_orbax() -> None:
+    for name in ("wait_for_new_checkpoint", "checkpoints_iterator"):
+        mine, other = [getattr(ocp.checkpoint_utils, name) for ocp in LIBRARIES]
+        assert signature_difference(mine, other) is None

@@ -1,8 +1,14 @@
-"""The module `checkpoint_utils` of Orbax's API: how leaves are restored, said by a target."""
+"""The module `checkpoint_utils` of Orbax's API: how leaves are restored, and waiting for steps."""
 
 from __future__ import annotations
 
-__all__ = ("PLACEHOLDER", "construct_restore_args", "to_shape_dtype_struct")
+__all__ = (
+    "PLACEHOLDER",
+    "checkpoints_iterator",
+    "construct_restore_args",
+    "to_shape_dtype_struct",
+    "wait_for_new_checkpoint",
+)
 
 from typing import Any, Final, cast
 
@@ -16,6 +22,7 @@ from penstock.orbax.metadata.sharding import ShardingMetadata
 from penstock.orbax.metadata.tree import TreeMetadata, build_default_tree_metadata
 from penstock.orbax.metadata.value import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata
 from penstock.orbax.tree import PyTree
+from penstock.orbax.waiting import checkpoints_iterator, wait_for_new_checkpoint
 
 _jax: Any = jax
 _PYTHON: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}

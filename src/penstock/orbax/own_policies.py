@@ -57,7 +57,7 @@ class _Deciding:
             step=step.step,
             now_s=step.time.timestamp(),
             steps=[info.step for info in previous_steps],
-            saved_s=max(self.opened_s, *began_s),
+            saved_s=max([self.opened_s, *began_s]),
             saving=context.is_saving_in_progress,
             preempted=context.reached_preemption,
         )

@@ -63,6 +63,13 @@ class Retention:
         if problems:
             raise problems[0]
 
+    def forget(self, step: int) -> None:
+        """Do not delete a step that is saved anew; whoever waits for its end has waited long enough."""
+        if step in self.deleter.waiting:
+            self.deleter.forget(step)
+            event, _ = self._outcomes.pop(step, (Event(), []))
+            event.set()
+
     def note_outcome(self, step: int, name: str, problem: StorageError | None) -> None:
         """Take from the deleter what became of a step."""
         event, problems = self._outcomes.pop(step, (Event(), []))

@@ -280,7 +280,7 @@ def test_runs_are_covered_by_rectangles(tmp_path: Path) -> None:
 
 def test_arrays_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    kinds = [("int8", (6, 8)), ("int8", (8, 6)), ("int16", (6, 4)), ("int8", (48,)), ("float32", (3, 4))]
+    kinds = [("uint8", (6, 8)), ("int16", (6, 4)), ("uint8", (8, 6)), ("int8", (48,)), ("float32", (3, 4))]
     tree: dict[str, dict[str, Any]] = {
         f"layer_{at}": {
             f"{dtype}{shape}": rng.integers(0, 99, shape).astype(dtype) for dtype, shape in kinds if at % 7

@@ -62,6 +62,7 @@ def test_tensors_and_metadata() -> None:
         f"{{{A},{B}}}".replace("F32", "F4"),
         f"{{{A},{B}}}".replace("[8,10]", "[9,11]"),
         f"{{{A},{B}}}".replace("[8,10]", "[8,11]"),
+        f"{{{A},{B}}}".replace("[8,10]", "[7,10]"),
         f"{{{A},{B}}}".replace('"b"', '"a"'),
         f"{{{A},{B}}}".replace('"b"', '"__metadata__"'),
         f"{{{A},{B}}}".replace('"b"', '"\\u0062"'),

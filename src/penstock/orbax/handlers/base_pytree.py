@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSaveArgs")
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -35,6 +35,7 @@ from penstock.orbax.handlers.restoring import Asked, Calls, restore_tree
 from penstock.orbax.handlers.type_calls import CallRegistry, serving
 from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.leaf_handlers.array_metadata_store import Store
+from penstock.orbax.leaf_handlers.lazy_mapping import LazyMapping
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
 from penstock.orbax.linking import links_in_force
 from penstock.orbax.merging import MergeProcessFiles
@@ -363,11 +364,12 @@ def _save_limit(
     return min(given) if given else None
 
 
-def _by_name(args: Any, kind: type[T]) -> dict[str, T]:
-    """Return what is said of each leaf, by its stored name."""
-    if args is None:
-        return {}
+def _by_name(args: Any, kind: type[T]) -> Mapping[str, T]:
+    """Return what is said of each leaf, by its stored name; made when a handler asks, which few do."""
+    return {} if args is None else LazyMapping(partial(_named, args, kind))
 
+
+def _named(args: Any, kind: type[T]) -> dict[str, T]:
     flat = to_flat_dict(args, sep=".", is_leaf=lambda node: isinstance(node, kind))
     return {name: one for name, one in flat.items() if isinstance(one, kind)}
 

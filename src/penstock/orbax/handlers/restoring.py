@@ -11,8 +11,9 @@ from typing import Any, Final, cast
 from jax import tree_util
 
 from penstock.description import CheckpointMetadata, LeafMetadata
-from penstock.kernel.errors import StructureMismatchError, TreeDifference
+from penstock.kernel.errors import HandlerError, SpecError, StructureMismatchError, TreeDifference
 from penstock.kernel.messages import KeyPath
+from penstock.orbax.handlers.as_item import fits, has_structure_of, target_of
 from penstock.orbax.handlers.flattening import Found, flatten, is_empty
 from penstock.orbax.handlers.wanted import EMPTY, Wanted, empty_value, want
 from penstock.orbax.leaf_args import RestoreArgs
@@ -60,7 +61,17 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
     if asked.item is None and asked.restore_args is None:
         return _plain(calls.restore(), asked)
 
+    if asked.item is not None and asked.restore_args is not None and not asked.partial:
+        found = _restore_shortly(asked, calls)
+        if found is not None:
+            return found[0]
+
     about = calls.metadata()
+    if asked.restore_args is None and has_structure_of(about.tree, asked.item):
+        restored = calls.restore()
+        if has_structure_of(restored, asked.item):  # it has, unless it was replaced just now
+            return restored
+
     there, treedef = flatten(about.tree)
     stored = {found.keys: cast("LeafMetadata", found.value) for found in there}
     item = there
@@ -83,6 +94,19 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
     }
     values = _read(wanted, calls, whole=whole) if wanted else {}
     return _put_together(treedef, here, stored, values, asked)
+
+
+def _restore_shortly(asked: Asked, calls: Calls) -> tuple[Any] | None:
+    """Restore onto the item at once; None if that does not do, which mostly shows before anything is read."""
+    target = target_of(asked.item, asked.restore_args)
+    if target is None:
+        return None
+    try:
+        restored = calls.restore(like=target[0])
+    except (SpecError, HandlerError):  # said better by who looks at every leaf
+        return None
+
+    return (restored,) if fits(restored, target[1]) else None
 
 
 def _put_together(
@@ -148,7 +172,7 @@ def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
 def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls, *, whole: bool) -> dict[KeyPath, Any]:
     """Restore the leaves, which are all there are or not, and finish each."""
     like = _nested({keys: one.like for keys, one in wanted.items()})
-    casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None}
+    casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None and not one.as_stored}
     keywords: dict[str, Any] = {} if whole else {"on_unexpected": "skip"}
     if casts:
         keywords["dtype"] = casts.get

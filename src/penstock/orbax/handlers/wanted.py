@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("EMPTY", "Wanted", "empty_value", "want")
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import jax
@@ -14,6 +14,7 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding
 
 from penstock.description import LeafMetadata
+from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.empty import EmptyNamedTuple
 from penstock.handlers.leaves.keys import is_key
 from penstock.orbax.handlers.type_calls import as_stored
@@ -35,12 +36,14 @@ class Wanted:
         dtype: What its elements are cast to; None for as they are stored.
         finish: What is done to the value; None for nothing.
         resized: Whether the shape may differ from the stored one.
+        as_stored: Whether `dtype` is that of the stored elements, so that nothing is cast.
     """
 
     like: Any
     dtype: Any = None
     finish: Callable[[Any], Any] | None = None
     resized: bool = False
+    as_stored: bool = False
 
 
 def empty_value(typestr: str) -> Any:
@@ -70,6 +73,14 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
     Raises:
         ValueError: If another shape is asked for, strictly.
     """
+    found = _want(leaf, args, in_item)
+    if found.dtype is None or not _is_stored_as(leaf, found.dtype):
+        return found
+
+    return replace(found, as_stored=True)
+
+
+def _want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
     kind = args.restore_type
     if kind is None:
         kind = leaf.kind
@@ -85,6 +96,13 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
         return Wanted(_NUMBERS.get(dtype.kind, float), args.dtype, finish)
 
     return Wanted(as_stored(kind) if isinstance(kind, str) else kind)
+
+
+def _is_stored_as(leaf: LeafMetadata, dtype: Any) -> bool:
+    try:
+        return bool(leaf.dtype) and numpy_dtype(leaf.dtype) == np.dtype(dtype)
+    except TypeError:  # it is none, which the cast tells
+        return False
 
 
 def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
