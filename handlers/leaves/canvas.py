@@ -109,9 +109,7 @@ class _Canvas:
 
     def array(self) -> object:
         sharding, key_impl = self._placement.sharding, self._placement.key_impl
-        with self._width():
-            value = self._shards.pop(None) if sharding is None else self._joined(sharding)
-
+        value = self._shards.pop(None) if sharding is None else self._joined(sharding)
         return value if key_impl is None else cast("object", jax.random.wrap_key_data(value, impl=key_impl))
 
     def _joined(self, sharding: Sharding) -> jax.Array:

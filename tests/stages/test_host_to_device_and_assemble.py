@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from penstock.kernel.messages import (
     KeyKind,
     LeafSpec,
     ParamInfo,
+    PartOf,
     ReadLeaf,
     RestoredBatch,
     RestoredTree,
@@ -58,9 +60,39 @@ class Builder:
         return [f"{self.name}{leaf.index}" for leaf in leaves]
 
 
+class Joiner(Builder):
+    """A handler that is given parts."""
+
+    def __init__(self) -> None:
+        super().__init__("j")
+        self.placed: list[int] = []
+
+    def parts(self, *_: Any, **__: Any) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def place(self, part: ReadLeaf) -> None:
+        self.placed.append(part.index)
+
+    def join(self, part: ReadLeaf) -> Any:
+        assert part.part is not None
+        return f"{part.part.index}: {sorted(self.placed)}"
+
+
 def leaf_of(index: int, handler: Any) -> ReadLeaf:
     info = ParamInfo((str(index),), (S,), f"[{index}]")
     return ReadLeaf(index, StoredLeaf(info, LeafSpec("t")), handler)
+
+
+async def test_a_leaf_is_made_once_when_the_last_of_its_parts_is_in_its_place(rig: Rig) -> None:
+    handler = Joiner()
+    leases = [await rig.memory.acquire(10) for _ in range(3)]
+    parts = [replace(leaf_of(-1 - at, handler), part=PartOf(7, at, 3)) for at in range(3)]
+    batches = [HostBatch((parts[at],), staged=(leases[at],)) for at in (2, 0, 1)]
+
+    (made,) = await run_one(rig.restore_run(), HostToDevice(), *batches)
+
+    assert made.values == [(7, "7: [-3, -2, -1]")]
+    assert rig.memory.statistics().leased == 0
 
 
 async def test_each_handler_builds_its_leaves_in_one_call_in_a_thread(rig: Rig) -> None:

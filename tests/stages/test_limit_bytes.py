@@ -337,6 +337,31 @@ async def test_all_restores_share_what_is_in_flight(rig: Rig) -> None:
     assert len(results) == 1
 
 
+@pytest.mark.parametrize("staging", [0, 50])
+async def test_cancelled_while_it_waits_for_what_is_in_flight_it_leases_no_buffer(
+    rig: Rig, staging: int
+) -> None:
+    rig.memory = MemoryRegulator(1 << 30, restore_concurrent_bytes=100)
+    account = rig.memory.in_flight("restore")
+    scope = CancelScope()
+
+    async def work() -> None:
+        with scope:
+            leaves = (scattered(read_leaf(0, [50], staging)),)
+            await run_stages(rig.restore_run(), LimitBytes(), message=LeafBatch(leaves))
+
+    with await account.acquire(80):
+        async with create_task_group() as tasks:
+            tasks.start_soon(work)
+            while not account.statistics().tasks_waiting:
+                await checkpoint()
+
+            assert rig.memory.statistics().leased == 50 + staging
+            scope.cancel()
+
+    assert rig.memory.statistics().leased == 0
+
+
 async def test_leaves_without_bytes_pass(rig: Rig) -> None:
     leaves = (read_leaf(0, []), read_leaf(1, [0]), read_leaf(2, []))
 

@@ -79,13 +79,14 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     assert found.dtype == array.dtype
 
 
+@pytest.mark.parametrize("sharding", [None, NamedSharding(mesh(2), P("x"))], ids=str)
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.complex128])
-def test_64_bits_that_were_asked_for_by_name_stay(dtype: Any) -> None:
+def test_64_bits_that_were_asked_for_by_name_stay(dtype: Any, sharding: Sharding | None) -> None:
     with jax.enable_x64(True):
         array = jnp.arange(24, dtype=dtype).reshape(6, 4)
         saved = save(HANDLER, array)
 
-    found = restored(saved, parts_of(saved, struct((6, 4), dtype), 64))
+    found = restored(saved, parts_of(saved, struct((6, 4), dtype, sharding=sharding), 64))
 
     assert found.dtype == dtype
     assert same_bits(found, array)
