@@ -683,7 +683,7 @@ def test_a_step_is_held_while_it_is_restored(tmp_path: Path) -> None:
     ocp = penstock.orbax
     seen: list[Any] = []
 
-    class Looking(ocp.JsonCheckpointHandler):  # type: ignore[misc]  # its class is chosen by name
+    class Looking(ocp.JsonCheckpointHandler):
         def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 LocalStore().hold(str(Path(directory).parent)).release()
