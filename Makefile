@@ -33,7 +33,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all crash memory soak stalls bench bench-quick interop clean
+.PHONY: help demo test lint test-all crash memory soak stalls server bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -71,7 +71,10 @@ memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, a
 	$(BIN)/python tests/proofs/memory.py
 
 stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio beside a save, a restore and metadata
-	$(BIN)/python -m tests.proofs.stalls
+	$(BIN)/python -m tests.bench --only-stalls
+
+server: $(VENV)/.installed ## What a request to the example's model server waits while a checkpoint is swapped in
+	$(BIN)/python -m tests.proofs.serving
 
 soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
 	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.errors import HandlerFailedError, PenstockError
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, Pending, ReadLeaf, Target
+from penstock.kernel.messages import Background, Leaf, LeafSpec, ParamInfo, Pending, ReadLeaf, Target
 from penstock.kernel.protocols import TypeHandler, Waitable
 from penstock.kernel.threads import Threads
 
@@ -97,10 +97,39 @@ class AdaptedHandler:
         with self._blame(leaf.info):
             return (await self.inner.deserialize([leaf.info]))[0]
 
-    def finalize(self, directory: str) -> None:
-        """Let the handler complete its files before the commit. Blocking."""
-        with self._blame(None):
-            self.inner.finalize(directory)
+    def finalizing(self, directory: str, threads: Threads, place: object = None) -> Background:
+        """Let the handler complete its files before the commit, once the result is first waited for.
+
+        Nobody can interrupt it. A wait for it can be cancelled, and it goes on; if it has not begun by
+        then, it never does.
+
+        Args:
+            directory: Where its files are.
+            threads: For the call.
+            place: As for `save`.
+        """
+        wanted = True
+
+        def finalize(_: object) -> None:
+            if wanted:
+                self.inner.finalize(directory)
+
+        call = threads.call_once(finalize, place)
+
+        async def wait() -> None:
+            nonlocal wanted
+            try:
+                with self._blame(None):
+                    await call()
+            except BaseException:
+                wanted = False
+                raise
+
+        return Background(self._finalize_of, self.name, "its finalize", wait)
+
+    @property
+    def _finalize_of(self) -> str:
+        return f"finalize of {self.typestr!r}"
 
     @contextmanager
     def _blame(self, info: ParamInfo | None) -> Generator[None]:
@@ -111,7 +140,7 @@ class AdaptedHandler:
                 error.key_path = info.key_path
             raise
         except Exception as error:
-            key_path = info.key_path if info is not None else "finalize"
+            key_path = info.key_path if info is not None else self._finalize_of
             raise HandlerFailedError(key_path, self.name, f"{type(error).__name__}: {error}") from error
 
 

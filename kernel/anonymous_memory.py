@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("MAPPED_FROM", "anonymous_memory", "in_memory_of_its_own")
+__all__ = ("MAPPED_FROM", "anonymous_memory", "give_back_freed_memory", "in_memory_of_its_own")
 
 import ctypes
 import mmap
@@ -67,6 +67,16 @@ def in_memory_of_its_own(data: memoryview) -> memoryview:
     return memory
 
 
+def give_back_freed_memory() -> None:
+    """Have the allocator return what it keeps of freed memory to the system, if it is one that can.
+
+    It locks its pools for that, one after the other: a few milliseconds.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
 def _is_mapped(owner: object) -> bool:
     while owner is not None:
         if isinstance(owner, (ctypes.Array, mmap.mmap)):
@@ -84,6 +94,19 @@ def _mapped(nbytes: int, huge_pages: bool) -> memoryview:
             mapping.madvise(mmap.MADV_HUGEPAGE)
 
     return memoryview(mapping)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        trim = ctypes.CDLL(None).malloc_trim  # glibc's
+    except (OSError, AttributeError):
+        return None
+
+    trim.argtypes = (ctypes.c_size_t,)
+    return cast("Callable[[int], int]", trim)
 
 
 @cache

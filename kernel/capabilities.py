@@ -13,6 +13,7 @@ __all__ = (
     "ItemsLayout",
     "ListedItems",
     "NamedTensors",
+    "PartsHandler",
     "Place",
     "StorageDetails",
     "ZarrDetails",
@@ -22,7 +23,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
+from penstock.kernel.messages import (
+    Document,
+    Leaf,
+    LeafSpec,
+    ParamInfo,
+    ReadLeaf,
+    StoredLeaf,
+    Target,
+    WrittenBatch,
+)
 from penstock.kernel.protocols import Store, StoredCheckpoint
 from penstock.kernel.save_format import SaveArgs, SaveFormat
 
@@ -126,6 +136,10 @@ class ItemsLayout(Protocol):
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
         ...
 
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """Return a leaf's place in that directory: its keys there. For people it keeps its whole path."""
+        ...
+
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves, by stored name, into directories and the names there."""
         ...
@@ -182,6 +196,45 @@ class ChunkingHandler(Protocol):
         The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
         allows it.
         """
+        ...
+
+
+@runtime_checkable
+class PartsHandler(Protocol):
+    """What a `LeafHandler` may add, so that a leaf larger than the memory budget is restored in parts.
+
+    What its value becomes out of lies in the parts' `Target.detail`: the handler itself holds no state.
+    """
+
+    def parts(
+        self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
+    ) -> Sequence[Target]:
+        """Cut what `target` decided into parts that are filled, and put in their places, one by one.
+
+        Allocates nothing.
+
+        Args:
+            stored: The leaf on disk.
+            target: What the handler's own `target` returned for it.
+            part_bytes: Upper bound for the regions of a part, unless that is less than an element or,
+                with `whole_chunks`, a row of chunks.
+            whole_chunks: Cut only where the stored chunks end, for each is decoded as a whole.
+
+        Returns:
+            Targets whose regions together hold what those of `target` would, and whose `staging_bytes`
+            are those of their own regions. Nothing if it cannot be cut.
+        """
+        ...
+
+    def place(self, part: ReadLeaf) -> None:
+        """Put what the filled regions of a part hold in its place. Blocking; their memory is let go of.
+
+        Called once for each part, in any order, perhaps by several threads at once.
+        """
+        ...
+
+    def join(self, part: ReadLeaf) -> Any:
+        """Return the value. Called once, with any of the parts, when every one is in its place."""
         ...
 
 

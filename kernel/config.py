@@ -73,10 +73,9 @@ class StoreOptions:
     io: Literal["auto", "direct", "buffered"] = "auto"  #: past the page cache, or through it
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FlowOptions:
-    """`[save]` or `[restore]`: how large messages get, and which stages they pass."""
+    """`[restore]`, and the better part of `[save]`: how large messages get, and which stages they pass."""
 
     piece_bytes: int = field(default=16 * MIB, metadata={"positive": True})
     batch_leaves: int = field(default=2048, metadata={"positive": True})
@@ -90,11 +89,23 @@ class FlowOptions:
 
 @final
 @dataclass(frozen=True, slots=True)
+class SaveFlowOptions(FlowOptions):
+    """`[save]`: what is looked at or copied piece by piece may be many leaves in one message.
+
+    The fewer messages, the fewer trips to a thread until all is staged, while the threads that write
+    already keep the processors busy.
+    """
+
+    batch_bytes: int = field(default=4096 * MIB, metadata={"positive": True})
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Config:
     """All options. Made by hand, or by `Config.load`."""
 
     memory: MemoryOptions = field(default_factory=MemoryOptions)
-    save: FlowOptions = field(default_factory=FlowOptions)
+    save: SaveFlowOptions = field(default_factory=SaveFlowOptions)
     restore: FlowOptions = field(default_factory=FlowOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     loop: LoopOptions = field(default_factory=LoopOptions)

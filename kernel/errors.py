@@ -350,7 +350,7 @@ class HandlerFailedError(HandlerError):
     """A third-party handler raised; its own error is the cause.
 
     Attributes:
-        key_path: The leaf.
+        key_path: The leaf; of a `finalize`, that and the type.
         handler: The handler, as `module.QualName`.
     """
 

@@ -115,7 +115,7 @@ def adjusted_limit(limit: int, whole: int, leased: int, reading: MemoryReading) 
     if reading.pressure >= PRESSED:
         wanted = min(wanted, limit // 2)
     elif reading.pressure < RELIEVED and ceiling > limit:
-        wanted = min(ceiling, limit + max(1, whole // STEPS))
+        wanted = min(ceiling, limit + whole // STEPS)
 
     wanted = max(wanted, least)
     if abs(wanted - limit) < whole // NOTICED and wanted not in {least, whole}:

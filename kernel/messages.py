@@ -25,6 +25,7 @@ __all__ = (
     "Located",
     "Pack",
     "ParamInfo",
+    "PartOf",
     "Pending",
     "Piece",
     "PiecePlan",
@@ -56,6 +57,7 @@ from penstock.kernel.restore_messages import (
     DriverRead,
     HostBatch,
     Located,
+    PartOf,
     Read,
     ReadBatch,
     ReadLeaf,
@@ -208,6 +210,16 @@ class Pending:
     leaf: Leaf
     wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again; the writing goes on
     handler: str = ""  #: its name, for messages
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Work of a third-party handler that goes on when whoever waits for it is cancelled."""
+
+    key_path: str  #: the leaf, or what else it is for
+    handler: str  #: its name
+    what: str  #: what it does, for messages
+    wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again
 
 
 @dataclass(frozen=True, slots=True)

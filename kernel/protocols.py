@@ -73,7 +73,8 @@ class TypeHandler(Protocol):
 
     `serialize` returns once the values are copied (they may change afterwards) with one future for
     each piece of background work; `deserialize` returns the values. `infos[i].directory` is the
-    checkpoint directory; a handler may put files there, named after `infos[i].name`.
+    checkpoint directory, or that of an item in it; a handler may put files there, named after
+    `infos[i].name`.
     """
 
     def typestr(self) -> str: ...
@@ -93,7 +94,7 @@ class TypeHandler(Protocol):
         ...
 
     def finalize(self, directory: str) -> None:
-        """Called once per save, after every future is done and before the commit."""
+        """Called once per save and directory, after every future is done and before the commit."""
         ...
 
 
@@ -146,10 +147,11 @@ class LeafHandler(Protocol):
         ...
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Plan how the leaf gets to the host, each piece of at most about `piece_bytes`.
+        """Plan how the leaf gets to the host, each piece that is copied of at most about `piece_bytes`.
 
         Together the pieces cover every chunk of `leaf.spec` once, chunk by chunk, in order of
-        `start` within a chunk. A piece with `cost` 0 looks at memory that nobody will change.
+        `start` within a chunk. A piece with `cost` 0 looks at memory that nobody will change; it may
+        be larger, since `limit_bytes` cuts it.
 
         Raises:
             DeletedLeafError: From here or from `take`, if the array is gone.

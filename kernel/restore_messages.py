@@ -9,6 +9,7 @@ __all__ = (
     "Located",
     "Only",
     "Order",
+    "PartOf",
     "Read",
     "ReadBatch",
     "ReadLeaf",
@@ -125,14 +126,34 @@ Read: TypeAlias = DirectRead | ScatterRead | DriverRead
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLeaf:
-    """One leaf on its way in."""
+class PartOf:
+    """Which part of which leaf a `ReadLeaf` is, if it is a part."""
 
-    index: int  #: its place in the result's flatten order
+    index: int  #: the leaf's place in the result's flatten order
+    number: int  #: from 0
+    count: int  #: of parts of that leaf
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last in order; it may be read before others."""
+        return self.number == self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeaf:
+    """One leaf on its way in, or one part of a leaf that would take too much of the memory budget."""
+
+    index: int  #: its place in the result's flatten order; of a part, a negative number of its own
     stored: StoredLeaf
     handler: LeafHandler | AdaptedHandler
     target: Target = field(default_factory=Target)
     reads: tuple[Read, ...] = ()
+    part: PartOf | None = None  #: else it is the whole leaf
+
+    @property
+    def ends_leaf(self) -> bool:
+        """Whether a leaf is to be counted with it: it is whole, or the last part."""
+        return self.part is None or self.part.is_last
 
     @property
     def info(self) -> ParamInfo:

@@ -15,7 +15,7 @@ from penstock.kernel.shared import Shared
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from penstock.kernel.messages import LeafSpec, ParamInfo, Pending, WrittenBatch
+    from penstock.kernel.messages import Background, LeafSpec, ParamInfo, WrittenBatch
     from penstock.kernel.protocols import Coordinator, Layout, Store
     from penstock.kernel.registry import HandlerRegistry
     from penstock.kernel.regulator import ByteLease, Flow, MemoryRegulator
@@ -113,8 +113,10 @@ class SaveRun(Run):
     digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
     """What can never change of what is saved, by stored name; set by the first stage."""
-    background: list[Pending] = field(default_factory=list["Pending"])
-    """What third-party handlers write by themselves; waited for before the workspace is discarded."""
+    background: list[Background] = field(default_factory=list["Background"])
+    """What third-party handlers do by themselves; waited for before the workspace is discarded."""
+    undo_s: float = 60.0  #: how long third parties have to come to an end when the save is given up
+    on_hang: Callable[[Background], object] | None = None  #: told of a coroutine of theirs that then did not
 
 
 @final

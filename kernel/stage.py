@@ -71,22 +71,6 @@ class FunctionStage:
         yield self.function
 
 
-@runtime_checkable
-class _Releasable(Protocol):
-    def release(self) -> None: ...
-
-
-@runtime_checkable
-class _Weighs(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
-
-@runtime_checkable
-class _Closable(Protocol):
-    async def aclose(self) -> None: ...
-
-
 @final
 class _ConsumerLeft(Exception):
     """Not an error: it unwinds a worker that nobody listens to any more."""
@@ -110,22 +94,13 @@ async def drive(
         Whether every message was passed on; False if the consumer left before.
 
     Raises:
-        ExceptionGroup: Of what the workers raised.
-        PipelineError: If a worker was cancelled by something it awaited, and by nobody else.
+        BaseException: What the worker raised; of several workers, an ExceptionGroup. A worker alone that
+            was cancelled by something it awaited, and by nobody else, raises that.
+        PipelineError: If one of several was.
     """
     port = _Port(outlet, meter)
-    ended: list[int] = []
     try:
-        async with create_task_group() as workers:
-            for worker in range(concurrency):
-                workers.start_soon(_work, worker, actor, inlet, port, ended)
-
-        # A task group takes a cancellation that it did not ask for (an asyncio future cancelled by
-        # others) for the quiet end of a task. The message that the worker had is lost.
-        if len(ended) < concurrency:
-            await checkpoint_if_cancelled()  # that may just not have come through to here
-            raise PipelineError("a worker ended early: something that it awaited was cancelled")
-
+        await _work_together(actor, concurrency, inlet, port)
         if isinstance(actor, Finishing):
             await _forward(0, actor.finish(), port, 0)
     except* _ConsumerLeft:
@@ -134,6 +109,25 @@ async def drive(
         complete = True
 
     return complete
+
+
+async def _work_together(
+    actor: Actor, concurrency: int, inlet: MemoryObjectReceiveStream[Any], port: _Port
+) -> None:
+    ended: list[int] = []
+    if concurrency == 1:  # as most stages: a task fewer, and a save is staged the sooner
+        await _work(0, actor, inlet, port, ended)
+        return
+
+    async with create_task_group() as workers:
+        for worker in range(concurrency):
+            workers.start_soon(_work, worker, actor, inlet, port, ended)
+
+    # A task group takes a cancellation that it did not ask for (an asyncio future cancelled by
+    # others) for the quiet end of a task. The message that the worker had is lost.
+    if len(ended) < concurrency:
+        await checkpoint_if_cancelled()  # that may just not have come through to here
+        raise PipelineError("a worker ended early: something that it awaited was cancelled")
 
 
 @contextmanager
@@ -148,8 +142,9 @@ def receiving(inlet: MemoryObjectReceiveStream[Any]) -> Generator[None]:
 
 def release_dropped(message: object) -> None:
     """Give back what a message holds that nobody will receive."""
-    if isinstance(message, _Releasable):
-        message.release()
+    release = getattr(message, "release", None)
+    if release is not None:
+        release()
 
 
 @final
@@ -179,7 +174,7 @@ async def _work(
 ) -> None:
     waiting_since = time.perf_counter()
     async for message in inlet:
-        nbytes = message.nbytes if isinstance(message, _Weighs) else 0
+        nbytes: int = getattr(message, "nbytes", 0)
         port.meter.took(nbytes, time.perf_counter() - waiting_since)
         try:
             await _handle(worker, actor, message, port, nbytes)
@@ -221,8 +216,9 @@ async def _forward(worker: int, produced: AsyncIterator[Any], port: _Port, nbyte
     finally:
         # Actors yield from async generators; one that is left half-way is closed here and not by
         # the garbage collector, which would do it in some other task.
-        if isinstance(produced, _Closable):
-            await produced.aclose()
+        close = getattr(produced, "aclose", None)
+        if close is not None:
+            await close()
 
 
 def _drain(inlet: MemoryObjectReceiveStream[Any]) -> None:

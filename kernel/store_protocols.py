@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ("DataFile", "FolderListing", "Hold", "ReadHolds", "ReadableFile", "Store")
+__all__ = ("DataFile", "FolderListing", "Hold", "ManyFiles", "ReadHolds", "ReadableFile", "Store")
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 from penstock.kernel.transfers import Transfers
@@ -147,6 +147,19 @@ class FolderListing(Protocol):
 
     def list_folders(self, path: str) -> Sequence[str]:
         """Names of the directories in the directory at `path`."""
+        ...
+
+
+@runtime_checkable
+class ManyFiles(Protocol):
+    """What a `Store` may add, so that a file for each leaf costs no more than it must."""
+
+    def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
+        """What each file holds; None where there is none, but nothing or a directory."""
+        ...
+
+    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+        """Bytes in each file; -1 of a directory, and None where there is nothing."""
         ...
 
 

@@ -40,6 +40,7 @@ class Workspace:
         "_begun",
         "_file",
         "_hold",
+        "_is_checked",
         "_lock",
         "_made",
         "_overwrite",
@@ -74,6 +75,7 @@ class Workspace:
         self._file = file
         self._lock = Lock()
         self._made: set[str] = set()
+        self._is_checked = False
         self._begun = False  # whether there may be something to remove
         self._hold: Hold | None = None
 
@@ -93,10 +95,19 @@ class Workspace:
             PathError: If something is there that is no checkpoint.
             StorageError: If it could not be created.
         """
-        await self._threads.run(self._check)
+        await self._threads.run(self.check_now)
+
+    def check_now(self) -> None:
+        """Do the same, blocking: for who is in a thread already."""
+        self._check()
+        self._is_checked = True
 
     async def open(self, directory: str = "") -> None:
-        """Make the workspace, and `directory` in it, unless that was done. Removes a stale one first."""
+        """Make the workspace, and `directory` in it, unless that was done. Removes a stale one first.
+
+        Raises:
+            PenstockError: As `check`, if nobody did that before.
+        """
         if directory in self._made:
             return
 
@@ -144,6 +155,8 @@ class Workspace:
             self._hold.release()
 
     def _make_root(self) -> None:
+        if not self._is_checked:
+            self.check_now()
         if self._in_place:
             self._begun = True
             return

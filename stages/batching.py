@@ -22,10 +22,8 @@ L = TypeVar("L", bound=Batchable)
 W = TypeVar("W", bound=_Weighs)
 
 
-def batched(
-    leaves: list[L], limits: RunLimits, *, prioritised: bool = False, together: int = 1
-) -> Iterator[LeafBatch[L]]:
-    """Yield the leaves in order, small ones together, those above `batch_bytes` at most so many together.
+def batched(leaves: list[L], limits: RunLimits, *, prioritised: bool = False) -> Iterator[LeafBatch[L]]:
+    """Yield the leaves in order, as many together as the limits allow; one above `batch_bytes` goes alone.
 
     The list is emptied on the way: a leaf that was passed on is not kept alive by those that wait.
     """
@@ -33,16 +31,12 @@ def batched(
     while leaves:
         batch = [leaves.pop()]
         nbytes = batch[0].nbytes
-        if nbytes > limits.batch_bytes:
-            while leaves and len(batch) < together and leaves[-1].nbytes > limits.batch_bytes:
-                batch.append(leaves.pop())
-        else:
-            while leaves and len(batch) < limits.batch_leaves:
-                nbytes += leaves[-1].nbytes
-                if nbytes > limits.batch_bytes:
-                    break
+        while leaves and len(batch) < limits.batch_leaves:
+            nbytes += leaves[-1].nbytes
+            if nbytes > limits.batch_bytes:
+                break
 
-                batch.append(leaves.pop())
+            batch.append(leaves.pop())
 
         message = LeafBatch(tuple(batch), prioritised)
         del batch

@@ -16,6 +16,7 @@ from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages import Committed, Document, Leaf, WrittenBatch
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
+from penstock.stages.third_parties import finalize_handlers
 
 
 @final
@@ -68,22 +69,26 @@ class _Committer:
         if run.kept is not None:
             self._batches.append(run.kept)
 
-        n_leaves, files = await run.threads.run(self._commit)
-        yield Committed(n_leaves, nbytes, len(files), nbytes_kept)
+        leaves: list[Leaf] = []
+        n_files = await run.threads.run(self._commit, leaves)
+        if n_files is None:
+            await finalize_handlers(run, leaves)
+            n_files = await run.threads.run(self._write, leaves)
 
-    def _commit(self) -> tuple[int, set[str]]:
-        run = self._run
-        leaves = [leaf for batch in self._batches for leaf in batch.leaves]
+        yield Committed(len(leaves), nbytes, n_files, nbytes_kept)
+
+    def _commit(self, leaves: list[Leaf]) -> int | None:
+        """Find the leaves and write the documents; None if third parties complete their files first."""
+        leaves += [leaf for batch in self._batches for leaf in batch.leaves]
         leaves.sort(key=attrgetter("index"))
-        check_complete(run, leaves, self._batches)
-        adapted = [leaf.handler for leaf in leaves if isinstance(leaf.handler, AdaptedHandler)]
-        # Once each, also where one handler serves several types. Keyed by identity: it need not be hashable.
-        for handler in {id(handler.inner): handler for handler in adapted}.values():
-            handler.finalize(run.workspace.path(run.folder))
+        check_complete(self._run, leaves, self._batches)
+        if any(isinstance(leaf.handler, AdaptedHandler) for leaf in leaves):
+            return None
 
-        if adapted:  # third parties write files of their own, and need not sync them
-            run.store.sync_tree(run.workspace.temporary)
+        return self._write(leaves)
 
+    def _write(self, leaves: Sequence[Leaf]) -> int:
+        run = self._run
         files = {part.file for batch in self._batches for part in batch.written}
         files |= {pack.file for batch in self._batches for pack in batch.packs}
         directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
@@ -100,7 +105,7 @@ class _Committer:
         for directory in directories:
             run.store.sync_directory(run.workspace.path(directory))
 
-        return len(leaves), files
+        return len(files)
 
 
 def check_complete(run: SaveRun, leaves: list[Leaf], batches: Sequence[WrittenBatch]) -> None:

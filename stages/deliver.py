@@ -30,6 +30,7 @@ class Deliver:
         take: Called with the key path and the value of each leaf; returns when it was taken.
         order: Ranks are delivered one after another, as `InOrder` has them read; None for values as they
             are complete.
+        check: Called when values have come, before any of them is given away; raises if they are not to be.
 
     Raises:
         IncompletePipelineError: If a leaf did not arrive.
@@ -37,6 +38,7 @@ class Deliver:
 
     take: Callable[[KeyPath, Any], Awaitable[None]]
     order: Order | None = None
+    check: Callable[[], Awaitable[None]] | None = None
 
     @property
     def concurrency(self) -> int:
@@ -62,6 +64,8 @@ class _Deliverer:
         self._given: set[int] = set()
 
     async def __call__(self, batch: RestoredBatch, /) -> None:
+        if self._stage.check is not None:
+            await self._stage.check()
         if self._stage.order is None:
             for index, value in batch.values:
                 await self._give(index, value)

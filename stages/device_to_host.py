@@ -12,12 +12,15 @@ from typing import Any, TypeAlias, cast, final
 from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.anonymous_memory import in_memory_of_its_own
 from penstock.kernel.messages import Leaf, LeafBatch, Pack, Piece, PiecePlan, StagedBatch
+from penstock.kernel.one_thread import OneThread, one_thread
 from penstock.kernel.protocols import BufferHandler, LeafHandler
 from penstock.kernel.regulator import ByteLease
 from penstock.kernel.run import SaveRun
 from penstock.kernel.stage import Actor
+from penstock.kernel.threads import Threads
 from penstock.stages.batching import grouped
 from penstock.stages.encode import encoding_room
+from penstock.stages.third_parties import save_by_handler
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -26,8 +29,8 @@ PACKED_BELOW = 64 * 1024  # a larger leaf does not notice what a piece of its ow
 
 TIGHT = 2**30
 """Below this budget what jax copied is copied once more, into memory that goes back to the system when it
-dies. What the allocator keeps of freed copies would exceed the budget several times; of a larger one
-it is little, and the time counts for more."""
+dies, and all by one thread. What the allocator keeps of freed copies, for each thread, would exceed the
+budget several times; of a larger one it is little, and the time counts for more."""
 
 
 @final
@@ -50,15 +53,17 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        yield _Stager(run).stage
+        async with one_thread() as thread:
+            yield _Stager(run, run.threads if run.memory.limit >= TIGHT else thread).stage
 
 
 @final
 class _Stager:
-    __slots__ = ("_most", "_run", "_takes_buffers")
+    __slots__ = ("_most", "_run", "_takes_buffers", "_thread")
 
-    def __init__(self, run: SaveRun) -> None:
+    def __init__(self, run: SaveRun, thread: Threads | OneThread) -> None:
         self._run = run
+        self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
         self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
 
@@ -116,7 +121,7 @@ class _Stager:
         key_path = group[0][0].info.key_path
         lease = await self._run.lease(cost, key_path, prioritised=prioritised) if cost else None
         with releasing(lease):
-            pieces = await self._run.threads.run(_take, group, self._run.memory.limit < TIGHT)
+            pieces = await self._thread.run(_take, group, isinstance(self._thread, OneThread))
 
         return StagedBatch(tuple(leaf for leaf, _, last in group if last), pieces, staged=lease)
 
@@ -124,9 +129,7 @@ class _Stager:
         run = self._run
         lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
         with releasing(lease):
-            await run.workspace.open(run.folder)
-            pending = await handler.save(leaf, run.threads, run.workspace)
-            run.background.append(pending)
+            pending = await save_by_handler(run, leaf, handler)
 
         return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
 
@@ -167,8 +170,9 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
     Returns:
-        The pieces, taken at once, if none of them costs anything; else what is to be leased and taken.
+        The pieces of the leaves that cost nothing, taken at once; and what is to be leased and taken.
     """
+    free: list[_Planned] = []
     planned: list[_Planned] = []
     for leaf in leaves:
         if isinstance(leaf.handler, AdaptedHandler):
@@ -176,16 +180,17 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
 
         plans = list(_pieces(leaf, leaf.handler, piece_bytes))
         staged = leaf.without_value()
+        chosen = planned if any(plan.cost for plan in plans) else free
         for at, plan in enumerate(plans, start=1):
-            planned.append((staged, plan, at == len(plans)))
+            chosen.append((staged, plan, at == len(plans)))
 
         if not plans:
-            planned.append((staged, None, True))
+            chosen.append((staged, None, True))
 
-    if not planned or any(plan is not None and plan.cost for _, plan, _ in planned):
+    if not free:
         return None, planned
 
-    return StagedBatch(tuple([leaf for leaf, _, last in planned if last]), _take(planned)), []
+    return StagedBatch(tuple([leaf for leaf, _, last in free if last]), _take(free)), planned
 
 
 def _pieces(leaf: Leaf, handler: LeafHandler, piece_bytes: int) -> Iterator[PiecePlan]:

@@ -25,18 +25,17 @@ from penstock.stages.saved_trees import SavedTree, SavedTrees
 from penstock.stages.structure import StructureCache
 from penstock.stages.unchanged import set_aside, take_digests
 
-LARGE_TOGETHER = 8  # arrays that are on the host already are staged in one trip to a thread
-
 
 @final
 @dataclass(frozen=True, slots=True)
 class Flatten:
     """Takes a `TreeToSave`, yields `LeafBatch`es in flatten order.
 
-    Everything that can be wrong with a leaf without reading its bytes is an error here: no handler,
-    a type or dtype that cannot be stored, a deleted array, a name that two leaves share or that the
-    layout cannot store. A tree that was saved before is not described again: leaves that have the same
-    signature are what they were. Leaves that the base of the save holds already are set aside.
+    Everything that can be wrong with the destination, or with a leaf without reading its bytes, is an
+    error here: something lies there; no handler, a type or dtype that cannot be stored, a deleted
+    array, a name that two leaves share or that the layout cannot store. A tree that was saved before
+    is not described again: leaves that have the same signature are what they were. Leaves that the
+    base of the save holds already are set aside.
     """
 
     @property
@@ -59,7 +58,7 @@ class Flatten:
 
             run.progress.plan(len(run.planned), sum([leaf.spec.nbytes for leaf in leaves]))
             run.progress.advance(len(run.planned) - len(leaves), 0)
-            for batch in batched(leaves, run.limits, together=LARGE_TOGETHER):
+            for batch in batched(leaves, run.limits):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
@@ -67,7 +66,8 @@ class Flatten:
 
 
 def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
-    """Describe every leaf, as far as an earlier save of the same tree did not."""
+    """Look at the destination; describe every leaf, as far as an earlier save of the same tree did not."""
+    run.workspace.check_now()
     tree = message.take()
     infos, values, _ = run.shared.of(StructureCache).flatten(tree)
     if isinstance(run.layout, FormattedLayout) and run.layout.save_format.rich_types:

@@ -5,12 +5,13 @@ from __future__ import annotations
 __all__ = ("HostToDevice",)
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import final
+from typing import cast, final
 
 from penstock.kernel.adapter import AdaptedHandler
+from penstock.kernel.capabilities import PartsHandler
 from penstock.kernel.messages import HostBatch, ReadLeaf, RestoredBatch
 from penstock.kernel.protocols import LeafHandler
 from penstock.kernel.read_pack import HostPack, IndexedValues
@@ -23,6 +24,9 @@ from penstock.kernel.stage import Actor
 class HostToDevice:
     """Takes `HostBatch`es, yields `RestoredBatch`es, and releases the leases on staging buffers.
 
+    A part of a leaf is put in its place at once, so that its buffer can die; the value is made when
+    all parts are.
+
     Attributes:
         concurrency: Batches built at once, each by a thread.
     """
@@ -32,19 +36,46 @@ class HostToDevice:
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
+        yield _Builder(run)
 
-        async def build(batch: HostBatch, /) -> RestoredBatch:
-            try:
-                if len(batch.packs) == 1 and not batch.leaves and not batch.ready:
-                    return RestoredBatch(await run.threads.run(_build_pack, batch.packs[0]))
 
-                built = await run.threads.run(_build, batch) if batch.leaves or batch.packs else []
-            finally:
-                batch.release()
+@final
+class _Builder:
+    __slots__ = ("_missing", "_run")
 
-            return RestoredBatch([*built, *batch.ready])
+    def __init__(self, run: RestoreRun) -> None:
+        self._run = run
+        self._missing: dict[int, int] = {}  # parts that are not in their places, by the leaf's index
 
-        yield build
+    async def __call__(self, batch: HostBatch, /) -> RestoredBatch | None:
+        threads = self._run.threads
+        try:
+            if len(batch.packs) == 1 and not batch.leaves and not batch.ready:
+                return RestoredBatch(await threads.run(_build_pack, batch.packs[0]))
+
+            built = await threads.run(_build, batch) if batch.leaves or batch.packs else []
+        finally:
+            batch.release()
+
+        complete = self._complete(batch.leaves)
+        if complete:
+            built += await threads.run(_join, complete)
+
+        values = [*built, *batch.ready]
+        return RestoredBatch(values) if values or not batch.leaves else None
+
+    def _complete(self, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
+        """Count the parts that were put in place; return one of each leaf that has all of its own."""
+        complete: list[ReadLeaf] = []
+        for leaf in leaves:
+            if leaf.part is not None:
+                missing = self._missing.pop(leaf.part.index, leaf.part.count) - 1
+                if missing:
+                    self._missing[leaf.part.index] = missing
+                else:
+                    complete.append(leaf)
+
+        return complete
 
 
 def _build(batch: HostBatch) -> list[tuple[int, object]]:
@@ -52,7 +83,10 @@ def _build(batch: HostBatch) -> list[tuple[int, object]]:
     by_handler: dict[int, tuple[LeafHandler, list[ReadLeaf]]] = {}
     for leaf in batch.leaves:
         assert not isinstance(leaf.handler, AdaptedHandler)
-        by_handler.setdefault(id(leaf.handler), (leaf.handler, []))[1].append(leaf)
+        if leaf.part is not None:
+            cast("PartsHandler", leaf.handler).place(leaf)
+        else:
+            by_handler.setdefault(id(leaf.handler), (leaf.handler, []))[1].append(leaf)
 
     built = [
         (leaf.index, value)
@@ -60,6 +94,14 @@ def _build(batch: HostBatch) -> list[tuple[int, object]]:
         for leaf, value in zip(leaves, handler.build(leaves), strict=True)
     ]
     return [*built, *itertools.chain.from_iterable(map(_build_pack, batch.packs))]
+
+
+def _join(parts: Sequence[ReadLeaf]) -> list[tuple[int, object]]:
+    return [
+        (leaf.part.index, cast("PartsHandler", leaf.handler).join(leaf))
+        for leaf in parts
+        if leaf.part is not None
+    ]
 
 
 def _build_pack(host: HostPack) -> IndexedValues:

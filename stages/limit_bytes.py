@@ -12,7 +12,6 @@ from typing import final
 
 from penstock.kernel.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages import (
-    DirectRead,
     LeafBatch,
     Pack,
     Piece,
@@ -25,6 +24,7 @@ from penstock.kernel.read_pack import ReadPack
 from penstock.kernel.run import Run
 from penstock.kernel.stage import Actor
 from penstock.stages.batching import grouped
+from penstock.stages.parts import scratch_bytes
 
 
 @final
@@ -119,7 +119,7 @@ class _Limiter:
         *,
         prioritised: bool,
     ) -> ReadBatch:
-        nbytes = _scratch_bytes(group)
+        nbytes = scratch_bytes(group)
         if room is not None:
             scratch: ByteLease | None = room.split(nbytes)
         else:
@@ -166,17 +166,12 @@ class _Limiter:
         if not nbytes:
             return None
 
-        nbytes += _scratch_bytes(reads)
+        nbytes += scratch_bytes(reads)
         return await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
 
 
 def _weight(leaf: ReadLeaf) -> int:
-    return max(leaf.nbytes, leaf.target.staging_bytes + _scratch_bytes(leaf.reads))
-
-
-def _scratch_bytes(reads: Sequence[Read]) -> int:
-    """Bytes of buffers that the reads go through, and not straight to their place."""
-    return sum([read.nbytes for read in reads if not isinstance(read, DirectRead)])
+    return max(leaf.nbytes, leaf.target.staging_bytes + scratch_bytes(leaf.reads))
 
 
 def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:

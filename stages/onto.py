@@ -140,7 +140,7 @@ class _Planner:
                 )
 
             # Its files lie beside the documents, so it must know where those are.
-            place = replace(stored.info, directory=stored.info.directory or self._checkpoint.path)
+            place = replace(stored.info, directory=stored.info.directory or self._checkpoint.directory)
             held = handler.target(wanted.like, self._run.limits.piece_bytes)
             self.leaves.append(ReadLeaf(index, replace(stored, info=place), handler, held))
             return

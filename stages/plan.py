@@ -34,6 +34,7 @@ from penstock.stages.joining import join_reads
 from penstock.stages.mapping import map_leaves
 from penstock.stages.onto import plan_onto
 from penstock.stages.packing import Wanted, make_packs
+from penstock.stages.parts import in_parts
 from penstock.stages.structure import StructureCache
 from penstock.stages.trees import FlatLeaf, nest_columns
 
@@ -65,7 +66,7 @@ class Plan:
             if located.mmap:
                 leaves = await run.threads.run(map_leaves, run, leaves)
 
-            n_leaves = len(leaves) + sum([len(pack) for pack in packs])
+            n_leaves = sum([leaf.ends_leaf for leaf in leaves]) + sum([len(pack) for pack in packs])
             run.progress.plan(
                 n_leaves, sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])
             )
@@ -91,7 +92,7 @@ class Match:
 def _plan(run: RestoreRun, located: Located) -> tuple[list[ReadPack], list[ReadLeaf]]:
     checkpoint = located.checkpoint
     if located.options is not None:
-        return [], plan_onto(run, located, located.options, match)
+        return [], in_parts(run, checkpoint, plan_onto(run, located, located.options, match))
 
     differences: list[TreeDifference] = []
     if located.has_like:
@@ -120,7 +121,7 @@ def _plan(run: RestoreRun, located: Located) -> tuple[list[ReadPack], list[ReadL
     if differences:
         raise StructureMismatchError(checkpoint.path, differences)
 
-    return packs, leaves
+    return packs, in_parts(run, checkpoint, leaves)
 
 
 def _match_like(
@@ -232,7 +233,7 @@ def _plan_leaf(
             )
 
         # Its files lie beside the documents, so it must know where those are.
-        info = replace(stored.info, directory=stored.info.directory or checkpoint.path)
+        info = replace(stored.info, directory=stored.info.directory or checkpoint.directory)
         held = handler.target(found.like, run.limits.piece_bytes)
         return ReadLeaf(index, replace(stored, info=info), handler, held)
 

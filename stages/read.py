@@ -163,7 +163,7 @@ class _Reader:
         for leaf in whole:
             del self._outstanding[leaf.index]
 
-        self._run.progress.advance(len(whole), batch.nbytes)
+        self._run.progress.advance(sum([leaf.ends_leaf for leaf in whole]), batch.nbytes)
         if not whole:
             return None
 

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernel.capabilities import PartsHandler
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages import (
     KeyPath,
@@ -179,27 +180,58 @@ class Refit:
         if isinstance(target, TreeDifference):
             return target
 
-        sources = tuple(_source_of(region, stored.spec, spec) for region in target.regions)
-        pairs = zip(target.regions, sources, strict=True)
-        regions = tuple(region if source is None else source for region, source in pairs)
-        staging = sum(source.nbytes for source in sources if source is not None)
-        return Target(regions, target.staging_bytes + staging, Refitted(wanted, target, sources))
+        return _refitted(stored, wanted, target)
 
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Fill the handler's own buffers and have it build the values."""
-        refitted = [cast("Refitted", leaf.target.detail) for leaf in leaves]
-        for each in refitted:
-            dtype = np.dtype(each.stored.spec.dtype)
-            for region, source in zip(each.target.regions, each.sources, strict=True):
-                if source is not None:
-                    source.move_into(region, dtype)
+        for leaf in leaves:
+            _move(leaf)
 
-        return self.inner.build(
-            [
-                replace(leaf, stored=each.stored, handler=self.inner, target=each.target)
-                for leaf, each in zip(leaves, refitted, strict=True)
-            ]
-        )
+        return self.inner.build([self._own(leaf) for leaf in leaves])
+
+    def parts(
+        self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
+    ) -> Sequence[Target]:
+        """Cut a leaf as its handler does, if that can; what is stored holds memory beside what is wanted."""
+        if not isinstance(self.inner, PartsHandler):
+            return ()
+
+        detail = cast("Refitted", target.detail)
+        own = detail.target
+        share = part_bytes * own.staging_bytes // max(1, target.staging_bytes)
+        parts = self.inner.parts(detail.stored, own, max(1, share), whole_chunks=whole_chunks)
+        return [_refitted(stored, detail.stored, part) for part in parts]
+
+    def place(self, part: ReadLeaf) -> None:
+        """Fill the handler's own buffers and have it put them in place."""
+        _move(part)
+        cast("PartsHandler", self.inner).place(self._own(part))
+
+    def join(self, part: ReadLeaf) -> Any:
+        """Have the handler return the value."""
+        return cast("PartsHandler", self.inner).join(self._own(part))
+
+    def _own(self, leaf: ReadLeaf) -> ReadLeaf:
+        """The leaf as its handler knows it."""
+        detail = cast("Refitted", leaf.target.detail)
+        return replace(leaf, stored=detail.stored, handler=self.inner, target=detail.target)
+
+
+def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
+    """Return a handler's target for a leaf as it is wanted, to be filled from one as it is stored."""
+    sources = tuple(_source_of(region, stored.spec, wanted.spec) for region in target.regions)
+    pairs = zip(target.regions, sources, strict=True)
+    regions = tuple(region if source is None else source for region, source in pairs)
+    staging = sum(source.nbytes for source in sources if source is not None)
+    return Target(regions, target.staging_bytes + staging, Refitted(wanted, target, sources))
+
+
+def _move(leaf: ReadLeaf) -> None:
+    detail = cast("Refitted", leaf.target.detail)
+    dtype = np.dtype(detail.stored.spec.dtype)
+    for region, source in zip(detail.target.regions, detail.sources, strict=True):
+        if source is not None:
+            source.move_into(region, dtype)
 
 
 @final

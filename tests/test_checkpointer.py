@@ -429,7 +429,7 @@ class TestCancelling:
 
     def test_a_native_cancel_of_the_task_that_saves(self, tmp_path: Path) -> None:
         async def main() -> None:
-            gate, pipeline = gated(before="write")
+            gate, pipeline = gated(before="device_to_host")
             async with Checkpointer() as checkpointer:
                 saving = checkpointer.save(tmp_path / "a", tree(), pipeline=pipeline, staging="copy")
                 task = asyncio.create_task(saving)
@@ -755,3 +755,25 @@ async def test_the_loop_can_be_left_and_another_one_started(tmp_path: Path) -> N
             await (await checkpointer.save(tmp_path / str(number), tree(number)))
         with anyio.fail_after(5):
             await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_interrupt_within_a_save_is_what_the_save_ends_with(tmp_path: Path, backend: str) -> None:
+    """A thread may be waiting for it, and hears of nothing else."""
+    saves: list[SaveFuture] = []
+
+    async def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        pipeline = pipelines.save_pipeline().insert_before("write", interrupt)
+        async with Checkpointer() as checkpointer:
+            saves.append(
+                await checkpointer.save(tmp_path / "a", tree(), staging="overlap", pipeline=pipeline)
+            )
+            await anyio.sleep_forever()
+
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)):  # in a group on trio
+        anyio.run(main, backend=backend)
+
+    assert isinstance(saves[0].exception(), KeyboardInterrupt)

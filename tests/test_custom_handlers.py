@@ -221,7 +221,7 @@ class TestBatchHandler:
         error = caught.value
         assert isinstance(error.__cause__, RuntimeError)
         assert error.handler.endswith("test_custom_handlers.TableHandler")
-        assert error.key_path == ("finalize" if where == "finalize" else "['k'][0]")
+        assert error.key_path == ("finalize of 'tests.Table'" if where == "finalize" else "['k'][0]")
         assert os.listdir(tmp_path) == []
 
     async def test_what_it_raises_in_a_restore_is_the_cause(

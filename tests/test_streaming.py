@@ -208,11 +208,74 @@ async def test_failures_are_raised_where_the_value_would_be(tmp_path: Path, stor
         replaced = checkpointer.stream(path)
         await anext(replaced)
         await (await checkpointer.save(path, {"other": 1}, overwrite=True))
-        with pytest.raises((StorageError, penstock.PenstockError)):
+        with pytest.raises(StorageError, match="was replaced while it was being read"):
             async for _ in replaced:
                 pass
 
         assert checkpointer.statistics().leased == 0
+
+
+async def test_a_replaced_checkpoint_is_noticed_before_another_batch_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    await penstock.save(path, {str(at): np.full(BIG, 1.0, np.float32) for at in range(20)})
+    seen: list[float] = []
+
+    async def take_all() -> None:
+        async for _, value in stream:
+            seen.append(value[0])
+
+    # So little is read ahead that most of it is yet to be read when it is replaced.
+    async with penstock.Checkpointer(memory_limit="4MiB") as checkpointer:
+        stream = checkpointer.stream(path, order=[str(at) for at in range(20)])
+        seen.append((await anext(stream))[1][0])
+        await penstock.save(
+            path, {str(at): np.full(BIG, 2.0, np.float32) for at in range(20)}, overwrite=True
+        )
+        with pytest.raises(StorageError, match="was replaced while it was being read"):
+            await take_all()
+
+        assert checkpointer.statistics().leased == 0
+
+    assert set(seen) == {1.0}
+    assert len(seen) < 10
+
+
+async def test_what_cannot_be_read_because_it_was_replaced_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    await penstock.save(path, {"only": np.ones(3)})
+    store = FaultyStore(LocalStore())
+    hang = store.hang_on("file.read_at", then=StorageError("read", "there", "gone"))
+    async with penstock.Checkpointer(store=store) as checkpointer:
+        stream = checkpointer.stream(path)
+
+        async def replace() -> None:
+            await hang.wait_reached()
+            path.rename(tmp_path / "before")
+            await penstock.save(path, {"another": 1})
+            hang.release()
+
+        async def read() -> None:
+            with pytest.raises(StorageError, match="was replaced while it was being read") as raised:
+                await anext(stream)
+
+            assert "gone" in str(raised.value.__cause__)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(replace)
+            tasks.start_soon(read)
+
+
+async def test_what_cannot_be_read_for_another_reason_is_told_as_it_is(tmp_path: Path) -> None:
+    path = await saved(tmp_path / "a")
+    store = FaultyStore(LocalStore())
+    error = StorageError("read", "there", "no such luck")
+    store.fail_on("file.read_at", error=error)
+    async with penstock.Checkpointer(store=store) as checkpointer:
+        with pytest.raises(StorageError) as raised:
+            async for _ in checkpointer.stream(path):
+                pass
+
+    assert raised.value is error
 
 
 def test_the_sync_twin_streams(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ItemsLayout", "written_in")
+__all__ = ("ItemsLayout",)
 
 import os
 import time
@@ -11,20 +11,17 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, final
 
+from penstock.handlers.items.around import AroundLayout, written_in
 from penstock.handlers.items.joined import JoinedCheckpoint, Opened
-from penstock.handlers.items.parts import Parts, TreePart
-from penstock.handlers.layout import checkpoint_metadata
+from penstock.handlers.items.parts import TreePart
 from penstock.handlers.layout.index import chunk_key, prefix_of
-from penstock.handlers.layout.names import CHECKPOINT_METADATA, COMMIT_MARK
 from penstock.handlers.layout.writing import EncodedTree, check_names
-from penstock.kernel.capabilities import FormattedLayout
-from penstock.kernel.messages import Document, Leaf, LeafSpec, ParamInfo, WrittenBatch
-from penstock.kernel.protocols import Layout, Store, StoredCheckpoint
-from penstock.kernel.save_format import SaveArgs, SaveFormat
+from penstock.kernel.messages import Document, Leaf, ParamInfo, WrittenBatch
+from penstock.kernel.protocols import Store, StoredCheckpoint
 
 
 @final
-class ItemsLayout:
+class ItemsLayout(AroundLayout):
     """Writes one checkpoint of several items, as Orbax's `Composite` is laid out.
 
     What is saved is one tree; the leaves below some of its keys are what one item holds.
@@ -34,19 +31,7 @@ class ItemsLayout:
         parts: The items.
     """
 
-    __slots__ = ("_base", "_form", "_layout", "_parts")
-
-    def __init__(self, base: Layout, parts: Parts) -> None:
-        assert isinstance(base, FormattedLayout)
-        self._base: FormattedLayout = base
-        self._layout: Layout = base
-        self._form = base.save_format
-        self._parts = parts
-
-    @property
-    def save_format(self) -> SaveFormat:
-        """How arrays are written."""
-        return self._form
+    __slots__ = ()
 
     @property
     def only_folder(self) -> None:
@@ -56,6 +41,10 @@ class ItemsLayout:
     def folder(self, leaf: Leaf) -> str:
         """The directory of the item that holds the leaf."""
         return self._part(leaf).directory
+
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """The keys that a leaf has in its item."""
+        return _within(self._part(leaf), leaf.info)
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
@@ -94,35 +83,23 @@ class ItemsLayout:
         for part in self._parts.tree_parts:
             item, _, inner = part.directory.partition("/")
             where = os.path.join(path, item) if inner else path
-            opened.append(Opened(part.keys, part.directory, self._layout.open(store, where, inner or item)))
+            opened.append(Opened(part.keys, part.directory, self._base.open(store, where, inner or item)))
 
         return JoinedCheckpoint.of(path, opened)
 
-    def temporary_name(self, path: str) -> str:
-        return self._layout.temporary_name(path)
-
-    def data_file(self) -> str:
-        return self._layout.data_file()
-
-    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
-        return self._base.fit(spec, info, args)
-
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        return self._base.encode(codec, chunks)
-
     def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
         """Say where a chunk lies if arrays have a directory each."""
-        if self._form.ocdbt:
+        if self.save_format.ocdbt:
             return None
 
         part = self._part(leaf)
-        name = prefix_of(_within(part, leaf).info.name)
-        return f"{part.directory}/{name}{chunk_key(chunk, self._form.zarr)}"
+        name = prefix_of(_within(part, leaf.info).name)
+        return f"{part.directory}/{name}{chunk_key(chunk, self.save_format.zarr)}"
 
     def check(self, leaves: Sequence[Leaf]) -> None:
         """Look at the names in each item; see `check_names` for what it raises."""
         for part, found in self._by_part(leaves):
-            check_names(found, self._form, single=part.single)
+            check_names(found, self.save_format, single=part.single)
 
     def documents(
         self,
@@ -138,32 +115,14 @@ class ItemsLayout:
         made: list[Document] = []
         by_folder = self.by_folder(digests or {})
         for part, found in self._by_part(sorted(leaves, key=attrgetter("index"))):
-            tree = EncodedTree(found, self._form, part.custom_metadata)
+            tree = EncodedTree(found, self.save_format, part.custom_metadata)
             found_digests = by_folder.get(part.directory, {})
             documents = tree.item_documents(written_in(part.directory, batches), committed_ns, found_digests)
             made.extend([replace(one, path=f"{part.directory}/{one.path}") for one in documents])
 
-        about = checkpoint_metadata.encode(
-            started_ns=started_ns,
-            committed_ns=committed_ns,
-            custom_metadata=custom_metadata,
-            item_handlers=self._parts.handlers,
+        return self._with_checkpoint(
+            made, started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
         )
-        mark = b"Checkpoint commit was successful"
-        marks = [Document(f"{directory}/{COMMIT_MARK}", mark) for directory in self._parts.directories]
-        return [
-            *made,
-            *self._parts.documents,
-            *marks,
-            Document(CHECKPOINT_METADATA, about),
-            Document(COMMIT_MARK, mark),
-        ]
-
-    def recognises(self, store: Store, path: str) -> bool:
-        return self._layout.recognises(store, path)
-
-    def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
-        return self._layout.open(store, path, item)
 
     def _part(self, leaf: Leaf) -> TreePart:
         keys = leaf.info.keys
@@ -173,32 +132,14 @@ class ItemsLayout:
         found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
         for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
-            found[part.directory].append(_within(part, leaf))
+            info = _within(part, leaf.info)
+            found[part.directory].append(replace(leaf, info=info, value=None, staged=None))
 
         for part in self._parts.tree_parts:
             yield part, found[part.directory]
 
 
-def _within(part: TreePart, leaf: Leaf) -> Leaf:
-    """The leaf with the keys that it has in its item. For people it keeps its whole path."""
-    n, info = len(part.keys), leaf.info
-    return replace(
-        leaf,
-        info=replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:]),
-        value=None,
-        staged=None,
-    )
-
-
-def written_in(directory: str, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:
-    """What was written into an item's directory, in files named from there."""
-    prefix = f"{directory}/"
-    n = len(prefix)
-    found: list[WrittenBatch] = []
-    for batch in batches:
-        written = [replace(w, file=w.file[n:]) for w in batch.written if w.file.startswith(prefix)]
-        packs = [replace(pack, file=pack.file[n:]) for pack in batch.packs if pack.file.startswith(prefix)]
-        if written or packs:
-            found.append(WrittenBatch((), tuple(written), tuple(packs)))
-
-    return found
+def _within(part: TreePart, info: ParamInfo) -> ParamInfo:
+    """The place of a leaf in its item. For people it keeps its whole path."""
+    n = len(part.keys)
+    return replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:])

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 __all__ = ("check_files", "directory_index", "read_value")
 
+import itertools
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
+from penstock.handlers import zarr
+from penstock.handlers.layout.index import prefix_of
 from penstock.handlers.ocdbt.values import Indirect, Inline, Value
 from penstock.handlers.zarr import METADATA_KEYS
-from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError
+from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
 from penstock.kernel.protocols import Store
+from penstock.kernel.store_protocols import ManyFiles
+
+MOST_LOOKED_FOR: Final = 16
+"""Chunks of an array that are looked for one by one; the directory of one with more is listed."""
 
 
 def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[bytes, Value]:
@@ -19,9 +28,14 @@ def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[
     Raises:
         CorruptCheckpointError: If a name leads out of `directory`.
     """
-    index: dict[bytes, Value] = {}
+    names = list(names)
     for name in names:
         _check_inside(directory, name)
+
+    index: dict[bytes, Value] = {}
+    if isinstance(store, ManyFiles):
+        names = _add_small(index, store, directory, names)
+    for name in names:
         for key, is_file in _entries(store, directory, name):
             path = os.path.join(directory, key)
             is_metadata = key.rpartition("/")[2] in METADATA_KEYS
@@ -33,6 +47,49 @@ def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[
                 index[key.encode()] = Indirect(key, 0, store.size(path))
 
     return index
+
+
+def _add_small(index: dict[bytes, Value], store: ManyFiles, directory: str, names: list[str]) -> list[str]:
+    """Look for the chunks of arrays that have few, by their names; return the arrays that remain."""
+    chunks_of: dict[bytes, Sequence[str] | None] = {}
+    chunks: list[str] = []
+    left: list[str] = []
+    for metadata_key in METADATA_KEYS:
+        keys = [f"{prefix_of(name)}{metadata_key}" for name in names]
+        documents = store.read_files([f"{directory}/{key}" for key in keys])
+        for name, key, data in zip(names, keys, documents, strict=True):
+            if data is None:
+                continue
+            if data not in chunks_of:
+                chunks_of[data] = _few_chunks(key, data)
+
+            found = chunks_of[data]
+            if found is None:
+                left.append(name)
+            else:
+                index[key.encode()] = Inline(data)
+                chunks.extend([f"{prefix_of(name)}{chunk}" for chunk in found])
+
+        names = [name for name, data in zip(names, documents, strict=True) if data is None]
+
+    for key, nbytes in zip(chunks, store.file_sizes([f"{directory}/{key}" for key in chunks]), strict=True):
+        if nbytes is not None:
+            index[key.encode()] = Indirect(key, 0, nbytes)
+
+    return [*left, *names]
+
+
+def _few_chunks(path: str, document: bytes) -> Sequence[str] | None:
+    """The names of the chunks of an array; None if they are many, or the document cannot be read."""
+    try:
+        form = zarr.decode(path, document)
+    except PenstockError:
+        return None  # whoever needs it will say so
+
+    if math.prod(form.grid_shape) > MOST_LOOKED_FOR:
+        return None
+
+    return [form.chunk_key(at) for at in itertools.product(*map(range, form.grid_shape))]
 
 
 def read_value(store: Store, directory: str, value: Value) -> bytes:

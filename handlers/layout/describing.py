@@ -125,7 +125,8 @@ def leaf_table(
             if form is None and typestr in ARRAY_TYPES and not skip:
                 raise _absent(directory, tree, at, ocdbt=ocdbt)
             if tree.in_msgpack(at):
-                spec, details[at] = packed_spec(directory, tree, at, packed.get(tree.keys[at]), shared[-2])
+                found = packed.get(tree.keys[at])
+                spec, details[at] = packed_spec(directory, tree, at, found, shardings.get(name), known)
             elif typestr == "string":
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
                 spec = LeafSpec(typestr, text=string_leaves.find(*strings, name, key_path))

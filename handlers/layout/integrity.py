@@ -7,7 +7,7 @@ list for each of 100,000 pieces would cost more than writing them. Version 1 had
 
 from __future__ import annotations
 
-__all__ = ("Checksum", "Checksums", "decode", "decode_digests", "encode")
+__all__ = ("Checksum", "Checksums", "decode", "encode")
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,8 +119,12 @@ def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dic
     return {name: np.array(column, dtype)[order].tobytes() for (name, dtype), column in columns}
 
 
-def decode(path: str, data: bytes) -> dict[str, Checksums]:
-    """Read the document: data file, relative to the checkpoint, to its checksums by ascending offset.
+def decode(path: str, data: bytes) -> tuple[Mapping[str, Checksums], dict[str, bytes]]:
+    """Read the document.
+
+    Returns:
+        Of each data file, relative to the checkpoint, its checksums by ascending offset; and the digests
+        of leaves, by stored name.
 
     Raises:
         CorruptCheckpointError: If it is not what such a document would be.
@@ -140,22 +144,44 @@ def decode(path: str, data: bytes) -> dict[str, Checksums]:
     if type(version) is not int or version < 1:
         raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
 
-    read = _listed if version == 1 else _in_columns
-    return {file: read(path, file, pieces) for file, pieces in _as_map(path, members.get("files")).items()}
-
-
-def decode_digests(path: str, data: bytes) -> dict[str, bytes]:
-    """Read the digests of leaves, by stored name, from a document that `decode` accepts.
-
-    Raises:
-        CorruptCheckpointError: If they are no such map.
-    """
-    members = cast("dict[str, object]", msgpack.unpackb(data))
+    files = _as_map(path, members.get("files"))
     digests = _as_map(path, members.get("digests", {}))
     if not all(isinstance(digest, bytes) for digest in digests.values()):
         raise CorruptCheckpointError(path, "has a digest that is no bytes")
+    if version == 1:
+        found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
+    else:
+        found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
 
-    return cast("dict[str, bytes]", digests)
+    return found, cast("dict[str, bytes]", digests)
+
+
+@final
+class _Recorded(Mapping[str, Checksums]):
+    """By file, made when they are asked for: there may be a file for each leaf. From any thread."""
+
+    __slots__ = ("_columns", "_made")
+
+    def __init__(self, columns: Mapping[str, tuple[bytes, ...]]) -> None:
+        self._columns = columns
+        self._made: dict[str, Checksums] = {}
+
+    def __getitem__(self, file: str) -> Checksums:
+        made = self._made.get(file)
+        if made is None:
+            made = self._made[file] = _checksums(self._columns[file])
+
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+def _checksums(columns: tuple[bytes, ...]) -> Checksums:
+    return Checksums(*map(np.frombuffer, columns, _COLUMNS.values()))
 
 
 def _as_map(path: str, value: object) -> dict[str, object]:
@@ -167,24 +193,27 @@ def _as_map(path: str, value: object) -> dict[str, object]:
     return cast("dict[str, object]", value)
 
 
-def _in_columns(path: str, file: str, value: object) -> Checksums:
-    columns: list[Column] = []
-    members = _as_map(path, value)
+def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
+    columns: list[bytes] = []
+    lengths: list[int] = []
+    members = cast("dict[object, object]", value) if isinstance(value, dict) else _as_map(path, value)
     for name, dtype in _COLUMNS.items():
         column = members.get(name)
         if type(column) is not bytes or len(column) % dtype.itemsize:
             raise CorruptCheckpointError(path, f"{file!r} has {name} that are no column of numbers")
 
-        columns.append(np.frombuffer(column, dtype))
+        columns.append(column)
+        lengths.append(len(column) // dtype.itemsize)
 
-    offsets, nbytes, crc32c = columns
-    if not len(offsets) == len(nbytes) == len(crc32c):
-        lengths = f"{len(offsets)}, {len(nbytes)} and {len(crc32c)} entries"
-        raise CorruptCheckpointError(path, f"{file!r} has columns of {lengths}")
-    if np.any(offsets[1:] < offsets[:-1]):
-        raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+    if not lengths[0] == lengths[1] == lengths[2]:
+        shown = f"{lengths[0]}, {lengths[1]} and {lengths[2]} entries"
+        raise CorruptCheckpointError(path, f"{file!r} has columns of {shown}")
+    if lengths[0] > 1:
+        offsets = _checksums(tuple(columns)).offsets
+        if np.any(offsets[1:] < offsets[:-1]):
+            raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
 
-    return Checksums(offsets, nbytes, crc32c)
+    return tuple(columns)
 
 
 def _listed(path: str, file: str, value: object) -> Checksums:

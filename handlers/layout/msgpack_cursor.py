@@ -133,6 +133,26 @@ class Cursor:
         """Leave out bytes that a token announced."""
         self.at += nbytes
 
+    def peek(self, nbytes: int) -> bytes:
+        """The next bytes, without taking them; fewer where it ends."""
+        offset = self.at - self._start
+        if not 0 <= offset <= len(self._window) - nbytes:
+            if self.at >= self._end:
+                return b""
+
+            self._look(nbytes)
+            offset = 0
+
+        return self._window[offset : offset + nbytes]
+
+    def holds(self, nbytes: int) -> bool:
+        """Whether so many bytes may follow."""
+        return self.at + nbytes <= self._end
+
+    def since(self, at: int) -> bytes:
+        """What was taken since it stood there, as far as it is at hand; nothing if not all of that is."""
+        return self._window[at - self._start : self.at - self._start] if at >= self._start else b""
+
     @contextmanager
     def inside(self, nbytes: int) -> Generator[None]:
         """Let what is announced to be `nbytes` long be neither longer nor shorter.

@@ -14,7 +14,7 @@ __all__ = ("PackedLeaf", "read_tree")
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
 from penstock.handlers.layout.msgpack_cursor import Cursor, Kind, Token
@@ -27,6 +27,8 @@ from penstock.kernel.protocols import Store
 
 _MOST_AXES: Final = 32  # TensorStore's limit, and numpy's for long
 
+_TELLING: Final = 6  # bytes of the head of an array: its size, its type and how many axes it has
+_LONGEST: Final = 64  # bytes of such a head, with few axes
 _ELSEWHERE: Final = ("PLACEHOLDER://", "AGGREGATED://")
 _MARKERS: Final = {Kind.ARRAY: "List", Kind.MAP: "Dict"}
 
@@ -71,12 +73,21 @@ def read_tree(store: Store, path: str) -> list[PackedLeaf]:
     return reader.leaves
 
 
+class _Head(NamedTuple):
+    """What an array began with: those of one shape and dtype begin alike."""
+
+    data: bytes  #: up to the first byte of its elements
+    nbytes: int
+    array: PackedArray
+
+
 @final
 class _Reader:
-    __slots__ = ("_budget", "_path", "cursor", "leaves")
+    __slots__ = ("_budget", "_heads", "_path", "cursor", "leaves")
 
     def __init__(self, path: str, cursor: Cursor) -> None:
         self._path = path
+        self._heads: dict[bytes, _Head] = {}
         self._budget = KeyPathBudget(path)
         self.cursor = cursor
         self.leaves: list[PackedLeaf] = []
@@ -86,6 +97,12 @@ class _Reader:
         if len(keys) > MOST_LEVELS:
             raise UnsupportedFormatError(self._path, f"is nested more than {MOST_LEVELS} levels deep")
 
+        begin = self.cursor.at
+        array = self._like_another()
+        if array is not None:
+            self._add(PackedLeaf(keys, kinds, "np.ndarray", array))
+            return
+
         try:
             token = self.cursor.token()
             if token.kind is Kind.MAP and token.size:
@@ -94,7 +111,7 @@ class _Reader:
                 self._items(token.size, keys, kinds, KeyKind.SEQUENCE)
             elif token.kind is Kind.EXTENSION:
                 with self.cursor.inside(token.size):
-                    self._extension(token, keys, kinds)
+                    self._extension(token, keys, kinds, begin)
             else:
                 self._add(self._leaf(token, keys, kinds))
         except CorruptCheckpointError as error:
@@ -139,10 +156,10 @@ class _Reader:
             case _:
                 raise UnsupportedFormatError(self._path, "holds bytes as a leaf, which is no type of a tree")
 
-    def _extension(self, token: Token, keys: KeyPath, kinds: tuple[KeyKind, ...]) -> None:
+    def _extension(self, token: Token, keys: KeyPath, kinds: tuple[KeyKind, ...], begin: int) -> None:
         match token.value:
             case _Extension.ARRAY:
-                self._add(PackedLeaf(keys, kinds, "np.ndarray", self._array()))
+                self._add(PackedLeaf(keys, kinds, "np.ndarray", self._array(begin)))
             case _Extension.COMPLEX:
                 real, imaginary = self._numbers("a complex number", 2)
                 self._add(PackedLeaf(keys, kinds, "scalar", number(self._path, complex(real, imaginary))))
@@ -163,8 +180,27 @@ class _Reader:
                     self._path, f"holds a msgpack extension of type {code}; known are 1 to 4"
                 )
 
-    def _array(self) -> PackedArray:
-        """Take shape, name of the dtype, and head of the bytes; leave the bytes where they are."""
+    def _like_another(self) -> PackedArray | None:
+        """Take an array that begins as one before it did, byte for byte; None if none does."""
+        ahead = self.cursor.peek(_LONGEST)
+        head = self._heads.get(ahead[:_TELLING])
+        if head is None or not ahead.startswith(head.data):
+            return None
+
+        length = len(head.data) + head.nbytes
+        if not self.cursor.holds(length):
+            return None
+
+        run = Run(0, head.array.runs[0].count, self.cursor.at + len(head.data))
+        self.cursor.skip(length)
+        return PackedArray(self._path, head.array.shape, head.array.dtype, (run,))
+
+    def _array(self, begin: int | None = None) -> PackedArray:
+        """Take shape, name of the dtype, and head of the bytes; leave the bytes where they are.
+
+        Args:
+            begin: Where the whole of it began, if others may follow that begin alike.
+        """
         if self._sized("an array", Kind.ARRAY) != 3:
             raise self.cursor.corrupt("an array is not stored as shape, dtype and bytes")
 
@@ -187,8 +223,13 @@ class _Reader:
             raise self.cursor.corrupt(f"an array {dtype}{list(shape)} has {nbytes} bytes")
 
         runs = (Run(0, count, self.cursor.at),) if count else ()
+        array = PackedArray(self._path, shape, dtype, runs)
+        head = self.cursor.since(begin) if begin is not None and runs else b""
+        if _TELLING < len(head) <= _LONGEST:
+            self._heads[head[:_TELLING]] = _Head(head, nbytes, array)
+
         self.cursor.skip(nbytes)
-        return PackedArray(self._path, shape, dtype, runs)
+        return array
 
     def _numbers(self, what: str, count: int) -> list[float]:
         found = [self.cursor.token() for _ in range(self._sized(what, Kind.ARRAY, count))]

@@ -16,7 +16,12 @@ from penstock.kernel.messages import LeafSpec
 
 
 def packed_spec(
-    directory: str, tree: TreeMetadata, at: int, found: PackedLeaf | None, sharding: str | None
+    directory: str,
+    tree: TreeMetadata,
+    at: int,
+    found: PackedLeaf | None,
+    sharding: str | None,
+    known: dict[tuple[object, ...], LeafSpec],
 ) -> tuple[LeafSpec, PackedArray | None]:
     """Describe a leaf by its entry and by what the msgpack file has under the same keys.
 
@@ -26,6 +31,7 @@ def packed_spec(
         at: Which leaf of `tree`.
         found: What is there; not a placeholder.
         sharding: What is recorded for the leaf.
+        known: Descriptions that leaves share; added to.
 
     Returns:
         What it is, and where its bytes lie if it is an array or number.
@@ -33,23 +39,29 @@ def packed_spec(
     Raises:
         CorruptCheckpointError: If there is nothing, or something of another kind.
     """
-    path = os.path.join(directory, LEGACY_MSGPACK)
-    typestr, key_path = tree.typestrs[at], show_key_path(tree.keys[at], tree.kinds[at])
+    typestr = tree.typestrs[at]
+    problem = ""
     if found is None:
-        raise CorruptCheckpointError(path, "does not hold this value", key_path=key_path)
-    if (found.text is None) == (typestr == "string") or (found.array is None) == (found.text is None):
+        problem = "does not hold this value"
+    elif (found.text is None) == (typestr == "string") or (found.array is None) == (found.text is None):
         problem = f"holds a {found.typestr} where a {typestr} was recorded"
-        raise CorruptCheckpointError(path, problem, key_path=key_path)
+    if found is None or problem:
+        key_path = show_key_path(tree.keys[at], tree.kinds[at])
+        raise CorruptCheckpointError(os.path.join(directory, LEGACY_MSGPACK), problem, key_path=key_path)
     if found.array is None:
         return LeafSpec("string", text=found.text), None
 
     array = found.array
-    spec = LeafSpec(
-        typestr=typestr,
-        shape=array.shape,
-        dtype=array.dtype,
-        itemsize=numpy_dtype(array.dtype).itemsize,
-        chunk_shape=tuple([n or 1 for n in array.shape]),
-        sharding=sharding,
-    )
+    shared = (typestr, array.shape, array.dtype, sharding)
+    spec = known.get(shared)
+    if spec is None:
+        spec = known[shared] = LeafSpec(
+            typestr=typestr,
+            shape=array.shape,
+            dtype=array.dtype,
+            itemsize=numpy_dtype(array.dtype).itemsize,
+            chunk_shape=tuple([n or 1 for n in array.shape]),
+            sharding=sharding,
+        )
+
     return spec, array

@@ -63,6 +63,7 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
     tree = structure.tree
     documents = _Documents(source, place, tree)
     index = documents.index()
+    checksums, digests = documents.integrity()
     return OrbaxCheckpoint(
         path=place.path,
         directory=place.directory,
@@ -71,8 +72,8 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
         committed_at_ns=place.checkpoint.committed_at_ns,
         uses_ocdbt=documents.uses_ocdbt,
         all_chunks_written=tree.all_chunks_written,
-        checksums=documents.checksums(),
-        digests=documents.digests(),
+        checksums=checksums,
+        digests=digests,
         index=index,
         tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
         root_custom_metadata=place.root_metadata,
@@ -155,13 +156,10 @@ class _Documents:
 
         return self.source.remembered.decode(SHARDING, sharding.decode, path, data)
 
-    def checksums(self) -> Mapping[str, Checksums]:
+    def integrity(self) -> tuple[Mapping[str, Checksums], Mapping[str, bytes]]:
+        """The checksums by file, and the digests by stored name."""
         path, data = self._read(INTEGRITY)
-        return {} if data is None else integrity.decode(path, data)
-
-    def digests(self) -> Mapping[str, bytes]:
-        path, data = self._read(INTEGRITY)
-        return {} if data is None else integrity.decode_digests(path, data)
+        return ({}, {}) if data is None else integrity.decode(path, data)
 
     def random_keys(self) -> dict[str, str]:
         # Every process records the same, so one of the files will do.

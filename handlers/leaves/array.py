@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from penstock.handlers.dtypes import dtype_name, storable
+from penstock.handlers.leaves.canvas import canvas_parts, join_parts, place_part
 from penstock.handlers.leaves.devices import on_host
 from penstock.handlers.leaves.differences import type_name
 from penstock.handlers.leaves.keys import is_key, key_data_of, key_impl_of
@@ -43,8 +44,8 @@ class ArrayHandler:
     piece at a time is copied, so that host memory is bounded by the pieces in flight.
 
     Args:
-        alias_host: Whether pieces may look at the memory of CPU devices. If not, they are copied as
-            from any other device.
+        alias_host: Whether pieces may look at the memory of CPU devices, and restored arrays may keep the
+            memory that was read into. If not, both are copied as from and to any other device.
         described: Returns what is stored instead of what `describe` would say, given that and the key path.
     """
 
@@ -174,7 +175,21 @@ class ArrayHandler:
         Raises:
             UnsupportedFormatError: If the stored dtype or PRNG implementation is not known here.
         """
-        return array_target(stored, like if has_like else None)
+        return array_target(stored, like if has_like else None, alias=self.alias_host)
+
+    def parts(
+        self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
+    ) -> Sequence[Target]:
+        """Cut what is to go to devices into parts; nothing if the array keeps the regions' memory."""
+        return canvas_parts(stored, target, part_bytes, whole_chunks=whole_chunks)
+
+    def place(self, part: ReadLeaf) -> None:
+        """Copy a part to its devices, and write it there into the array that grows."""
+        place_part(part)
+
+    def join(self, part: ReadLeaf) -> Any:
+        """Return the array, when all parts of it are in their places."""
+        return join_parts(part)
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
         """Accept what goes whole to one device, as it is; the detail is the `Placement`."""

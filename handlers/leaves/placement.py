@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Placement", "make_arrays", "split")
+__all__ = ("Bounds", "Placement", "bounds_of", "make_arrays", "split")
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -30,6 +30,7 @@ class Placement:
     as_numpy: bool = False  #: jax cannot hold it here as it was saved, so numpy does
     key_impl: str | None = None  #: wrap the data as typed PRNG keys
     wide: bool = False  #: of a 64-bit type while jax_enable_x64 is off
+    copied: bool = False  #: into memory of the device's own, though that is the host's
 
     @property
     def keeps_regions(self) -> bool:
@@ -51,7 +52,7 @@ def split(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Bounds, ..
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return (tuple([(0, size) for size in shape]),)
 
-    return tuple({_bounds(index, shape): None for index in device_indices(sharding, shape).values()})
+    return tuple({bounds_of(index, shape): None for index in device_indices(sharding, shape).values()})
 
 
 def make_arrays(leaves: Sequence[ReadLeaf]) -> list[object]:
@@ -83,9 +84,9 @@ def _put(
         if plan.as_numpy:
             continue
         if plan.sharding is None:
-            loose.append(_host(leaf))
+            loose.append(_host(leaf, plan))
         elif isinstance(plan.sharding, SingleDeviceSharding):
-            placed.append(_host(leaf))
+            placed.append(_host(leaf, plan))
             places.append(plan.sharding)
 
     put = cast("Any", jax).device_put
@@ -96,7 +97,7 @@ def _value(
     leaf: ReadLeaf, plan: Placement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
 ) -> object:
     if plan.as_numpy:
-        return _host(leaf)
+        return _host(leaf, plan)
 
     value: jax.Array
     if plan.sharding is None:
@@ -104,7 +105,7 @@ def _value(
     elif isinstance(plan.sharding, SingleDeviceSharding):
         value = next(placed)
     else:
-        value = _sharded(leaf, plan.sharding)
+        value = _sharded(leaf, plan, plan.sharding)
 
     if plan.key_impl is not None:
         return cast("object", jax.random.wrap_key_data(value, impl=plan.key_impl))
@@ -112,22 +113,27 @@ def _value(
     return value
 
 
-def _sharded(leaf: ReadLeaf, sharding: Sharding) -> jax.Array:
+def _sharded(leaf: ReadLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
     """Make an array that several devices hold; its shards alias their regions if they can."""
     shape = leaf.stored.spec.shape or ()
     parts = {region.bounds: cast("HostRegion", region).array() for region in leaf.target.regions}
 
     def part(index: Slices | None) -> npt.NDArray[Any]:
-        return parts[_bounds(index or (), shape)]
+        return _copied_if(plan, parts[bounds_of(index or (), shape)])
 
     # A fifth of the price of transferring the shards as arrays of their own and joining those.
     array: jax.Array = cast("Any", jax).make_array_from_callback(shape, sharding, part)
     return array
 
 
-def _bounds(index: Slices, shape: tuple[int, ...]) -> Bounds:
+def bounds_of(index: Slices, shape: tuple[int, ...]) -> Bounds:
+    """The (start, stop) along each axis of what slices select."""
     return tuple([part.indices(size)[:2] for part, size in zip(index, shape, strict=True)])
 
 
-def _host(leaf: ReadLeaf) -> npt.NDArray[Any]:
-    return cast("HostRegion", leaf.target.regions[0]).array()
+def _host(leaf: ReadLeaf, plan: Placement) -> npt.NDArray[Any]:
+    return _copied_if(plan, cast("HostRegion", leaf.target.regions[0]).array())
+
+
+def _copied_if(plan: Placement, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return host.copy() if plan.copied else host

@@ -70,6 +70,10 @@ class HostRegion:
 
         return array
 
+    def let_go(self) -> None:
+        """Forget the memory: it dies with the last view of it. To be called when nobody fills it."""
+        self._array = None
+
     def __repr__(self) -> str:
         state = "not allocated" if self._array is None else "allocated"
         return f"HostRegion({self.bounds}, {self.dtype.name}, {state})"
@@ -81,8 +85,12 @@ def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
     Huge pages halve the time to fill it: without them every 4 KiB costs a page fault (ARCHITECTURE §5).
     """
     if sys.platform == "linux" and nbytes >= _HUGE_FROM:
-        memory = anonymous_memory(nbytes + _HUGE_PAGE, huge_pages=True)
-        return _aligned(np.frombuffer(memory, np.uint8), nbytes, _HUGE_PAGE)
+        whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+        memory = np.frombuffer(anonymous_memory(whole, huge_pages=True), np.uint8)
+        if memory.ctypes.data % _HUGE_PAGE:  # Linux before 6.7 does not place it by itself
+            memory = np.frombuffer(anonymous_memory(whole + _HUGE_PAGE, huge_pages=True), np.uint8)
+
+        return _aligned(memory, nbytes, _HUGE_PAGE)
 
     alignment = _PAGE if nbytes >= _PAGE_ALIGNED_FROM else _CACHE_LINE
     return _aligned(np.empty(nbytes + alignment, np.uint8), nbytes, alignment)

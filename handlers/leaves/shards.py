@@ -40,7 +40,8 @@ def shard_pieces(
         value: Of any sharding over devices of this process, with at least one element.
         spec: The dtype it is to have; the part of a shard that a replica writes; and the chunk shape,
             which divides that.
-        piece_bytes: Bytes of a piece, at most (but at least one element).
+        piece_bytes: Bytes of a piece that is copied, at most (but at least one element). What is looked at
+            is one piece: it costs nothing, and whoever bounds what is in flight cuts it.
         key_path: For errors.
         alias: Whether to look at the memory of CPU devices instead of copying it.
     """
@@ -54,15 +55,17 @@ def shard_pieces(
         yield from _recut_pieces(value, shape, spec, most, key_path=key_path, alias=alias)
         return
 
+    whole = math.prod(shape) * itemsize
     for source in _sources(value, shape, shape):
-        view = _HostView(value, source.data, key_path) if alias else None
+        if alias:
+            view = _HostView(value, source.data, key_path)
+            yield PiecePlan(source.shard, 0, whole, 0, partial(view.take, 0, whole))
+            continue
+
         for box in boxes(shape, most):
             start, nbytes = box.first * itemsize, box.n_elements * itemsize
-            if view is not None:
-                yield PiecePlan(source.shard, start, nbytes, 0, partial(view.take, start, start + nbytes))
-            else:
-                copy = BoxCopy(value, source.data, box, key_path)
-                yield PiecePlan(source.shard, start, nbytes, nbytes, copy.take, None if host else copy.begin)
+            copy = BoxCopy(value, source.data, box, key_path)
+            yield PiecePlan(source.shard, start, nbytes, nbytes, copy.take, None if host else copy.begin)
 
 
 def _recut_pieces(

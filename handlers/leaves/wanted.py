@@ -24,12 +24,13 @@ from penstock.kernel.messages import StoredLeaf, Target
 Abstract: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
-def array_target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
+def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target | TreeDifference:
     """Decide how to make a jax.Array from a stored leaf.
 
     Args:
         stored: The leaf on disk, of any kind.
         like: An array, a struct, or their type; None if there is no target.
+        alias: Whether arrays on CPU devices may keep the memory that was read into.
 
     Returns:
         A target whose detail is a `Placement`, or what differs.
@@ -51,10 +52,10 @@ def array_target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
     else:
         return different("type", stored, _type_name(like))
 
-    return _target(stored, placement, like)
+    return _target(stored, placement, like, alias=alias)
 
 
-def _target(stored: StoredLeaf, placement: Placement, like: Any) -> Target | TreeDifference:
+def _target(stored: StoredLeaf, placement: Placement, like: Any, *, alias: bool) -> Target | TreeDifference:
     dtype = stored_dtype(stored)
     shape = stored.spec.shape or ()
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # jax would narrow it
@@ -67,6 +68,9 @@ def _target(stored: StoredLeaf, placement: Placement, like: Any) -> Target | Tre
 
     regions = tuple([HostRegion(bounds, dtype) for bounds in parts])
     kept = placement.keeps_regions and (placement.as_numpy or stored.spec.dtype not in PACKED)
+    if kept and not alias and not placement.as_numpy:
+        placement, kept = replace(placement, copied=True), False
+
     return Target(regions, 0 if kept else sum(region.nbytes for region in regions), placement)
 
 

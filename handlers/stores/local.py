@@ -8,9 +8,10 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, final, get_args
 
+from penstock.handlers.stores import many
 from penstock.handlers.stores.arena import Arena
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
@@ -141,6 +142,14 @@ class LocalStore:
         """Return all that the file holds."""
         with translated("read", path), open(path, "rb", buffering=0) as file:
             return file.readall()
+
+    def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
+        """Return what each file holds; None where there is none."""
+        return many.read_files(paths)
+
+    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+        """Return the bytes of each file; -1 of a directory, and None where there is nothing."""
+        return many.file_sizes(paths)
 
     def write_file(self, path: str, data: bytes) -> None:
         """Create the file (or replace its content, not atomically) and make the content durable.

@@ -13,7 +13,7 @@ from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_aft
 
 from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
 from penstock.kernel.futures import Milestone, SaveFuture, SavePromise
-from penstock.kernel.messages import Pending, SaveReport, TreeToSave
+from penstock.kernel.messages import Background, SaveReport, TreeToSave
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.run import SaveRun
 from penstock.kernel.runner import run_pipeline
@@ -61,7 +61,8 @@ class SaveTask:
         self._run = run
         self._tree = tree
         self._turn = turn
-        self._undo_s = undo_s
+        self._undo_s = run.undo_s = undo_s
+        run.on_hang = self._leave_behind
         self._hung: HandlerFailedError | None = None
         self._scope = CancelScope()
         self._ended = Event()
@@ -113,7 +114,6 @@ class SaveTask:
         async with self._turn:
             run.events.info("save.started", path=run.path)
             try:
-                await run.workspace.check()
                 result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
             except BaseException as error:
                 with CancelScope(shield=True):  # both parts have a bound
@@ -143,10 +143,10 @@ class SaveTask:
     async def _undo(self, because: BaseException) -> None:
         run = self._run
         with move_on_after(self._undo_s):
-            for pending in run.background:
-                self._hung = self._hung_in(pending)
+            for work in run.background:
+                self._hung = self._hung_in(work)
                 with suppress(Exception):  # why the save fails is known already
-                    await pending.wait()
+                    await work.wait()
 
             self._hung = None
 
@@ -163,13 +163,20 @@ class SaveTask:
             run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(error))
             because.add_note(f"what was written could not be removed: {error}")
 
-    def _hung_in(self, pending: Pending) -> HandlerFailedError:
-        problem = f"what it writes in the background did not end within {self._undo_s:g} s of the save's end"
+    def _hung_in(self, work: Background) -> HandlerFailedError:
+        problem = f"{work.what} did not end within {self._undo_s:g} s of the save's end"
         return HandlerFailedError(
-            pending.leaf.info.key_path,
-            pending.handler,
+            work.key_path,
+            work.handler,
             f"{problem}; {self._run.workspace.temporary!r} stays, and stays held, until it does",
         )
+
+    def _leave_behind(self, work: Background) -> None:
+        """Be over, as far as others can see. What hangs is a coroutine, and nobody can end that."""
+        error = self._hung_in(work)
+        self._run.events.warning("save.left_behind", path=self._run.workspace.temporary, error=repr(error))
+        self._promise.fail(error)
+        self._ended.set()
 
     def _reach(self, milestone: Milestone) -> None:
         if milestone >= Milestone.STAGED and self._staged_s != self._staged_s:  # still NaN
@@ -181,6 +188,8 @@ class SaveTask:
     def _give_up(self) -> None:
         published = " after it was published" if self._run.workspace.published else ""
         self._run.events.info("save.cancelled", path=self._run.path)
+        if self.future.done:
+            return
         if self._hung is not None:
             self._promise.fail(self._hung)
             return

@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 
 from penstock.engine import Engine
 from penstock.kernel.calm import calm_interpreter
-from penstock.kernel.errors import ClosedError, StorageError
+from penstock.kernel.errors import ClosedError, PenstockError, StorageError
 from penstock.kernel.messages import KeyPath, RestoreRequest
 from penstock.kernel.pipeline import Pipeline
 from penstock.kernel.reading import hold_for_reading
@@ -61,7 +61,8 @@ class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
     awaited or the context left, or soon after the stream is dropped.
 
     Raises:
-        StorageError: After the last value, if something else was put at the path meanwhile.
+        StorageError: If something else was put at the path meanwhile; all values until then are of what was
+            there first.
         PenstockError: What `Checkpointer.restore` raises, at the value that cannot be had.
     """
 
@@ -146,7 +147,7 @@ class _Reading:
         self._threads = threads
         self._request = request
         self._send, self._receive = create_memory_object_stream[tuple[KeyPath, Any]](0)
-        pipeline = pipeline.replace("assemble", Deliver(self._take, order))
+        pipeline = pipeline.replace("assemble", Deliver(self._take, order, self._check))
         if order is not None:
             pipeline = pipeline.replace("prioritise", InOrder(order))
 
@@ -154,6 +155,8 @@ class _Reading:
         self._scope = CancelScope()
         self._ended = Event()
         self._started = False
+        self._identity: object = None  # of what is read
+        self._replaced: StorageError | None = None
         self._error: BaseException | None = None
 
     @property
@@ -170,12 +173,17 @@ class _Reading:
         except ClosedResourceError:
             raise ClosedError("the stream was closed") from None
         except EndOfStream:
-            await self._ended.wait()
-            self._receive.close()
-            error, self._error = self._error, None
-            if error is None:
-                raise StopAsyncIteration from None
-            raise error from None
+            pass  # what is raised below has a cause of its own, or none
+
+        await self._ended.wait()
+        self._receive.close()
+        error, self._error = self._error, None
+        if error is None:
+            raise StopAsyncIteration
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
 
     def stop(self) -> None:
         """End it. In the loop only."""
@@ -206,10 +214,21 @@ class _Reading:
     async def _run(self) -> None:
         engine, path = self._engine, self._request.path
         async with hold_for_reading(engine.store, self._threads, path):
-            before = await self._threads.run(engine.store.identity, path)
+            self._identity = await self._threads.run(engine.store.identity, path)
             run = engine.restore_run(path, self._threads)
             with calm_interpreter(self._tasks, engine.config.loop):
-                await run_pipeline(self._pipeline, run, self._request)
+                try:
+                    await run_pipeline(self._pipeline, run, self._request)
+                except PenstockError as error:
+                    if error is not self._replaced:
+                        await self._check(error)  # then that is why
+                    raise
 
-            if before != await self._threads.run(engine.store.identity, path):
-                raise StorageError("read", path, "was replaced while it was being read")
+            await self._check()
+
+    async def _check(self, because_of: PenstockError | None = None) -> None:
+        """Raise unless what is read is still there."""
+        path = self._request.path
+        if self._identity != await self._threads.run(self._engine.store.identity, path):
+            self._replaced = StorageError("read", path, "was replaced while it was being read")
+            raise self._replaced from because_of

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.bench import bars, plot, table
+from tests.bench import bars, noise, plot, table
 from tests.bench.contenders.labels import LABELS
+from tests.bench.loops import LOOPS
 from tests.bench.machine import ROOT, facts
 from tests.bench.memory import measure_memory
 from tests.bench.options import Options, parse
 from tests.bench.place import open_place
-from tests.bench.processes import run_workload
+from tests.bench.processes import run_stalls, run_workload
 from tests.bench.results import FORMAT, Note, Results
 from tests.bench.workloads import BY_NAME
 
@@ -47,7 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _one(results: Results, options: Options, name: str, place: Path) -> None:
     workload = BY_NAME[name]
     try:
-        results.add(run_workload(workload, options, place))
+        results.quiet.append(noise.look(name))
+        if not options.only_stalls:
+            results.add(run_workload(workload, options, place))
+        for loop in LOOPS if workload.stalls else ():
+            results.add(run_stalls(workload, options, place, loop))
         if workload.memory and options.with_memory:
             results.add(measure_memory(workload, options, place))
     except Exception as error:  # a workload that fails is told, and does not end the others

@@ -22,6 +22,7 @@ class Options:
     quick: bool
     with_orbax: bool
     with_memory: bool
+    only_stalls: bool  #: of penstock, on each event loop
     folder: Path  #: in which checkpoints are made, in a folder of their own
     json: Path
     svg: Path
@@ -36,24 +37,30 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--quick", action="store_true", help="smaller trees, one round: to see that it runs")
     parser.add_argument("--no-orbax", action="store_true", help="leave out the slowest contender")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peaks of memory")
+    parser.add_argument(
+        "--only-stalls", action="store_true", help="penstock's stalls of each event loop alone"
+    )
     build = ROOT / "build" / "bench"
     parser.add_argument("--dir", type=Path, default=build, help="where checkpoints are made and removed")
-    parser.add_argument("--json", type=Path, default=build / "results.json", help="every raw figure")
-    parser.add_argument("--svg", type=Path, default=build / "results.svg", help="the picture")
+    parser.add_argument("--json", type=Path, help="every raw figure")
+    parser.add_argument("--svg", type=Path, help="the picture")
     given = parser.parse_args(arguments)
-    chosen = tuple(name for name in given.only.split(",") if name) or tuple(w.name for w in WORKLOADS)
+    by_default = tuple(w.name for w in WORKLOADS if w.stalls or not given.only_stalls)
+    chosen = tuple(name for name in given.only.split(",") if name) or by_default
     if unknown := [name for name in chosen if name not in BY_NAME]:
         parser.error(f"no workload is called {unknown[0]!r}; there are {names}")
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds must be at least 1")
 
+    called = "stalls" if given.only_stalls else "results"
     return Options(
         chosen,
         given.rounds,
         given.quick,
         not given.no_orbax,
-        not given.no_memory,
+        not (given.no_memory or given.only_stalls),
+        given.only_stalls,
         given.dir,
-        given.json,
-        given.svg,
+        given.json or build / f"{called}.json",
+        given.svg or build / f"{called}.svg",
     )

@@ -8,9 +8,11 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from tests.bench.results import Operation, Results, Size, Spread, spread
-from tests.bench.units import amount, seconds
+from tests.bench.table import amounts
+from tests.bench.units import seconds
 
 PANELS = (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY)
+STEP_PANELS = (Operation.OPEN, Operation.ALL_STEPS, Operation.BEST)
 WIDTH = 1320
 LEFT = 28
 NAMES = 150  # for the names of the contenders
@@ -51,7 +53,8 @@ def draw(results: Results, machine: dict[str, Any], labels: Sequence[str]) -> st
     parts: list[str] = []
     top = float(TOP)
     for size in results.sizes:
-        panels = [(operation, panel(results, size.workload, operation, labels)) for operation in PANELS]
+        operations = PANELS if size.unit == "leaf" else STEP_PANELS
+        panels = [(operation, panel(results, size.workload, operation, labels)) for operation in operations]
         row = list(_row(size, panels, top))
         parts.extend(row)
         top += TITLE + BELOW + BAR * max(len(bars) for _, bars in panels)
@@ -62,7 +65,7 @@ def draw(results: Results, machine: dict[str, Any], labels: Sequence[str]) -> st
         "<title>penstock's benchmark</title>",
         f"<style>{STYLE}</style>",
         f'<rect width="{WIDTH}" height="{top:.0f}" fill="#ffffff"/>',
-        _text(LEFT, 38, "Time to save and to restore: shorter is better", "title"),
+        _text(LEFT, 38, "Time to save, to restore and to open: shorter is better", "title"),
         _text(LEFT, 62, _subtitle(machine), "subtitle"),
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"
@@ -83,7 +86,7 @@ def _subtitle(machine: dict[str, Any]) -> str:
 
 
 def _row(size: Size, panels: Sequence[tuple[Operation, list[Bar]]], top: float) -> Iterator[str]:
-    title = f"{size.title} ({size.n_leaves:,} leaves, {amount(size.nbytes)})"
+    title = f"{size.title} ({amounts(size)})"
     yield f'<g id="{escape(size.workload)}">'
     yield _text(LEFT, top + 14, title, "workload")
     step = (WIDTH - 2 * LEFT) / len(panels)

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.bench.loops import is_here
 from tests.bench.machine import ROOT
 from tests.bench.options import Options
 from tests.bench.place import check_space
-from tests.bench.results import Results
+from tests.bench.results import Note, Results
 from tests.bench.workloads import Workload
 
 N_COPIES = 9  # one of each contender, and one that is being replaced
@@ -32,15 +33,30 @@ def run_workload(workload: Workload, options: Options, place: Path) -> Results:
         WorkerError: If its process failed; it has said why on its standard error.
         NoSpaceError: If the checkpoints do not fit.
     """
+    return _run(workload, options, place, N_COPIES * (2 if workload.name == "changed" else 1))
+
+
+def run_stalls(workload: Workload, options: Options, place: Path, loop: str) -> Results:
+    """Watch one event loop beside penstock, in a process of its own. Raises what `run_workload` does."""
+    if not is_here(loop):
+        return Results(notes=[Note(workload.name, "penstock", f"stalls: {loop} is not installed")])
+
+    return _run(workload, options, place, 2, loop)
+
+
+def _run(
+    workload: Workload, options: Options, place: Path, n_copies: int, loop: str | None = None
+) -> Results:
     scale = workload.quick if options.quick else 1.0
-    check_space(place, int(workload.nbytes * scale), N_COPIES * (2 if workload.name == "changed" else 1))
+    check_space(place, int(workload.nbytes * scale), n_copies)
     folder = Path(tempfile.mkdtemp(prefix=f"{workload.name}-", dir=place))
-    output = place / f"{workload.name}.json"
+    output = place / f"{folder.name}.json"
     asked = {
         "workload": workload.name,
         "scale": scale,
         "rounds": options.rounds or (1 if options.quick else workload.rounds),
         "orbax": options.with_orbax,
+        "loop": loop,
         "folder": str(folder),
         "output": str(output),
     }

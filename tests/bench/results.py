@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
+IDLE = "idle"
+"""What a `Stall` is of in which nothing was done: the noise floor."""
 
 
 class Operation(StrEnum):
@@ -21,6 +23,10 @@ class Operation(StrEnum):
     COLD_NUMPY = "restore into numpy, cold"
     RESHARD = "restore onto 4 devices, warm"
     METADATA = "metadata"
+    OPEN = "open the manager"
+    LATEST = "latest_step"
+    ALL_STEPS = "all_steps"
+    BEST = "open, then best_step over all"
     STEADY = "save, ten in a row"
 
     @property
@@ -67,8 +73,9 @@ class Stall:
 
     workload: str
     contender: str
-    operation: str
+    operation: str  #: or `IDLE`
     seconds: float
+    loop: str = "asyncio"
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,18 @@ class Size:
 
     workload: str
     title: str
-    n_leaves: int
+    n_leaves: int  #: or steps
     nbytes: int
+    unit: str = "leaf"  #: of what there are so many
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """What else the machine did just before a workload."""
+
+    workload: str
+    load_1: float  #: the load average over a minute, our own earlier work included
+    busy_cores: float  #: on average, within a second in which the benchmark did nothing
 
 
 @dataclass
@@ -123,13 +140,14 @@ class Results:
     memory: list[Memory] = field(default_factory=list[Memory])
     profiles: list[Profile] = field(default_factory=list[Profile])
     notes: list[Note] = field(default_factory=list[Note])
+    quiet: list[Quiet] = field(default_factory=list[Quiet])
     checked: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
 
     def add(self, other: Results) -> None:
-        """Append all of another run."""
+        """Append all of another run; a workload's size is the same in all of its processes."""
         for name in _KINDS:
-            getattr(self, name).extend(getattr(other, name))
-
+            mine: list[Any] = getattr(self, name)
+            mine.extend(found for found in getattr(other, name) if name != "sizes" or found not in mine)
         self.checked.extend(other.checked)
 
     def as_json(self) -> dict[str, Any]:
@@ -169,9 +187,9 @@ class Results:
         key = (workload, contender, operation)
         return next((m for m in self.memory if (m.workload, m.contender, m.operation) == key), None)
 
-    def stalled(self, workload: str, contender: str, operation: str) -> list[float]:
-        key = (workload, contender, operation)
-        return [s.seconds for s in self.stalls if (s.workload, s.contender, s.operation) == key]
+    def stalled(self, workload: str, contender: str, operation: str, loop: str = "asyncio") -> list[float]:
+        key = (workload, contender, operation, loop)
+        return [s.seconds for s in self.stalls if (s.workload, s.contender, s.operation, s.loop) == key]
 
     def _of(self, workload: str, contender: str, operation: str) -> list[Sample]:
         key = (workload, contender, operation)
@@ -185,6 +203,7 @@ _KINDS = {
     "memory": Memory,
     "profiles": Profile,
     "notes": Note,
+    "quiet": Quiet,
 }
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.bench.bars import Verdict
-from tests.bench.results import Operation, Profile, Results, Size, Spread, spread
+from tests.bench.loops import LOOPS
+from tests.bench.noise import warning
+from tests.bench.results import IDLE, Operation, Profile, Results, Size, Spread, spread
 from tests.bench.units import amount, figure, microseconds, seconds
 
 HEADINGS = (
@@ -33,7 +35,7 @@ def render(
     quick: bool = False,
 ) -> str:
     """Return the whole report."""
-    parts = [_machine(machine)]
+    parts = [_machine(machine), *filter(None, [warning(results.quiet)])]
     if quick:
         parts.append(QUICK)
 
@@ -55,6 +57,14 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     )
 
 
+def amounts(size: Size) -> str:
+    """`8 leaves, 1 GiB`, or `20,000 steps`."""
+    if size.unit != "leaf":
+        return f"{size.n_leaves:,} {size.unit}s"
+
+    return f"{size.n_leaves:,} leaves, {amount(size.nbytes)}"
+
+
 def _machine(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
@@ -66,20 +76,25 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 def _workload(results: Results, size: Size, labels: Sequence[str]) -> str:
-    lines = [f"{size.workload}: {size.title} ({size.n_leaves:,} leaves, {amount(size.nbytes)})"]
-    rows: list[tuple[str, ...]] = [HEADINGS]
+    lines = [f"{size.workload}: {size.title} ({amounts(size)})"]
+    lines.extend(
+        f"just before: load average {quiet.load_1:.2f}, {quiet.busy_cores:.2f} processors busy"
+        for quiet in results.quiet
+        if quiet.workload == size.workload
+    )
+    rows: list[tuple[str, ...]] = [tuple(name.replace("leaf", size.unit) for name in HEADINGS)]
     for operation in ORDER:
         found = [row for label in labels if (row := _row(results, size, label, operation))]
         if found:
             rows.append((str(operation), *[""] * (len(HEADINGS) - 1)))
             rows.extend(found)
 
-    lines.append(aligned(rows))
-    floor = [
-        stall.seconds for stall in results.stalls if stall.workload == size.workload and not stall.operation
-    ]
-    if floor:
-        lines.append(f"noise floor of the event loop: {seconds(max(floor))}")
+    if rows[1:]:
+        lines.append(aligned(rows))
+
+    stalls = list(_stalls(results, size.workload, labels))
+    if stalls:
+        lines.append(_stall_table(stalls))
 
     lines.extend(
         f"{'FAILED ' if note.failed else ''}{note.contender}: {note.text}"
@@ -88,6 +103,25 @@ def _workload(results: Results, size: Size, labels: Sequence[str]) -> str:
     )
 
     return "\n".join(lines)
+
+
+def _stall_table(rows: Sequence[dict[str, str]]) -> str:
+    operations = [operation for operation in ORDER if any(operation in row for row in rows)]
+    columns = {"": "longest stall of the event loop", "loop": "loop", IDLE: "idle (noise floor)"}
+    columns.update((operation, str(operation)) for operation in operations)
+    return aligned([[*columns.values()], *([row.get(key, "") for key in columns] for row in rows)])
+
+
+def _stalls(results: Results, workload: str, labels: Sequence[str]) -> Iterator[dict[str, str]]:
+    """A row for each contender and event loop: what each operation did to it, and doing nothing."""
+    for label in labels:
+        for loop in LOOPS:
+            found = {
+                operation: ranged(spread(results.stalled(workload, label, operation, loop)))
+                for operation in (IDLE, *ORDER)
+            }
+            if any(found.values()):
+                yield {"": f"  {label}", "loop": loop, **{key: text for key, text in found.items() if text}}
 
 
 def _row(results: Results, size: Size, label: str, operation: Operation) -> tuple[str, ...] | None:
@@ -99,7 +133,8 @@ def _row(results: Results, size: Size, label: str, operation: Operation) -> tupl
     memory = results.extra_memory(size.workload, label, operation)
     written = spread(results.written(size.workload, label, operation))
     stalls = spread(results.stalled(size.workload, label, operation))
-    speed = "" if operation is Operation.METADATA else f"{size.nbytes / taken.median / 2**20:,.0f}"
+    moves_bytes = size.nbytes and operation is not Operation.METADATA
+    speed = f"{size.nbytes / taken.median / 2**20:,.0f}" if moves_bytes else ""
     return (
         f"  {label}",
         str(len(times)),
@@ -118,16 +153,16 @@ def ranged(found: Spread | None) -> str:
     if found is None:
         return ""
 
-    unit, factor = ("s", 1.0) if found.median >= 1 else ("ms", 1e3)
+    unit, factor = ("s", 1.0) if found.median >= 1 else ("ms", 1e3) if found.median >= 1e-4 else ("µs", 1e6)
     median, low, high = (figure(value * factor) for value in (found.median, found.low, found.high))
     return f"{median} {unit} ({low}..{high})"
 
 
 def _bars(verdicts: Sequence[Verdict]) -> str:
-    rows = [("bar", "wanted", "measured", "")]
+    rows = [("bar", "wanted", "measured", "", "")]
     for verdict in verdicts:
         measured = "" if verdict.measured is None else figure(verdict.measured)
-        rows.append((verdict.text, verdict.wanted, measured, verdict.verdict))
+        rows.append((verdict.text, verdict.wanted, measured, verdict.verdict, verdict.note))
 
     return aligned(rows, left=2)
 

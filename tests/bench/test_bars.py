@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.bench import bars
+from tests.bench import measures
 from tests.bench.bars import BARS, judge
-from tests.bench.results import Memory, Operation, Results, Sample, Size
+from tests.bench.results import IDLE, Memory, Operation, Results, Sample, Size, Stall
 
 SAVE, INTO_JAX = Operation.SAVE, Operation.RESTORE_JAX
 
@@ -25,46 +25,46 @@ def test_nothing_measured_is_neither_passed_nor_short() -> None:
 def test_half_the_time_is_twice_as_fast_and_medians_count() -> None:
     results = results_of(timed("penstock", 1, 1, 50), timed("Orbax", 2, 2, 0.1))
 
-    assert bars.times_as_fast("large", SAVE, "Orbax")(results) == 2
+    assert measures.times_as_fast("large", SAVE, "Orbax")(results) == 2
 
 
 def test_the_fastest_of_the_others_counts() -> None:
     results = results_of(timed("penstock", 4), timed("raw buffered", 6), timed("raw O_DIRECT", 2))
 
-    assert bars.times_as_fast("large", SAVE, "raw buffered", "raw O_DIRECT")(results) == 0.5
-    assert bars.times_as_fast("large", SAVE, "raw buffered", "absent")(results) == 1.5
+    assert measures.times_as_fast("large", SAVE, "raw buffered", "raw O_DIRECT")(results) == 0.5
+    assert measures.times_as_fast("large", SAVE, "raw buffered", "absent")(results) == 1.5
 
 
 def test_another_workload_or_operation_does_not_count() -> None:
     elsewhere = timed("Orbax", 2, work="small") + timed("Orbax", 2, what=INTO_JAX)
 
-    assert bars.times_as_fast("large", SAVE, "Orbax")(results_of(timed("penstock", 1), elsewhere)) is None
+    assert measures.times_as_fast("large", SAVE, "Orbax")(results_of(timed("penstock", 1), elsewhere)) is None
 
 
 def test_times_its_time_is_the_other_way_round() -> None:
     results = results_of(timed("penstock", 3), timed("safetensors", 2))
 
-    assert bars.times_its_time("large", SAVE, "safetensors")(results) == 1.5
+    assert measures.times_its_time("large", SAVE, "safetensors")(results) == 1.5
 
 
 def test_staged_is_compared_with_the_blocking_of_the_asynchronous_save() -> None:
     blocked = timed("Orbax async", 9, staged_s=2.0)
 
-    assert bars.staged_share("large")(results_of(timed("penstock", 5, staged_s=0.5), blocked)) == 0.25
-    assert bars.staged_share("large")(results_of(timed("penstock", 5, staged_s=0.5))) is None
+    assert measures.staged_share("large")(results_of(timed("penstock", 5, staged_s=0.5), blocked)) == 0.25
+    assert measures.staged_share("large")(results_of(timed("penstock", 5, staged_s=0.5))) is None
 
 
 def test_the_slowest_is_compared_with_the_median() -> None:
     results = results_of(timed("penstock", 1, 2, 5, what=Operation.STEADY))
 
-    assert bars.slowest_to_median("large", Operation.STEADY)(results) == 2.5
+    assert measures.slowest_to_median("large", Operation.STEADY)(results) == 2.5
 
 
 def test_growth_is_by_leaf() -> None:
     results = results_of(timed("penstock", 24, work="many"), timed("penstock", 2, work="small"))
     results.sizes = [Size("many", "", 100, 1), Size("small", "", 10, 1)]
 
-    assert bars.per_leaf_growth("many", "small", SAVE)(results) == pytest.approx(1.2)
+    assert measures.per_leaf_growth("many", "small", SAVE)(results) == pytest.approx(1.2)
 
 
 def test_memory_and_bytes_are_shares() -> None:
@@ -75,9 +75,9 @@ def test_memory_and_bytes_are_shares() -> None:
     results.sizes = [Size("large", "", 1, 1000)]
     results.memory = [Memory("large", "penstock", SAVE, 50, 70, 9)]
 
-    assert bars.memory_share("large", SAVE)(results) == 0.05
-    assert bars.memory_share("large", INTO_JAX)(results) is None
-    assert bars.written_share("large")(results) == 0.05
+    assert measures.memory_share("large", SAVE)(results) == 0.05
+    assert measures.memory_share("large", INTO_JAX)(results) is None
+    assert measures.written_share("large")(results) == 0.05
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(0.4, "pass"), (0.41, "short")])
@@ -97,6 +97,28 @@ def test_at_most(ours: float, verdict: str) -> None:
         found for found in judge(results) if found.text.startswith("10,000 leaves saved: time / safet")
     )
     assert (found.verdict, found.wanted) == (verdict, "at most 2")
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "stalled_s", "verdict"),
+    [(0.001, 0.010, "pass"), (0.001, 0.011, "short"), (0.02, 0.019, "pass"), (0.02, 0.021, "short")],
+)
+def test_a_stall_counts_from_10_ms_or_from_the_noise_floor(
+    idle_s: float, stalled_s: float, verdict: str
+) -> None:
+    results = Results(
+        stalls=[
+            Stall("small", "penstock", IDLE, idle_s, "trio"),
+            Stall("small", "penstock", IDLE, 0.5, "asyncio"),
+            Stall("small", "penstock", SAVE, 0.001, "trio"),
+            Stall("small", "penstock", INTO_JAX, stalled_s, "trio"),
+            Stall("small", "Orbax", INTO_JAX, 9.0, "trio"),
+        ]
+    )
+
+    (found,) = [one for one in judge(results) if one.text.startswith("10,000 leaves: longest stall of trio")]
+    assert (found.verdict, found.wanted, found.measured) == (verdict, "at most 10", stalled_s * 1e3)
+    assert found.note == f"noise floor {idle_s * 1e3:g}"
 
 
 def test_every_bar_has_a_text_of_its_own() -> None:

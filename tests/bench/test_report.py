@@ -9,10 +9,12 @@ import pytest
 from tests.bench import plot, table
 from tests.bench.bars import judge
 from tests.bench.results import (
+    IDLE,
     Memory,
     Note,
     Operation,
     Profile,
+    Quiet,
     Results,
     Sample,
     Size,
@@ -20,7 +22,6 @@ from tests.bench.results import (
     StageTime,
     Stall,
 )
-from tests.bench.timing import HEARTBEAT
 from tests.bench.units import amount, microseconds, seconds
 
 MACHINE: dict[str, Any] = {
@@ -48,7 +49,13 @@ def results() -> Results:
             Sample("large", "penstock", save, 0, 0.5, 0.01, 2**29),
             Sample("large", "penstock", save, 1, 0.5, 0.03, 2**29),
         ],
-        stalls=[Stall("large", HEARTBEAT, "", 0.004), Stall("large", "penstock", save, 0.012)],
+        stalls=[
+            Stall("large", "penstock", IDLE, 0.004),
+            Stall("large", "penstock", save, 0.012),
+            Stall("large", "penstock", IDLE, 0.014, "trio"),
+            Stall("large", "penstock", save, 0.013, "trio"),
+            Stall("large", "Orbax", save, 1.5),
+        ],
         memory=[Memory("large", "penstock", save, 2**28, 2**28, 9)],
         profiles=[
             Profile("large", save, 0.5, (StageTime("write", 0.4, 0.1, 0),)),
@@ -71,6 +78,47 @@ def test_a_row_says_all_that_is_known(results: Results) -> None:
     ]
 
 
+def test_stalls_stand_beside_their_loop_and_its_noise(results: Results) -> None:
+    lines = lines_of(results)
+    at = next(at for at, line in enumerate(lines) if line.startswith("longest stall"))
+    rows = [line.split() for line in lines[at + 1 : at + 4]]
+
+    assert lines[at].split()[6:] == ["loop", "idle", "(noise", "floor)", "save"]
+    assert rows == [
+        ["penstock", "asyncio", "4", "ms", "(4..4)", "12", "ms", "(12..12)"],
+        ["penstock", "trio", "14", "ms", "(14..14)", "13", "ms", "(13..13)"],
+        ["Orbax", "asyncio", "1.5", "s", "(1.5..1.5)"],
+    ]
+
+
+def test_steps_have_no_bytes_and_a_picture_of_their_own(results: Results) -> None:
+    results.sizes.append(Size("steps", "a directory", 20_000, 0, "step"))
+    results.samples.append(Sample("steps", "penstock", Operation.OPEN, 0, 0.5))
+    lines = lines_of(results)
+    at = lines.index("steps: a directory (20,000 steps)")
+    group = ElementTree.fromstring(plot.draw(results, MACHINE, LABELS)).find(f"{SVG}g[@id='steps']")
+
+    assert lines[at + 1].split("  ")[-1] == "stall"
+    assert "µs/step" in lines[at + 1]
+    assert lines[at + 3].split() == ["penstock", "1", "500", "ms", "(500..500)", "25.0"]
+    assert group is not None
+    assert [text.text for text in group.iter(f"{SVG}text")][-1] == "500 ms"
+
+
+def test_a_busy_machine_is_told_of(results: Results) -> None:
+    assert not [line for line in lines_of(results) if line.startswith("NOT ALONE")]
+
+    results.quiet = [Quiet("small", 0.4, 0.1), Quiet("large", 2.0, 0.7)]
+    lines = lines_of(results)
+    (told,) = [line for line in lines if line.startswith("NOT ALONE")]
+    assert "0.7 processors busy before 'large'" in told
+    assert "load average" not in told
+    assert "just before: load average 2.00, 0.70 processors busy" in lines
+
+    results.quiet = [Quiet("large", 0.6, 0.0)]
+    assert any("load average 0.60 at the start" in line for line in lines_of(results))
+
+
 def test_contenders_come_in_their_order_and_notes_below(results: Results) -> None:
     lines = lines_of(results)
     beginnings = [
@@ -78,7 +126,7 @@ def test_contenders_come_in_their_order_and_notes_below(results: Results) -> Non
         "save",
         "  penstock",
         "  Orbax",
-        "noise floor",
+        "longest stall",
         "numpy: left",
         "FAILED raw",
     ]
@@ -109,6 +157,7 @@ def test_columns_are_aligned() -> None:
 def test_a_range_is_in_the_unit_of_its_median() -> None:
     assert table.ranged(Spread(0.5, 0.1, 2)) == "500 ms (100..2,000)"
     assert table.ranged(Spread(1.25, 0.5, 2)) == "1.25 s (0.5..2)"
+    assert table.ranged(Spread(2e-6, 1e-6, 0.001)) == "2 µs (1..1,000)"
     assert table.ranged(None) == ""
 
 

@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias, final
 
+import anyio
 from anyio import to_thread
 from tests.bench.checking import WrongBytesError, check
-from tests.bench.contenders.penstock import HAS_BASE, Penstock
+from tests.bench.contenders.penstock import Penstock
 from tests.bench.contenders.protocol import Blocking, Contender, InLoop, InThread, Saved
+from tests.bench.loops import ASYNCIO
 from tests.bench.profiles import restore_profile
-from tests.bench.results import Note, Operation, Profile, Results, Sample, Size, Stall
+from tests.bench.results import IDLE, Note, Operation, Profile, Results, Sample, Size, Stall
 from tests.bench.setting import Setting, bytes_not_shared, io_bytes
 from tests.bench.stalls import beating, noise_floor
 from tests.bench.trees import State
@@ -24,12 +26,11 @@ from tests.bench.workloads import Workload
 
 STEADY_ROUNDS = 10
 STALL_ROUNDS = 3
+DROPPED_AFTER_S = 0.05
 ALL = (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation.METADATA)
 WATCHED = {"penstock": ALL, "Orbax": ALL, "Orbax async": ALL, "safetensors": ALL}
 WATCHED_IF_SLOW = {"Orbax": (Operation.RESTORE_JAX,), "Orbax async": (Operation.SAVE,)}
 PROFILED = (Operation.RESTORE_JAX, Operation.RESTORE_NUMPY, Operation.COLD_NUMPY)
-HEARTBEAT = "nothing (noise floor)"
-NOT_AVAILABLE = "save(base=...) is not available in this version: everything is written again"
 Act: TypeAlias = Callable[[Contender, Operation], Awaitable[None]]
 
 
@@ -53,10 +54,21 @@ async def measure(
             await bench.round(number, contenders)
 
         if workload.stalls:
-            await bench.watch([*ours, *(InLoop(blocking) for blocking in others)])
+            await bench.watch([InLoop(blocking) for blocking in others])
 
         await bench.steady(ours[0])
         await bench.profile(ours[0])
+
+    return bench.results
+
+
+async def measure_stalls(workload: Workload, state: State, rounds: int, folder: Path, loop: str) -> Results:
+    """Measure how long the event loop that this runs in, called `loop`, stands still beside penstock."""
+    contender = Penstock(ready_in_loop=False)
+    bench = _Bench(workload, Setting(state, folder), rounds)
+    async with contender.running():
+        await bench.warm_up([contender])
+        await bench.watch([contender], loop)
 
     return bench.results
 
@@ -71,9 +83,6 @@ class _Bench:
         self.results.sizes.append(Size(workload.name, workload.title, len(state.leaves), state.nbytes))
         for label, reason in workload.skipped.items():
             self._note(label, reason)
-
-        if not HAS_BASE and Operation.SECOND_SAVE in workload.operations:
-            self._note("penstock", NOT_AVAILABLE)
 
     async def warm_up(self, contenders: Sequence[Contender]) -> None:
         """Have everybody save once, untimed."""
@@ -97,25 +106,26 @@ class _Bench:
                     self._say(f"round {number + 1}: {contender.label}: {operation}")
                     await self._guarded(contender, operation, partial(self._measure, number))
 
-    async def watch(self, contenders: Sequence[Contender]) -> None:
+    async def watch(self, contenders: Sequence[Contender], loop: str = ASYNCIO) -> None:
         """The same once more with a heartbeat in the loop; apart, since watching costs a little, too."""
         async with beating() as heartbeat:
-            floor = await noise_floor(heartbeat)
-            self.results.stalls.append(Stall(self._workload.name, HEARTBEAT, "", floor))
 
             async def act(contender: Contender, operation: Operation) -> None:
                 await to_thread.run_sync(self._setting.prepare, contender, operation)
                 heartbeat.reset()
-                await self._setting.perform(contender, operation)
-                stall = Stall(self._workload.name, contender.label, operation, heartbeat.worst_s())
-                self.results.stalls.append(stall)
+                kept = await self._setting.perform(contender, operation)
+                self._stalled(contender, operation, heartbeat.worst_s(), loop)
+                await anyio.sleep(DROPPED_AFTER_S)
+                del kept  # what it costs to drop a tree is its owner's affair
                 await to_thread.run_sync(self._setting.finish, contender, operation)
 
             for contender in contenders:
-                for operation in self._watched(contender):
-                    slow = contender.label in self._workload.fewer
-                    for _ in range(1 if slow else min(self._rounds, STALL_ROUNDS)):
-                        self._say(f"stalls: {contender.label}: {operation}")
+                operations = self._watched(contender)
+                slow = contender.label in self._workload.fewer
+                for _ in range((1 if slow else min(self._rounds, STALL_ROUNDS)) if operations else 0):
+                    self._stalled(contender, IDLE, await noise_floor(heartbeat), loop)
+                    for operation in operations:
+                        self._say(f"stalls: {contender.label} on {loop}: {operation}")
                         await self._guarded(contender, operation, act)
 
     async def steady(self, contender: Contender) -> None:
@@ -137,6 +147,10 @@ class _Bench:
         for operation in PROFILED:
             if operation in self._workload.operations:
                 await self._guarded(contender, operation, act)
+
+    def _stalled(self, contender: Contender, operation: str, seconds: float, loop: str) -> None:
+        stall = Stall(self._workload.name, contender.label, operation, seconds, loop)
+        self.results.stalls.append(stall)
 
     def _watched(self, contender: Contender) -> list[Operation]:
         """What is worth its time: whoever blocks the loop for seconds does so in every operation."""

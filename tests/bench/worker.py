@@ -16,10 +16,13 @@ from typing import Any
 import anyio
 from tests.bench import trees
 from tests.bench.contenders.everyone import others, ours
+from tests.bench.contenders.managers import everybody
 from tests.bench.contenders.penstock import n_threads
 from tests.bench.contenders.raw import IN_FLIGHT
-from tests.bench.results import Note
-from tests.bench.timing import measure
+from tests.bench.loops import run_on
+from tests.bench.results import Note, Results
+from tests.bench.steps import measure_steps
+from tests.bench.timing import measure, measure_stalls
 from tests.bench.workloads import BY_NAME
 
 
@@ -28,17 +31,26 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)  # a failure is in the results
 
-    results = anyio.run(
-        measure,
-        BY_NAME[options["workload"]],
-        trees.build(options["workload"], options["scale"]),
-        options["rounds"],
-        Path(options["folder"]).resolve(),
-        ours(),
-        others(with_orbax=options["orbax"]),
-    )
-    results.notes.append(Note(options["workload"], "raw", raw_ways(n_threads("save"), n_threads("restore"))))
-    Path(options["output"]).write_text(json.dumps(results.as_json()))
+    Path(options["output"]).write_text(json.dumps(measured(options).as_json()))
+
+
+def measured(options: dict[str, Any]) -> Results:
+    """All that this process is to measure."""
+    workload, folder = BY_NAME[options["workload"]], Path(options["folder"]).resolve()
+    rounds, with_orbax = options["rounds"], options["orbax"]
+    if workload.n_steps:
+        n_steps = int(workload.n_steps * options["scale"])
+        managers = everybody(with_orbax=with_orbax)
+        return anyio.run(measure_steps, workload, n_steps, rounds, folder, managers)
+
+    state = trees.build(workload.name, options["scale"])
+    if options["loop"] is not None:
+        loop = options["loop"]
+        return run_on(loop, measure_stalls, workload, state, rounds, folder, loop)
+
+    results = anyio.run(measure, workload, state, rounds, folder, ours(), others(with_orbax=with_orbax))
+    results.notes.append(Note(workload.name, "raw", raw_ways(n_threads("save"), n_threads("restore"))))
+    return results
 
 
 def raw_ways(n_writers: int, n_readers: int) -> str:

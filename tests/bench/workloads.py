@@ -23,6 +23,7 @@ class Workload:
     nbytes: int  #: about
     quick: float  #: part of the size in a quick run
     devices: int = 1
+    n_steps: int = 0  #: in a directory of steps, which is what is worked on then
     memory: bool = False  #: whether peak memory is measured, in a process for each operation
     stalls: bool = False  #: whether the event loop is watched
     fewer: Mapping[str, int] = field(default_factory=dict[str, int])  #: most rounds, by contender
@@ -33,7 +34,7 @@ WORKLOADS = (
     Workload(
         "large",
         "1 GiB in 8 float32 arrays",
-        (*WARM, Operation.COLD_NUMPY, Operation.STEADY),
+        (*WARM, Operation.METADATA, Operation.COLD_NUMPY, Operation.STEADY),
         rounds=4,
         nbytes=2**30,
         quick=1 / 8,
@@ -98,6 +99,16 @@ WORKLOADS = (
         rounds=3,
         nbytes=500 * 2**20,
         quick=1 / 4,
+    ),
+    Workload(
+        "steps",
+        "a directory of steps, every second with metrics",
+        (Operation.OPEN, Operation.LATEST, Operation.ALL_STEPS, Operation.BEST),
+        rounds=5,
+        nbytes=2**26,
+        quick=1 / 10,
+        n_steps=20_000,
+        fewer={"Orbax": 1},
     ),
 )
 # For the harness's own test: five leaves, and everything but what takes its time.

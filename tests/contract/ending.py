@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,21 @@ def hanging(then: Exception | None = None, **stopping: Any) -> tuple[Hang, dict[
     store = FaultyStore(LocalStore())
     config = Config(stopping=StoppingOptions(**stopping))
     return store.hang_on("data.write_at", then=then), {"store": store, "config": config}
+
+
+@contextmanager
+def awaited_signals() -> Generator[Callable[[], object]]:
+    """Yield what returns once another signal has come, and its handler been called.
+
+    Unlike `signal.pause`, it also does for one that came just before it was called.
+    """
+    came, note = os.pipe()
+    os.set_blocking(note, False)
+    previous = signal.set_wakeup_fd(note)
+    try:
+        yield lambda: os.read(came, 1)
+    finally:
+        signal.set_wakeup_fd(previous)
 
 
 def when_main_has_ended(act: Callable[[], object]) -> None:
@@ -174,16 +189,15 @@ def sigterm_own_handler(folder: Path) -> None:
 def sigterm_sync(folder: Path) -> None:
     hang, options = hanging(sigterm_s=20.0)
     checkpointer = penstock.sync.Checkpointer(**options)
-    with checkpointer:
+    with checkpointer, awaited_signals() as wait_signal:
         checkpointer.save(folder / "new", TREE)
         hang.wait_reached_blocking()
         say("saving")
-        while not checkpointer._inner.stopping.sigterm_came:
-            time.sleep(0.01)
-
+        wait_signal()
+        assert checkpointer._inner.stopping.sigterm_came
         hang.release()
         while True:
-            signal.pause()
+            wait_signal()
 
 
 def sigterm_idle(folder: Path) -> None:
@@ -202,8 +216,8 @@ async def interrupted(folder: Path) -> None:
     async with penstock.Checkpointer(**options) as checkpointer:
         await checkpointer.save(folder / "new", TREE)
         await hang.wait_reached()
-        say("saving")
         try:
+            say("saving")  # the signal comes at once
             await anyio.sleep_forever()
         finally:
             hang.release()
@@ -222,13 +236,13 @@ def sigint_trio(folder: Path) -> None:
 def sigint_sync(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hang, options = hanging()
-    with penstock.sync.Checkpointer(**options) as checkpointer:
+    with awaited_signals() as wait_signal, penstock.sync.Checkpointer(**options) as checkpointer:
         checkpointer.save(folder / "new", TREE)
         hang.wait_reached_blocking()
-        say("saving")
         try:
+            say("saving")  # the signal comes at once
             while True:
-                signal.pause()
+                wait_signal()
         finally:
             hang.release()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.handlers.leaves.numpy_array import NumpyHandler
 from penstock.handlers.leaves.scalar import ScalarHandler
 from penstock.handlers.leaves.string import StringHandler
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import LeafHandler, Store, TypeHandler
 from penstock.stages.encode import Encode
 from penstock.stages.limit_bytes import LimitBytes
@@ -206,6 +207,89 @@ def test_a_wrong_handler_is_found(
 ) -> None:
     with pytest.raises(AssertionError, match=said):
         getattr(_third_party(handler), test)(tmp_path)
+
+
+class _ReadAlone(_Forgetful):
+    """A reader keeps other readers out."""
+
+    def hold(self, path: str) -> Any:
+        return self._inner.hold(path)
+
+    def hold_reading(self, path: str) -> Any:
+        return self._inner.hold(path)
+
+
+class _ReadWhileHeld(_ReadAlone):
+    """Readers hold something, which keeps nobody out."""
+
+    class Held:
+        def release(self) -> None: ...
+
+    def hold_reading(self, path: str) -> Any:
+        return self.Held()
+
+
+class _ReadByOne(_ReadAlone):
+    """Whoever of the readers is first to release lets go for all."""
+
+    holds: ClassVar[dict[str, Any]] = {}
+
+    def hold_reading(self, path: str) -> Any:
+        if path not in self.holds:
+            self.holds[path] = self._inner.hold_reading(path)
+
+        return self._Shared(path)
+
+    class _Shared:
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def release(self) -> None:
+            hold = _ReadByOne.holds.pop(self.path, None)
+            if hold is not None:
+                hold.release()
+
+
+class _WithoutReadHolds(_ReadAlone):
+    hold_reading = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("store", "test", "said"),
+    [
+        (_ReadAlone, "test_readers_hold_together_and_keep_others_out", "somebody builds"),
+        (_ReadWhileHeld, "test_readers_hold_together_and_keep_others_out", "holding what is read"),
+        (_ReadByOne, "test_readers_hold_together_and_keep_others_out", "one of two still reads"),
+        (_ReadWhileHeld, "test_nobody_reads_what_is_held_or_absent", "to read .* must raise StorageError"),
+        (_ReadWhileHeld, "test_nobody_deletes_what_is_being_restored", "holding what is restored"),
+    ],
+)
+def test_a_store_whose_readers_hold_wrongly_is_found(
+    tmp_path: Path, store: type[Any], test: str, said: str
+) -> None:
+    class Test(StoreConformance):
+        def make_store(self) -> Store:
+            made: Any = store()
+            return made  # type: ignore[no-any-return]
+
+    with pytest.raises((AssertionError, StorageError), match=said):
+        getattr(Test(), test)(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_WithoutReadHolds, lambda: FaultyStore(cast("Store", _WithoutReadHolds()))],
+    ids=["bare", "around it"],
+)
+def test_a_store_without_holds_for_reading_is_a_store(tmp_path: Path, make: Callable[[], Any]) -> None:
+    class Test(StoreConformance):
+        def make_store(self) -> Store:
+            made: Any = make()
+            return made  # type: ignore[no-any-return]
+
+    Test().test_readers_hold_together_and_keep_others_out(tmp_path)
+    Test().test_nobody_reads_what_is_held_or_absent(tmp_path)
+    Test().test_nobody_deletes_what_is_being_restored(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ async def test_a_batch_handler_saves_and_loads_in_files_of_its_own(
     pending = await adapted.save(leaf, threads)
     assert (pending.leaf.info, pending.leaf.value) == (leaf.info, None)  # the copy is the handler's now
     await pending.wait()
-    adapted.finalize(str(tmp_path))
+    await adapted.finalizing(str(tmp_path), threads).wait()
     loaded = await adapted.load(as_read(leaf))
 
     assert files(tmp_path) == ["opt.w.first.npz", "opt.w.second.npz"]
@@ -176,8 +176,21 @@ async def use(adapted: AdaptedHandler, leaf: Leaf, threads: Threads) -> None:
 async def test_finalize_may_fail(handler: NpzHandler) -> None:
     handler.fails["finalize"] = RuntimeError("boom")
 
-    with pytest.raises(HandlerFailedError, match=f"{NAME} failed: RuntimeError: boom"):
-        AdaptedHandler(handler).finalize("/c")
+    with pytest.raises(HandlerFailedError, match=f"{NAME} failed: RuntimeError: boom") as caught:
+        await AdaptedHandler(handler).finalizing("/c", Threads()).wait()
+
+    assert caught.value.key_path == "finalize of 'weights'"
+
+
+async def test_a_finalize_that_had_not_begun_when_it_was_cancelled_never_does(handler: NpzHandler) -> None:
+    finalizing = AdaptedHandler(handler).finalizing("/c", Threads())
+    with CancelScope() as scope:
+        scope.cancel()
+        await finalizing.wait()
+
+    await finalizing.wait()
+    assert scope.cancelled_caught
+    assert handler.finalized == []
 
 
 async def test_an_error_of_ours_stays_as_it_is_and_gets_the_key_path(

@@ -81,6 +81,88 @@ async def test_the_prioritised_do_not_starve_the_rest() -> None:
     assert order.index("plain") == PATIENCE
 
 
+async def test_after_the_turn_of_who_waited_the_prioritised_go_first_again() -> None:
+    account, order = ByteAccount(10), list[str]()
+    wishes = [("plain", 10, False)] * 2 + [("first", 10, True)] * (3 * PATIENCE)
+    await queue_up(account, wishes, order)
+
+    assert [at for at, flow in enumerate(order) if flow == "plain"] == [PATIENCE, 2 * PATIENCE + 1]
+
+
+async def test_what_the_prioritised_got_while_nobody_else_waited_does_not_count() -> None:
+    account, order = ByteAccount(10), list[str]()
+    await queue_up(account, [("first", 10, True)] * PATIENCE, [])
+    await queue_up(account, [("plain", 10, False), ("first", 10, True)], order)
+
+    assert order == ["first", "plain"]
+
+
+async def test_what_a_flow_got_is_forgotten_when_nobody_waits_any_more() -> None:
+    account, order = ByteAccount(10), list[str]()
+    await queue_up(account, [("old", 10, False)] * 3, [])
+    await queue_up(account, [("new", 10, False)] * 3 + [("old", 10, False)] * 3, order)
+
+    assert order == ["new", "old"] * 3
+
+
+async def test_seconds_that_were_waited_add_up() -> None:
+    account = ByteAccount(10)
+
+    async def wait_once(n_checkpoints: int) -> float:
+        held = await account.acquire(10)
+        async with create_task_group() as tasks:
+            tasks.start_soon(take_and_return)
+            for _ in range(n_checkpoints):
+                await anyio.lowlevel.checkpoint()
+            held.release()
+
+        return account.statistics().waited_s
+
+    async def take_and_return() -> None:
+        (await account.acquire(10)).release()
+
+    assert 0 < await wait_once(1000) < await wait_once(10)
+
+
+async def test_a_limit_of_a_flow_that_rises_lets_in_who_waits_for_it() -> None:
+    account = ByteAccount(10)
+    account.bound("save", 2)
+    held = await account.acquire(2, flow="save")
+    leases: list[ByteLease] = []
+
+    async def want() -> None:
+        leases.append(await account.acquire(2, flow="save"))
+
+    with fail_after(5):
+        async with create_task_group() as tasks:
+            tasks.start_soon(want)
+            await wait_all_tasks_blocked()
+            account.bound("save", 4)
+
+    held.release()
+    leases[0].release()
+    assert account.statistics("save").leased == 0
+
+
+def test_a_flow_may_not_have_more_than_there_is() -> None:
+    account = ByteAccount(10)
+    account.bound("save", 12)
+    assert account.limit_of("save") == 10
+    account.resize(20)
+    assert (account.limit_of("save"), account.limit_of("restore")) == (12, 20)
+
+
+async def test_two_leases_that_became_one_are_both_empty() -> None:
+    inner, outer = ByteAccount(5), ByteAccount(10)
+    first, second = await inner.acquire(5), await outer.acquire(5)
+    with first.joined(second):
+        first.release()
+        second.release()
+        assert (inner.statistics().leased, outer.statistics().leased) == (5, 5)
+
+    assert (inner.statistics().leased, outer.statistics().leased) == (0, 0)
+
+
 async def test_a_flow_at_its_own_limit_stands_in_nobody_elses_way() -> None:
     account = ByteAccount(10)
     account.bound("save", 4)

@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 import pytest
 
-from penstock.kernel.config import Config, FlowOptions, MemoryOptions, StoreOptions, load_options
+from penstock.kernel.config import (
+    Config,
+    FlowOptions,
+    MemoryOptions,
+    SaveFlowOptions,
+    StoreOptions,
+    load_options,
+)
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.units import parse_bytes, parse_seconds
 
@@ -265,7 +272,7 @@ def test_an_option_without_a_default_is_required() -> None:
 def test_the_defaults() -> None:
     expected = Config(
         MemoryOptions("auto"),
-        FlowOptions(16 * MIB, 2048, 4 * MIB),
+        SaveFlowOptions(16 * MIB, 2048, 4096 * MIB),
         FlowOptions(16 * MIB, 2048, 4 * MIB),
         StoreOptions("auto"),
     )

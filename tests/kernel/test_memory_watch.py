@@ -35,7 +35,9 @@ def read(free: int, pressure: float = 0.0) -> MemoryReading:
         (GIB, 0, read(8 * GIB, 5.0), GIB),  # neither pressed nor relieved
         (GIB, 0, read(8 * GIB, 0.5), GIB + WHOLE // 8),  # back in steps,
         (WHOLE - 1, 0, read(8 * GIB), WHOLE),  # to what it was
-        (GIB, 0, read(2 * GIB + 100 * MIB), GIB),  # a little is nothing
+        (GIB, 0, read(2 * GIB + 100 * MIB), GIB),  # a little is nothing,
+        (WHOLE, 0, read(2 * (WHOLE - WHOLE // 16)), WHOLE - WHOLE // 16),  # and a sixteenth is not
+        (WHOLE, 0, read(GIB, 10.0), GIB // 2),  # pressed, and less is free than half of it
     ],
 )
 def test_what_a_limit_becomes(limit: int, leased: int, reading: MemoryReading, becomes: int) -> None:
@@ -85,6 +87,25 @@ def test_what_a_group_has_left_counts_its_reclaimable_cache(
         },
     )
     assert source.read() == MemoryReading(4 * GIB, 3 * GIB // 2, 0.0)
+
+
+def test_a_group_that_has_more_than_it_may_has_nothing_left(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/job\n",
+        "proc/meminfo": MEMINFO,
+        "sys/fs/cgroup/job/memory.max": f"{GIB}\n",
+        "sys/fs/cgroup/job/memory.current": f"{GIB + 5}\n",
+    }
+    assert put(tmp_path, files).read().free == 0
+
+
+def test_the_pressure_of_a_group_around_the_own_one_does_not_count(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/pod/job\n",
+        "sys/fs/cgroup/pod/job/memory.pressure": PRESSURE.format("2.50"),
+        "sys/fs/cgroup/pod/memory.pressure": PRESSURE.format("80.00"),
+    }
+    assert put(tmp_path, files).read().pressure == 2.5
 
 
 def test_the_higher_pressure_counts_of_the_machine_and_of_the_own_group(tmp_path: Path) -> None:
@@ -194,6 +215,36 @@ async def test_one_of_two_watches_and_the_other_takes_over() -> None:
             scopes[1].cancel()
 
     assert memory.watcher is None
+
+
+@pytest.mark.anyio
+async def test_who_does_not_watch_ends_without_a_change_for_who_does() -> None:
+    memory = automatic(Machine(read(8 * GIB)))
+    events = structlog.wrap_logger(None, processors=[LogCapture()])
+    second, seen = CancelScope(), list[object]()
+
+    async def watch_second() -> None:
+        with second:
+            await watch_memory(memory, events, interval_s=0)
+
+        seen.append(memory.watcher)
+
+    with fail_after(5):
+        async with create_task_group() as tasks:
+            with watching_memory(tasks, memory, events, interval_s=0):
+                while memory.watcher is None:
+                    await anyio.lowlevel.checkpoint()
+
+                watching = memory.watcher
+                tasks.start_soon(watch_second)
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+
+                second.cancel()
+                while not seen:
+                    await anyio.lowlevel.checkpoint()
+
+    assert seen == [watching]
 
 
 @pytest.mark.anyio

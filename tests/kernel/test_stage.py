@@ -193,11 +193,9 @@ async def test_finish_is_not_called_after_an_error_and_what_waits_is_released() 
         for message in (1, 2, Parcel("waiting", await memory.acquire(10))):
             driven.feed.send_nowait(message)
 
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.raises(ValueError, match=r"^2$"):
             await driven()
 
-    assert caught.group_contains(ValueError, match="^2$", depth=1)
-    assert len(caught.value.exceptions) == 1
     assert actor.finished == 0
     assert memory.statistics().leased == 0
 
@@ -211,7 +209,7 @@ async def test_a_message_whose_work_failed_is_released() -> None:
 
     with Driven(fail) as driven:
         driven.feed.send_nowait(Parcel("a", await memory.acquire(10)))
-        with pytest.raises(ExceptionGroup):
+        with pytest.raises(ValueError, match=r"^$"):
             await driven()
 
     assert memory.statistics().leased == 0
@@ -428,10 +426,8 @@ async def test_an_error_of_the_actor_is_not_mistaken_for_a_consumer_that_left() 
     with Driven(broken) as driven:
         driven.feed.send_nowait(1)
         driven.feed.close()
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.raises(anyio.BrokenResourceError):
             await driven()
-
-    assert caught.group_contains(anyio.BrokenResourceError, depth=1)
 
 
 async def test_receiving_releases_what_senders_offer_and_closes() -> None:

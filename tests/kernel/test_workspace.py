@@ -146,6 +146,7 @@ async def test_open_removes_what_is_stale_and_makes_each_directory_once() -> Non
 
     assert store.there == {TEMPORARY: "new", f"{TEMPORARY}/d": "new"}
     assert store.done == [
+        ("check_writable", FINAL),
         ("remove_tree", TEMPORARY),
         ("make_directory", TEMPORARY),
         ("make_directory", f"{TEMPORARY}/d"),
@@ -156,7 +157,29 @@ async def test_the_root_is_made_first_also_for_a_directory_in_it() -> None:
     store = FakeStore(TEMPORARY)
     await space(store).open("d")
 
-    assert [operation for operation, *_ in store.done] == ["remove_tree", "make_directory", "make_directory"]
+    made = ["remove_tree", "make_directory", "make_directory"]
+    assert [operation for operation, *_ in store.done] == ["check_writable", *made]
+
+
+async def test_open_checks_what_nobody_has_checked() -> None:
+    store = FakeStore(FINAL)
+    workspace = space(store)
+    with pytest.raises(DestinationExistsError, match=FINAL):
+        await workspace.open()
+
+    await workspace.discard()
+    assert store.there == {FINAL: "old"}
+    assert store.done == []
+
+
+async def test_open_does_not_check_again() -> None:
+    store = FakeStore()
+    workspace = space(store)
+    await workspace.check()
+    store.before["check_writable"] = refuse
+    await workspace.open()
+
+    assert store.there == {TEMPORARY: "new"}
 
 
 async def test_many_may_open_at_once() -> None:
@@ -176,6 +199,7 @@ async def test_many_may_open_at_once() -> None:
         go_on.set()
 
     assert sorted(store.done) == [
+        ("check_writable", FINAL),
         ("make_directory", TEMPORARY),
         ("make_directory", f"{TEMPORARY}/d"),
         ("make_directory", f"{TEMPORARY}/e"),
@@ -227,14 +251,16 @@ async def test_overwrite_where_nothing_is_is_a_rename() -> None:
 
 async def test_an_old_checkpoint_is_refused_before_and_at_the_end() -> None:
     store = FakeStore(FINAL)
-    workspace = space(store)
     with pytest.raises(DestinationExistsError, match=FINAL):
-        await workspace.check()
+        await space(store).check()
     assert store.done == []
 
+    store = FakeStore()
+    workspace = space(store)
     await workspace.open()
+    store.there[FINAL] = "old"  # it came in the meantime
     with pytest.raises(DestinationExistsError, match=FINAL):
-        await workspace.publish()  # as if it had come in the meantime
+        await workspace.publish()
 
     assert not workspace.published
     await workspace.discard()

@@ -233,6 +233,13 @@ def test_operators_combine() -> None:
     )
 
 
+def test_exactly_so_many_seconds_are_enough() -> None:
+    assert EverySeconds(5).should_save(SaveMoment(step=1, now_s=15, saved_s=10))
+    assert WhenIdle(5).should_save(SaveMoment(step=1, now_s=15, saved_s=10, steps=(0,)))
+    assert list(KeepRecent(5).keep([StepInfo(1, 10)], 15)) == [1]
+    assert list(KeepEverySeconds(5).keep([StepInfo(1, 10), StepInfo(2, 14), StepInfo(3, 15)], 20)) == [1, 3]
+
+
 def test_metrics_may_be_nested_or_computed() -> None:
     steps = [StepInfo(1, 0, {"eval": {"loss": 3}}), StepInfo(2, 0, {"eval": {"loss": 2}, "eval/loss": 9})]
 

@@ -18,6 +18,7 @@ from typing import Any, Final, final
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.json_values import as_list, as_object, as_shape, as_string
+from penstock.handlers.layout.safetensors.quick_header import Tensor, scan
 from penstock.handlers.layout.safetensors.types import CODES, NAMES, PACKED
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
 from penstock.kernel.protocols import Store
@@ -30,18 +31,6 @@ METADATA: Final = "__metadata__"
 
 _LENGTH_BYTES: Final = 8
 _MOST_AXES: Final = 64  # what numpy has
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of a file."""
-
-    name: str
-    dtype: str  #: by its name here: `bfloat16`
-    shape: tuple[int, ...]
-    offset: int  #: bytes from the start of the file
-    nbytes: int
 
 
 @final
@@ -108,14 +97,19 @@ def _read(read_at: Any, offset: int, nbytes: int) -> bytes:
 
 
 def _decode(path: str, data: bytes, size: int) -> FileHeader:
+    start = _LENGTH_BYTES + len(data)
     try:
-        document: object = json.loads(data.decode(), object_pairs_hook=_distinct)
+        text = data.decode()
+        quick = scan(text, start, size, _distinct)
+        if quick is not None:
+            return FileHeader(path, quick[0], _metadata(path, quick[1]))
+
+        document: object = json.loads(text, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(path, f"its header is not JSON: {error}") from error
 
     members = dict(as_object(path, "the header", document))
     metadata = _metadata(path, members.pop(METADATA, None))
-    start = _LENGTH_BYTES + len(data)
     tensors = tuple([_tensor(path, name, value, start) for name, value in members.items()])
     _check_tiling(path, tensors, start, size)
     return FileHeader(path, tensors, metadata)

@@ -7,10 +7,11 @@ __all__ = ("SafetensorsCheckpoint", "open_checkpoint", "recognises")
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.layout.checked import with_checksums
+from penstock.handlers.layout.leaves import LeafTable, StoredLeaves
 from penstock.handlers.layout.names import MARKS, TEMPORARY_SUFFIX, show_key_path
 from penstock.handlers.layout.regions import StoredChunk, chunk_reads
 from penstock.handlers.layout.safetensors import note as notes
@@ -22,10 +23,11 @@ from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.messages import KeyKind, LeafSpec, ParamInfo, Read, StoredLeaf, Written
 from penstock.kernel.protocols import Destination, Store
 
+_FLAT: Final = (KeyKind.MAPPING,)
+
 
 @final
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """What this layout keeps in `StoredLeaf.detail`."""
 
     file: str  #: absolute
@@ -132,20 +134,50 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
     note = _note(headers)
     about = note or Note()
     directory = path if store.kind(path) == "directory" else os.path.dirname(path)
-    leaves = [_leaf(header.path, tensor, directory, about) for header in headers for tensor in header.tensors]
-    named = {leaf.info.name for leaf in leaves}
+    leaves = StoredLeaves(directory, _table(headers, about))
+    return SafetensorsCheckpoint(path, directory, leaves, _custom_metadata(headers, about), note)
+
+
+def _table(headers: Sequence[FileHeader], note: Note) -> LeafTable:
+    """Put together what is known of every leaf. What many have in common, they share."""
+    names: list[str] = []
+    specs: list[LeafSpec] = []
+    places: list[StoredTensor] = []
+    known: dict[tuple[object, ...], LeafSpec] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            name = tensor.name
+            typestr, impl = note.kinds.get(name, note.kind), note.random_keys.get(name)
+            shared = (typestr, impl, tensor.dtype, tensor.shape)
+            spec = known.get(shared)
+            if spec is None:
+                spec = known[shared] = _spec(header.path, tensor, typestr, impl)
+
+            names.append(name)
+            specs.append(spec)
+            places.append(StoredTensor(header.path, tensor.offset))
+
+    named = set(names)
     for name, spec in [
-        *[(name, LeafSpec("string", text=text)) for name, text in about.strings.items()],
-        *[(name, LeafSpec(marker)) for name, marker in about.empty.items()],
+        *[(name, LeafSpec("string", text=text)) for name, text in note.strings.items()],
+        *[(name, LeafSpec(marker)) for name, marker in note.empty.items()],
     ]:
         if name in named:
             problem = f"its note has {name!r}, which is there already"
             raise CorruptCheckpointError(headers[0].path, problem, key_path=f"[{name!r}]")
 
         named.add(name)
-        leaves.append(StoredLeaf(_flat(name, directory), spec))
+        names.append(name)
+        specs.append(spec)
 
-    return SafetensorsCheckpoint(path, directory, tuple(leaves), _custom_metadata(headers, about), note)
+    return LeafTable(
+        keys=[(name,) for name in names],
+        kinds=[_FLAT] * len(names),
+        specs=specs,
+        formats=[None] * len(names),
+        rows={},
+        details=dict(enumerate(places)),
+    )
 
 
 def _note(headers: Sequence[FileHeader]) -> Note | None:
@@ -156,30 +188,23 @@ def _note(headers: Sequence[FileHeader]) -> Note | None:
     return None
 
 
-def _leaf(path: str, tensor: Tensor, directory: str, note: Note) -> StoredLeaf:
-    info = _flat(tensor.name, directory)
-    impl = note.random_keys.get(tensor.name)
+def _spec(path: str, tensor: Tensor, typestr: str, impl: str | None) -> LeafSpec:
     if impl is not None and (tensor.dtype != "uint32" or not tensor.shape):
         problem = f"its note says of {tensor.name!r} that it holds PRNG keys, but it is {tensor.dtype}"
-        raise CorruptCheckpointError(path, problem, key_path=info.key_path)
+        raise CorruptCheckpointError(path, problem, key_path=f"[{tensor.name!r}]")
 
-    spec = LeafSpec(
-        typestr=note.kinds.get(tensor.name, note.kind),
+    return LeafSpec(
+        typestr=typestr,
         shape=tensor.shape,
         dtype=tensor.dtype,
         itemsize=numpy_dtype(tensor.dtype).itemsize,
         chunk_shape=tuple([n or 1 for n in tensor.shape]),
         random_key_impl=impl,
     )
-    return StoredLeaf(info, spec, StoredTensor(path, tensor.offset))
 
 
 def _moved(leaf: StoredLeaf, place: ParamInfo | None) -> StoredLeaf:
     return leaf if place is None else replace(leaf, info=replace(place, directory=leaf.info.directory))
-
-
-def _flat(name: str, directory: str) -> ParamInfo:
-    return ParamInfo((name,), (KeyKind.MAPPING,), f"[{name!r}]", directory)
 
 
 def _custom_metadata(headers: Sequence[FileHeader], note: Note) -> Mapping[str, Any] | None:

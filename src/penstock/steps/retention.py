@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("Retention",)
 
 import time
-from collections.abc import Collection
 from typing import final
 
 from anyio import Event
@@ -44,8 +43,8 @@ class Retention:
             Exception: What the policy raises.
         """
         steps = self._catalogue.snapshot()
-        doomed = await self._threads.run(self._decide, steps, {*self.pins, saved})
-        # Whatever came or was pinned since is no part of the decision, and stays.
+        doomed = await self._threads.run(self._decide, steps, saved)
+        # Pinned is what is pinned now; what came since is no part of the decision, and stays.
         going = [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
         self.deleter.ask(self._catalogue.remove(going))
 
@@ -64,6 +63,13 @@ class Retention:
         if problems:
             raise problems[0]
 
+    def forget(self, step: int) -> None:
+        """Do not delete a step that is saved anew; whoever waits for its end has waited long enough."""
+        if step in self.deleter.waiting:
+            self.deleter.forget(step)
+            event, _ = self._outcomes.pop(step, (Event(), []))
+            event.set()
+
     def note_outcome(self, step: int, name: str, problem: StorageError | None) -> None:
         """Take from the deleter what became of a step."""
         event, problems = self._outcomes.pop(step, (Event(), []))
@@ -73,6 +79,6 @@ class Retention:
 
         event.set()
 
-    def _decide(self, steps: dict[int, str], pinned: Collection[int]) -> list[int]:
+    def _decide(self, steps: dict[int, str], saved: int) -> list[int]:
         infos: list[StepInfo] = self._catalogue.infos(steps, self._policy.needs)
-        return steps_to_delete(self._policy, infos, time.time(), pinned)
+        return steps_to_delete(self._policy, infos, time.time(), {saved})

@@ -168,7 +168,7 @@ class StepSaves:
             if metrics is not None:
                 metrics = await self.threads.run(as_metrics, metrics)
 
-            self.retention.deleter.forget(step)
+            self.retention.forget(step)
             begun_s = time.monotonic()
             future = await self._save(step, pending.name, step_items(items, metrics), options)
         except BaseException:

@@ -8,13 +8,18 @@ import errno
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+import anyio
 import numpy as np
 
+from penstock.checkpointer import Checkpointer
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols import Store
-from penstock.testing.trials import Trial, demand, refuses
+from penstock.kernel.reading import NoHold
+from penstock.kernel.store_protocols import Hold, ReadHolds
+from penstock.testing.trials import Trial, backends, demand, refuses
 
 NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
 
@@ -22,7 +27,8 @@ NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
 class StoreConformance(ABC):
     """Tests of a `Store`. Subclass it as `TestMyStore` in a file that pytest collects.
 
-    `tmp_path` is pytest's. A store that is no local file system overrides `root`.
+    `tmp_path` is pytest's. A store that is no local file system overrides `root`. What is asked of
+    holds for reading is asked of a store that is a `ReadHolds`.
     """
 
     @abstractmethod
@@ -128,6 +134,58 @@ class StoreConformance(ABC):
         refuses(lambda: self.make_store().hold(path), StorageError, "holding what is held")
         again.release()
 
+    def test_readers_hold_together_and_keep_others_out(self, tmp_path: Path) -> None:
+        path = self.root(tmp_path)
+        first = _held_for_reading(self.make_store(), path)
+        if first is None:
+            return
+
+        second = _held_for_reading(self.make_store(), path)
+        demand(second is not None, "readers hold together")
+        assert second is not None
+        busy = refuses(lambda: self.make_store().hold(path), StorageError, "holding what is read")
+        demand(isinstance(busy, StorageError) and busy.errno == errno.EBUSY, "and its errno is EBUSY")
+        first.release()
+        first.release()  # idempotent: this gives up nothing of the second one
+        refuses(lambda: self.make_store().hold(path), StorageError, "holding what one of two still reads")
+        second.release()
+        self.make_store().hold(path).release()
+
+    def test_nobody_reads_what_is_held_or_absent(self, tmp_path: Path) -> None:
+        store, path = self.make_store(), self.root(tmp_path)
+        if not isinstance(store, ReadHolds) or _held_for_reading(store, path) is None:
+            return
+
+        alone = self.make_store().hold(path)
+        for number, where in ((errno.EBUSY, path), (errno.ENOENT, f"{path}/absent")):
+            error = refuses(partial(store.hold_reading, where), StorageError, f"to read {where}")
+            demand(isinstance(error, StorageError) and error.errno == number, f"and its errno is {number}")
+            demand(path in str(error), "the error must name the path")
+
+        alone.release()
+        store.hold_reading(path).release()
+
+    def test_nobody_deletes_what_is_being_restored(self, tmp_path: Path) -> None:
+        path = f"{self.root(tmp_path)}/checkpoint"
+
+        async def look() -> None:
+            async with Checkpointer(store=self.make_store()) as checkpointer:
+                await (await checkpointer.save(path, {"a": np.ones(3)}))
+                probe = _held_for_reading(self.make_store(), path)
+                if probe is None:
+                    return
+
+                probe.release()
+                async with checkpointer.stream(path) as leaves:
+                    await anext(leaves)
+                    refuses(lambda: self.make_store().hold(path), StorageError, "holding what is restored")
+
+            self.make_store().hold(path).release()
+
+        for backend in backends():
+            anyio.run(look, backend=backend)
+            self.make_store().remove_tree(path)
+
     def test_a_link_keeps_a_file_or_is_refused_with_a_number(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
         store.make_directory(f"{root}/a")
@@ -176,6 +234,12 @@ class StoreConformance(ABC):
         trial.run(trial.there_and_back)
         trial.make_store().remove_tree(str(trial.path))
         trial.sweep_save()
+
+
+def _held_for_reading(store: Store, path: str) -> Hold | None:
+    """Hold it as readers do; None if the store has no such holds."""
+    hold = store.hold_reading(path) if isinstance(store, ReadHolds) else NoHold()
+    return None if isinstance(hold, NoHold) else hold
 
 
 def _same(found: object, expected: object) -> bool:

@@ -13,4 +13,5 @@ LABELS = (
     "numpy",
     "raw buffered",
     "raw O_DIRECT",
+    "raw scandir",
 )

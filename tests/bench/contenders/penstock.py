@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,6 @@ from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)
 WARM = frozenset({Operation.RESTORE_JAX, Operation.RESTORE_NUMPY})
-HAS_BASE = "base" in inspect.signature(penstock.Checkpointer.save).parameters
 
 
 @final
@@ -36,10 +34,12 @@ class Penstock:
         *,
         fresh: bool = False,
         verify: bool = True,
+        ready_in_loop: bool = True,
     ) -> None:
         self.label = label
         self.operations = operations
         self._fresh = fresh
+        self._ready_in_loop = ready_in_loop
         self._options: dict[str, Any] = {}
         if not verify:
             self._options["pipeline"] = restore_pipeline().configure("read", verify=False)
@@ -64,7 +64,8 @@ class Penstock:
     async def restore(self, path: Path, target: State) -> Any:
         assert self._checkpointer is not None
         restored = await self._checkpointer.restore(path, like=target.tree, **self._options)
-        return ready(restored)
+        # Beside a heartbeat the wait for 10,000 jax.Arrays would be its caller's stall, and not penstock's.
+        return ready(restored) if self._ready_in_loop else restored
 
     async def metadata(self, path: Path) -> object:
         assert self._checkpointer is not None
@@ -76,9 +77,8 @@ class Penstock:
     async def _save(
         self, checkpointer: penstock.Checkpointer, path: Path, state: State, base: Path | None
     ) -> Saved:
-        options: dict[str, Any] = {"base": base} if HAS_BASE and base is not None else {}
         since = time.perf_counter()
-        saving = await checkpointer.save(path, state.tree, **options)
+        saving = await checkpointer.save(path, state.tree, base=base)
         staged_s = time.perf_counter() - since
         report = await saving
         return Saved(staged_s, stage_times(report.stages))

@@ -276,3 +276,49 @@ def test_runs_are_covered_by_rectangles(tmp_path: Path) -> None:
     assert isinstance(leaf.array, PackedArray)
     assert [(run.first, run.count) for run in leaf.array.runs] == [(0, 7), (7, 53)]
     assert all(isinstance(run, Run) for run in leaf.array.runs)
+
+
+def test_arrays_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kinds = [("uint8", (6, 8)), ("int16", (6, 4)), ("uint8", (8, 6)), ("int8", (48,)), ("float32", (3, 4))]
+    tree: dict[str, dict[str, Any]] = {
+        f"layer_{at}": {
+            f"{dtype}{shape}": rng.integers(0, 99, shape).astype(dtype) for dtype, shape in kinds if at % 7
+        }
+        | {"bias": rng.integers(0, 99, (200, 300)).astype("int16"), "empty": np.zeros((0, 3)), "n": at}
+        for at in range(40)
+    }
+    packable = {
+        name: {key: value if key == "n" else array(value) for key, value in inner.items()}
+        for name, inner in tree.items()
+    }
+    found = {leaf.keys: leaf.array for leaf in read(tmp_path, packable)}
+    content = (tmp_path / "checkpoint").read_bytes()
+
+    assert set(found) == {(name, key) for name, inner in tree.items() for key in inner}
+    for (name, key), packed_array in found.items():
+        value = tree[name][key]
+        if key == "n":
+            assert packed_array == number(str(tmp_path / "checkpoint"), value)
+            continue
+
+        assert (packed_array.dtype, packed_array.shape) == (value.dtype.name, value.shape)
+        runs = [(run.first, run.count) for run in packed_array.runs]
+        assert runs == ([(0, value.size)] if value.size else [])
+        if value.size:
+            start = packed_array.runs[0].offset
+            assert content[start : start + value.nbytes] == value.tobytes()
+
+
+@pytest.mark.parametrize("cut", [1, 30, 60, 65, 70])
+def test_an_array_like_the_one_before_is_cut_short(cut: int, tmp_path: Path) -> None:
+    data = packed({"a": array(CUBE[0]), "b": array(CUBE[0]), "c": [array(CUBE[0])]})
+    with pytest.raises(CorruptCheckpointError, match="ends at byte"):
+        read(tmp_path, data[:-cut])
+
+
+def test_an_array_like_the_one_before_must_fit_what_it_is_in(tmp_path: Path) -> None:
+    inner = packed([array(CUBE[0])])
+    short = msgpack.ExtType(4, inner[:-3])
+    with pytest.raises(CorruptCheckpointError, match="longer"):
+        read(tmp_path, packed({"a": array(CUBE[0]), "t": short, "z": "long enough to go on behind it"}))

@@ -370,6 +370,13 @@ class TestNote:
         with pytest.raises(UnsupportedFormatError, match="version 2"):
             opened(with_note(tmp_path / "a.safetensors", {"version": 2}, "a"))
 
+    def test_tensors_alike_may_be_of_several_kinds(self, tmp_path: Path) -> None:
+        kinds = {"b": "scalar", "d": "jax.Array"}
+        path = with_note(tmp_path / "a.safetensors", {"version": 1, "kinds": kinds}, "a", "b", "c", "d")
+
+        typestrs = [leaf.spec.typestr for leaf in opened(path).leaves]
+        assert typestrs == ["np.ndarray", "scalar", "np.ndarray", "jax.Array"]
+
     @pytest.mark.parametrize("second", [["x", "y"], ["x"]])
     def test_recorded_paths_may_collide_too(self, tmp_path: Path, second: list[str]) -> None:
         note = {"version": 1, "paths": {"a": ["x"], "b": second}}

@@ -90,7 +90,7 @@ def test_every_element_is_taken_once(
     leaf, plans = plans_of(place(VALUE, mesh, *axes), form, args, piece_bytes, alias=alias)
 
     np.testing.assert_array_equal(put_together(leaf, plans), VALUE.astype(leaf.spec.dtype))
-    assert all(plan.nbytes <= max(piece_bytes, leaf.spec.itemsize) for plan in plans)
+    assert all(plan.nbytes <= max(piece_bytes, leaf.spec.itemsize) or not plan.cost for plan in plans)
 
 
 def test_each_part_comes_from_a_device_of_its_own() -> None:

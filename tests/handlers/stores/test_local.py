@@ -615,3 +615,29 @@ def test_only_directories_are_held(store: LocalStore, tmp_path: Path) -> None:
         with pytest.raises(StorageError) as caught:
             store.hold(str(tmp_path / name))
         assert caught.value.errno == number
+
+
+def test_many_files_are_read_at_once(store: LocalStore, tmp_path: Path) -> None:
+    sizes = (0, 1, 65_535, 65_536, 65_537, 200_000)
+    for size in sizes:
+        (tmp_path / str(size)).write_bytes(bytes([size % 251]) * size)
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("1")
+    (tmp_path / "nowhere").symlink_to("absent")
+    names = [*map(str, sizes), "link", "absent", "1/below", "folder", "nowhere"]
+    paths = [str(tmp_path / name) for name in names]
+
+    expected = [bytes([size % 251]) * size for size in (*sizes, 1)]
+    assert store.read_files(paths) == [*expected, None, None, None, None]
+    assert store.file_sizes(paths) == [*sizes, 1, None, None, -1, None]
+
+
+def test_of_many_files_one_cannot_be_read(store: LocalStore, tmp_path: Path) -> None:
+    paths = [str(tmp_path), str(tmp_path / ("x" * 300))]
+
+    for ask in (store.read_files, store.file_sizes):
+        with pytest.raises(StorageError) as raised:
+            ask(paths)
+
+        assert (raised.value.path, raised.value.errno) == (paths[1], errno.ENAMETOOLONG)

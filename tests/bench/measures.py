@@ -1,0 +1,123 @@
+"""What the bars look at: each a function from the results of a run to one figure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from tests.bench.results import IDLE, Operation, Results, median, spread
+
+Measure: TypeAlias = Callable[[Results], float | None]
+OURS = "penstock"
+
+
+def times_as_fast(workload: str, operation: str, *others: str, ours: str = OURS) -> Measure:
+    """How many times as fast as the fastest of `others`."""
+
+    def measure(results: Results) -> float | None:
+        medians = [median(results.seconds(workload, other, operation)) for other in others]
+        best = min((found for found in medians if found is not None), default=None)
+        return _ratio(best, median(results.seconds(workload, ours, operation)))
+
+    return measure
+
+
+def times_its_time(workload: str, operation: str, other: str) -> Measure:
+    """How many times the time of `other`."""
+
+    def measure(results: Results) -> float | None:
+        ours = median(results.seconds(workload, OURS, operation))
+        return _ratio(ours, median(results.seconds(workload, other, operation)))
+
+    return measure
+
+
+def time_of(workload: str, operation: str) -> Measure:
+    """Seconds, as they are."""
+    return lambda results: median(results.seconds(workload, OURS, operation))
+
+
+def staged_share(workload: str) -> Measure:
+    """Time until staged, as a part of what Orbax's asynchronous save blocks for."""
+
+    def measure(results: Results) -> float | None:
+        theirs = median(results.staged(workload, "Orbax async"))
+        return _ratio(median(results.staged(workload, OURS)), theirs)
+
+    return measure
+
+
+def slowest_to_median(workload: str, operation: str) -> Measure:
+    """How far the slowest is from the median."""
+
+    def measure(results: Results) -> float | None:
+        found = spread(results.seconds(workload, OURS, operation))
+        return _ratio(found.high, found.median) if found else None
+
+    return measure
+
+
+def per_leaf_growth(many: str, few: str, operation: str) -> Measure:
+    """Time per leaf with many leaves, over that with few."""
+
+    def measure(results: Results) -> float | None:
+        sizes = results.size(many), results.size(few)
+        medians = (
+            median(results.seconds(many, OURS, operation)),
+            median(results.seconds(few, OURS, operation)),
+        )
+        if sizes[0] is None or sizes[1] is None or medians[0] is None or medians[1] is None:
+            return None
+
+        return _ratio(medians[0] / sizes[0].n_leaves, medians[1] / sizes[1].n_leaves)
+
+    return measure
+
+
+def memory_share(workload: str, operation: str) -> Measure:
+    """Peak extra memory, as a part of the tree's bytes."""
+
+    def measure(results: Results) -> float | None:
+        size, memory = results.size(workload), results.extra_memory(workload, OURS, operation)
+        return _ratio(memory.extra_bytes, size.nbytes) if size and memory else None
+
+    return measure
+
+
+def written_share(workload: str) -> Measure:
+    """Bytes written by a second save, as a part of those of the first."""
+
+    def measure(results: Results) -> float | None:
+        first = median(results.written(workload, OURS, Operation.SAVE))
+        return _ratio(median(results.written(workload, OURS, Operation.SECOND_SAVE)), first)
+
+    return measure
+
+
+def longest_stall_ms(workload: str, loop: str) -> Measure:
+    """Of all operations in all rounds, milliseconds."""
+
+    def measure(results: Results) -> float | None:
+        found = [
+            stall.seconds
+            for stall in results.stalls
+            if (stall.workload, stall.contender, stall.loop) == (workload, OURS, loop)
+            and stall.operation != IDLE
+        ]
+        return max(found) * 1e3 if found else None
+
+    return measure
+
+
+def noise_floor_ms(workload: str, loop: str) -> Measure:
+    """What the same heartbeat missed in idle seconds between the rounds, milliseconds."""
+
+    def measure(results: Results) -> float | None:
+        found = results.stalled(workload, OURS, IDLE, loop)
+        return max(found) * 1e3 if found else None
+
+    return measure
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
