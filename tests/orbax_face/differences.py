@@ -144,6 +144,13 @@ HANDLERS: Final[Section] = {
         ),
         "Orbax raises errors of four kinds, and reads zeros where it is told to.",
     ),
+    "options.MultiprocessingOptions": (
+        (
+            "A `primary_host` that the job does not have is a ValueError of the call that saves. There is "
+            "one process: `active_processes` and `barrier_sync_key_prefix` are without effect."
+        ),
+        "Orbax waits ten minutes for it. With one process they have none in Orbax, either.",
+    ),
     "BasePyTreeCheckpointHandler": (
         (
             "`type_handler_registry` and `array_metadata_validator` are None by default. "
