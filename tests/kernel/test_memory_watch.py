@@ -244,7 +244,7 @@ async def test_who_does_not_watch_ends_without_a_change_for_who_does() -> None:
                 while not seen:
                     await anyio.lowlevel.checkpoint()
 
-    assert seen == [watching]
+                assert seen == [watching]
 
 
 @pytest.mark.anyio
