@@ -375,7 +375,7 @@ def test_a_primary_host_that_is_not_there_is_refused(asynchronous: bool, tmp_pat
     """Orbax waits for it, ten minutes long."""
     ocp = penstock.orbax
     absent = ocp.options.MultiprocessingOptions(primary_host=1)
-    kind = ocp.AsyncCheckpointer if asynchronous else ocp.Checkpointer
+    kind: Any = ocp.AsyncCheckpointer if asynchronous else ocp.Checkpointer
     for options in ({"multiprocessing_options": absent}, {}):
         handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=absent)
         with kind(handler, **options) as checkpointer, pytest.raises(ValueError, match="primary_host"):

@@ -22,6 +22,8 @@ import jax
 
 from penstock.kernel.errors import ConfigError
 
+_jax: Any = jax
+
 
 @dataclass
 class AsyncOptions:
@@ -62,8 +64,8 @@ def check_primary_host(primary_host: int | None) -> None:
     Raises:
         ConfigError: If the job has no such process. It is a ValueError.
     """
-    if primary_host is not None and not 0 <= primary_host < jax.process_count():
-        problem = f"is {primary_host}, and the processes of the job are 0 to {jax.process_count() - 1}"
+    if primary_host is not None and not 0 <= primary_host < _jax.process_count():
+        problem = f"is {primary_host}, and the processes of the job are 0 to {_jax.process_count() - 1}"
         raise ConfigError("primary_host", problem)
 
 
