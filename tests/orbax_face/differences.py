@@ -144,6 +144,13 @@ HANDLERS: Final[Section] = {
         ),
         "Orbax raises errors of four kinds, and reads zeros where it is told to.",
     ),
+    "options.MultiprocessingOptions": (
+        (
+            "A `primary_host` that the job does not have is a ValueError of the call that saves. There is "
+            "one process: `active_processes` and `barrier_sync_key_prefix` are without effect."
+        ),
+        "Orbax waits ten minutes for it. With one process they have none in Orbax, either.",
+    ),
     "BasePyTreeCheckpointHandler": (
         (
             "`type_handler_registry` and `array_metadata_validator` are None by default. "
@@ -193,17 +200,19 @@ HANDLERS: Final[Section] = {
 MANAGERS: Final[Section] = {
     "checkpoint_managers.CheckpointManager": (
         (
-            "`restore()` without a step restores the latest one. `save` saves nothing with `read_only`, even"
-            " with `force`. jax.Arrays that are the very objects that the step before holds, and not compressed"
-            " there, are linked and not written. A step that somebody reads or restores through penstock on this"
-            " machine is deleted when that is over; `delete` is an OSError meanwhile. When a save fails in the background, the steps that"
-            " it would have replaced are still in `all_steps`, and the failure is raised once. Metrics may be"
-            " arrays of one number. `restore` waits for a save first. A `handler_registry` is copied."
-            " There is no `AbstractCheckpointManager`."
+            "`restore()` without a step restores the latest one. `save` saves nothing with "
+            "`read_only`, even with `force`. jax.Arrays that are the very objects that the step "
+            "before holds, and not compressed there, are linked and not written. A step that somebody"
+            " reads or restores through penstock on this machine is deleted when that is over; "
+            "`delete` is an OSError meanwhile. When a save fails in the background, the steps that it"
+            " would have replaced are still in `all_steps`, and the failure is raised once. Metrics "
+            "may be arrays of one number. `restore` waits for a save first. A `handler_registry` is "
+            "copied. There is no `AbstractCheckpointManager`."
         ),
         (
-            "A link is as good a file as the first, whichever step is deleted. Orbax forgets steps that are still "
-            "there until `reload`, deletes under readers, and raises the failure once in each thread."
+            "A link is as good a file as the first, whichever step is deleted. Orbax forgets steps "
+            "that are still there until `reload`, deletes under readers, and raises the failure once "
+            "in each thread."
         ),
     ),
     "checkpoint_managers.CheckpointManagerOptions": (
@@ -221,8 +230,9 @@ MANAGERS: Final[Section] = {
     ),
     "checkpoint_utils.wait_for_new_checkpoint": (
         (
-            "A snapshot has links to the files of the step, not copies, and no penstock on this machine deletes "
-            "the step itself meanwhile. `set_immutable` is without effect. So, too, `checkpoints_iterator`."
+            "A snapshot has links to the files of the step, not copies, and no penstock on this "
+            "machine deletes the step itself meanwhile. `set_immutable` is without effect. So, too, "
+            "`checkpoints_iterator`."
         ),
         "A copy takes as long as a restore.",
     ),

@@ -350,3 +350,35 @@ def test_metadata_tells_the_version_of_zarr(ocp: Any, use_zarr3: bool, tmp_path:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         about = checkpointer.metadata(tmp_path / "one").item_metadata
         assert about.use_zarr3 is use_zarr3
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"primary_host": None},
+        {"active_processes": {0}, "barrier_sync_key_prefix": "x"},
+        {"active_processes": {1}},
+    ],
+    ids=str,
+)
+def test_one_process_has_nobody_to_wait_for(ocp: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    processes = ocp.options.MultiprocessingOptions(**options)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
+    with ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer:
+        checkpointer.save(tmp_path / "one", arrays())
+        same(checkpointer.restore(tmp_path / "one"), arrays())
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_primary_host_that_is_not_there_is_refused(asynchronous: bool, tmp_path: Path) -> None:
+    """Orbax waits for it, ten minutes long."""
+    ocp = penstock.orbax
+    absent = ocp.options.MultiprocessingOptions(primary_host=1)
+    kind: Any = ocp.AsyncCheckpointer if asynchronous else ocp.Checkpointer
+    for options in ({"multiprocessing_options": absent}, {}):
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=absent)
+        with kind(handler, **options) as checkpointer, pytest.raises(ValueError, match="primary_host"):
+            checkpointer.save(tmp_path / "one", args=ocp.args.PyTreeSave(arrays()))
+
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ import pytest
 import penstock.orbax
 from penstock.orbax.handlers import as_item, restoring
 
+_jax: Any = jax
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring"),
@@ -70,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[Any], Any]]]] = {
     "cast on the way": ({"w": jnp.zeros((3, 4), jnp.bfloat16)}, {}),
     "a placeholder": ({"host": ..., "name": ...}, {}),
     "another structure": ({"list": (np.ones(2), jnp.zeros(3))}, {}),
-    "an abstract one": ({"w": jax.ShapeDtypeStruct((3, 4), np.float32)}, {}),
+    "an abstract one": ({"w": _jax.ShapeDtypeStruct((3, 4), np.float32)}, {}),
 }
 
 

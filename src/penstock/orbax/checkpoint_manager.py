@@ -117,11 +117,10 @@ class CheckpointManager:
 
         None if there is none, or none has metrics. What is not finite is worse than anything finite.
         """
-        best_fn = self._options.best_fn
-        if best_fn is None:
+        if self._options.best_fn is None:
             return self.latest_step()
 
-        best = best_of(self._infos, best_fn, self._options.best_mode == "min")
+        best = best_of(self._infos, self._options.best_fn, self._options.best_mode == "min")
         return None if best is None else best.step
 
     def reload(self) -> None:

@@ -19,7 +19,13 @@ from penstock.orbax.directories import TemporaryDirectory
 from penstock.orbax.handlers.base import CheckpointHandler, is_durable
 from penstock.orbax.handlers.composite import CompositeCheckpointHandler
 from penstock.orbax.handlers.legacy import get_legacy_handler_wrapper
-from penstock.orbax.options import AtomicityMode, AtomicityOptions, FileOptions, MultiprocessingOptions
+from penstock.orbax.options import (
+    AtomicityMode,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    check_primary_host,
+)
 from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.step_metadata import (
     MetadataStore,
@@ -196,6 +202,7 @@ class Checkpointer(AbstractCheckpointer):
         self.close()
 
     def _building(self, directory: str | os.PathLike[str], *, force: bool) -> TemporaryDirectory:
+        check_primary_host(self._primary_host)
         return TemporaryDirectory(
             self._store,
             path_text(handler_path(directory)),

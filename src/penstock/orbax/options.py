@@ -10,12 +10,19 @@ __all__ = (
     "MemoryLimitOptions",
     "MultiprocessingOptions",
     "PyTreeMetadataOptions",
+    "check_primary_host",
 )
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import jax
+
+from penstock.kernel.errors import ConfigError
+
+_jax: Any = jax
 
 
 @dataclass
@@ -41,13 +48,25 @@ class MultiprocessingOptions:
 
     Attributes:
         primary_host: The process that writes what is written once; None: every process does.
-        active_processes: The processes that take part; None: all of the job.
-        barrier_sync_key_prefix: Begins the names of the barriers, to tell several savers apart.
+        active_processes: The processes that take part; None: all of the job. One waits for no other.
+        barrier_sync_key_prefix: Begins the names of the barriers, to tell several savers apart; one process
+            has none.
     """
 
     primary_host: int | None = 0
     active_processes: set[int] | None = None
     barrier_sync_key_prefix: str | None = None
+
+
+def check_primary_host(primary_host: int | None) -> None:
+    """Refuse a primary host that is not there: nobody would write what is written once.
+
+    Raises:
+        ConfigError: If the job has no such process. It is a ValueError.
+    """
+    if primary_host is not None and not 0 <= primary_host < _jax.process_count():
+        problem = f"is {primary_host}, and the processes of the job are 0 to {_jax.process_count() - 1}"
+        raise ConfigError("primary_host", problem)
 
 
 class AtomicityMode(str, Enum):  # noqa: UP042  # as in Orbax, its text is not its value

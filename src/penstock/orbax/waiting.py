@@ -43,16 +43,16 @@ def wait_for_new_checkpoint(
 
     Args:
         checkpoint_dir: Of the steps; it need not be there yet.
-        until_step: Wait for this step or a later one; by default for any.
+        until_step: Wait for this step or a later one.
         seconds_to_sleep: How often to look.
         timeout: Seconds to wait at most; by default for ever.
         timeout_fn: Called then, and every time after; the wait goes on unless it returns True.
         step_prefix: What stands before the number of a step, and an underscore.
         step_format_fixed_length: To how many digits it is filled up with zeros.
-        step_name_format: How steps are named, instead of the other two.
+        step_name_format: How steps are named instead.
         snapshot_dir: Where snapshots are; by default in `_SNAPSHOTS` among the steps.
         set_immutable: Without effect.
-        ignore_snapshot_errors: Whether a snapshot that cannot be made, for files are gone, does not matter.
+        ignore_snapshot_errors: Whether a snapshot need not be made if files are gone.
 
     Yields:
         The number of the step, or -1 if the wait is over and there is none.
@@ -64,10 +64,10 @@ def wait_for_new_checkpoint(
     held: tuple[int, _Held] | None = None
     while held is None:
         step = max(_steps(root), default=None)
-        if step is not None and step >= (step if until_step is None else until_step):
+        if step is not None and (until_step is None or step >= until_step):
             held = _hold(root, names, step, snapshots, forgiving=bool(ignore_snapshot_errors))
-            if held is not None:
-                break
+        if held is not None:
+            break
 
         late = deadline is not None and time.time() + seconds_to_sleep > deadline
         if late and (timeout_fn is None or timeout_fn()):
@@ -75,14 +75,11 @@ def wait_for_new_checkpoint(
 
         time.sleep(seconds_to_sleep)
 
-    if held is None:
-        yield _NONE
-        return
-
     try:
-        yield held[0]
+        yield _NONE if held is None else held[0]
     finally:
-        held[1].release()
+        if held is not None:
+            held[1].release()
 
 
 def checkpoints_iterator(
@@ -107,22 +104,19 @@ def checkpoints_iterator(
     Args:
         checkpoint_dir: See `wait_for_new_checkpoint`.
         min_interval_secs: Seconds from one step to the next look, at least.
-        seconds_to_sleep: See `wait_for_new_checkpoint`.
+        seconds_to_sleep: See there, as for the following.
         timeout: Seconds to wait for a later step; then the iteration ends.
         timeout_fn: Called then; the wait goes on unless it returns True.
-        step_prefix: See `wait_for_new_checkpoint`.
-        step_format_fixed_length: See `wait_for_new_checkpoint`.
-        step_name_format: See `wait_for_new_checkpoint`.
-        snapshot_dir: See `wait_for_new_checkpoint`. What an earlier iteration left there is removed.
-        set_immutable: See `wait_for_new_checkpoint`.
-        ignore_snapshot_errors: See `wait_for_new_checkpoint`.
+        step_prefix: See there.
+        step_format_fixed_length: See there.
+        step_name_format: See there.
+        snapshot_dir: What an earlier iteration left there is removed.
+        set_immutable: See there.
+        ignore_snapshot_errors: See there.
     """
     root = handler_path(checkpoint_dir)
     snapshots = root / _SNAPSHOTS if snapshot_dir is None else handler_path(snapshot_dir)
-    if snapshots.exists():
-        for left in snapshots.iterdir():
-            shutil.rmtree(path_text(left), ignore_errors=True)
-
+    shutil.rmtree(path_text(snapshots), ignore_errors=True)
     latest: int | None = None
     while True:
         with wait_for_new_checkpoint(
@@ -147,9 +141,7 @@ def checkpoints_iterator(
             since, latest = time.time(), step
             yield step
 
-        rest = since + min_interval_secs - time.time()
-        if rest > 0:
-            time.sleep(rest)
+        time.sleep(max(0.0, since + min_interval_secs - time.time()))
 
 
 class _Held:

@@ -39,7 +39,12 @@ from penstock.orbax.leaf_handlers.lazy_mapping import LazyMapping
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
 from penstock.orbax.linking import links_in_force
 from penstock.orbax.merging import MergeProcessFiles
-from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.options import (
+    MemoryLimitOptions,
+    MultiprocessingOptions,
+    PyTreeMetadataOptions,
+    check_primary_host,
+)
 from penstock.orbax.paths import handler_path, path_text
 from penstock.orbax.recording import recorded_by, store_of, validate
 from penstock.orbax.running import LoopThread
@@ -139,6 +144,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         Raises:
             ValueError: If the tree is empty, or has leaves that cannot be saved.
         """
+        check_primary_host(self._primary_host)
         item = args.item
         if not jax.tree.leaves(item) and not item:
             raise ValueError("Found empty item.")
