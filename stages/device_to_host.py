@@ -27,6 +27,9 @@ _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 
 PACKED_BELOW = 64 * 1024  # a larger leaf does not notice what a piece of its own costs
 
+PLACED_FROM = 4096  # where `write` begins a pack or a chunk of so many bytes: on a cache line
+CACHE_LINE = 64
+
 TIGHT = 2**30
 """Below this budget what jax copied is copied once more, into memory that goes back to the system when it
 dies, and all by one thread. What the allocator keeps of freed copies, for each thread, would exceed the
@@ -86,20 +89,29 @@ class _Stager:
                 yield await self._stage_group(group, prioritised=prioritised)
 
     def _divide(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
-        small: list[Leaf] = []
+        """Choose what is packed: those of whole cache lines first, so that all of them begin on one.
+
+        A mapped restore uses arrays in place that do. Of others, those that are worth it go alone.
+        """
+        even: list[Leaf] = []
+        odd: list[Leaf] = []
         rest: list[Leaf] = []
         most = min(PACKED_BELOW, self._most)
         for leaf in leaves:
             spec = leaf.spec
+            nbytes = spec.nbytes
             packed = (
-                spec.nbytes <= most
+                nbytes <= most
                 and spec.is_single_chunk
                 and spec.codec is None
                 and self._has_buffers(leaf.handler)
             )
-            (small if packed else rest).append(leaf)
+            if not packed or (nbytes >= PLACED_FROM and nbytes % CACHE_LINE):
+                rest.append(leaf)
+            else:
+                (odd if nbytes % CACHE_LINE else even).append(leaf)
 
-        return small, rest
+        return [*even, *odd], rest
 
     def _has_buffers(self, handler: object) -> bool:
         known = self._takes_buffers.get(id(handler))

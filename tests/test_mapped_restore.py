@@ -29,7 +29,9 @@ def state(xp: Any) -> dict[str, Any]:
         "large": xp.arange(3_000_000, dtype=np.float32),
         "middle": xp.ones((300, 100), np.float16),
         "small": [xp.arange(7, dtype=np.int32), xp.ones((), np.int8)],
-        "half": xp.ones(5, jnp.bfloat16),
+        "a": xp.ones(5, jnp.bfloat16),
+        "even": xp.arange(1024, dtype=np.float32),  # whole cache lines, as the next is not
+        "half": xp.arange(1030, dtype=np.float32),
         "empty": xp.zeros((0, 3), np.float32),
         "step": 3,
         "name": "run",
@@ -74,7 +76,7 @@ async def test_jax_arrays_on_cpu_devices_share_it_where_it_is_aligned(
     lines = Path("/proc/self/maps").read_text().splitlines()
     mapped = [line.split()[0].split("-") for line in lines if str(tmp_path) in line]
     ranges = [(int(start, 16), int(stop, 16)) for start, stop in mapped]
-    for name in ("large", "middle"):
+    for name in ("large", "middle", "even", "half"):
         at = found[name].unsafe_buffer_pointer()
         assert any(start <= at < stop for start, stop in ranges), name
 
