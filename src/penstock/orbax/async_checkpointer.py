@@ -19,6 +19,7 @@ from penstock.orbax.checkpointer import Checkpointer, SaveContext
 from penstock.orbax.directories import TemporaryDirectory
 from penstock.orbax.future import ChainedFuture, Future
 from penstock.orbax.handlers.base import AsyncCheckpointHandler
+from penstock.orbax.monitoring import WRITE, WRITE_ASYNC, tell_of_async_save, timed
 from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.running import run_sync
 
@@ -111,23 +112,28 @@ class AsyncCheckpointer(Checkpointer):
             ValueError: If something lies at `directory` and `force` is off.
             Exception: What the handler raises, or what the earlier save failed with.
         """
-        self.wait_until_finished()
-        building = self._building(directory, force=force)
-        building.check()
-        ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-        self._create(building)
-        try:
-            found = run_sync(partial(self._handler.async_save, building.get(), args=ckpt_args))
-        except BaseException:
-            building.discard()
-            raise
+        begun = time.perf_counter()
+        tell_of_async_save()
+        with timed(f"{WRITE}blocking_wait_prev_duration_secs"):
+            self.wait_until_finished()
 
-        self._cancelled = False
-        self._futures = _flat(found)
-        # Not a daemon: whoever leaves without waiting gets the checkpoint all the same.
-        executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.save")
-        self._pending = executor.submit(self._commit, building, self._futures, custom_metadata)
-        executor.shutdown(wait=False)
+        with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
+            building = self._building(directory, force=force)
+            building.check()
+            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+            self._create(building)
+            try:
+                found = run_sync(partial(self._handler.async_save, building.get(), args=ckpt_args))
+            except BaseException:
+                building.discard()
+                raise
+
+            self._cancelled = False
+            self._futures = _flat(found)
+            # Not a daemon: whoever leaves without waiting gets the checkpoint all the same.
+            executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.save")
+            self._pending = executor.submit(self._commit, building, self._futures, custom_metadata, begun)
+            executor.shutdown(wait=False)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Return the object that is saved in a directory. Waits for a save first; see `Checkpointer`."""
@@ -175,12 +181,19 @@ class AsyncCheckpointer(Checkpointer):
                 raise
 
     def _commit(
-        self, building: TemporaryDirectory, futures: Sequence[Future], custom_metadata: dict[str, Any] | None
+        self,
+        building: TemporaryDirectory,
+        futures: Sequence[Future],
+        custom_metadata: dict[str, Any] | None,
+        begun: float,
     ) -> None:
         """Wait until all is written, then publish it. In a thread of its own."""
         try:
-            ChainedFuture(futures, lambda: None).result(self._timeout_s)
-            self._complete(building, custom_metadata)
+            with timed(f"{WRITE}background_duration_secs"):
+                with timed(f"{WRITE}background_ts_duration_secs"):
+                    ChainedFuture(futures, lambda: None).result(self._timeout_s)
+                with timed(f"{WRITE}background_finalize_secs"):
+                    self._complete(building, custom_metadata)
         except BaseException as error:
             if _stopped(futures):
                 building.discard()
@@ -188,6 +201,8 @@ class AsyncCheckpointer(Checkpointer):
                 building.release()
                 error.add_note(f"{building.get()} is still being written into, and was not removed")
             raise
+
+        tell_of_async_save(begun)
 
     def _before_publishing(self) -> None:
         if self._callback is not None:

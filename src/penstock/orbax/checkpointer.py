@@ -19,6 +19,7 @@ from penstock.orbax.directories import TemporaryDirectory
 from penstock.orbax.handlers.base import CheckpointHandler, is_durable
 from penstock.orbax.handlers.composite import CompositeCheckpointHandler
 from penstock.orbax.handlers.legacy import get_legacy_handler_wrapper
+from penstock.orbax.monitoring import READ, WRITE, recorded
 from penstock.orbax.options import (
     AtomicityMode,
     AtomicityOptions,
@@ -137,16 +138,17 @@ class Checkpointer(AbstractCheckpointer):
             ValueError: If something lies at `directory` and `force` is off.
             Exception: What the handler raises.
         """
-        building = self._building(directory, force=force)
-        building.check()
-        ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-        self._create(building)
-        try:
-            self._handler.save(building.get(), args=ckpt_args)
-            self._complete(building, custom_metadata)
-        except BaseException:
-            building.discard()
-            raise
+        with recorded(WRITE):
+            building = self._building(directory, force=force)
+            building.check()
+            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+            self._create(building)
+            try:
+                self._handler.save(building.get(), args=ckpt_args)
+                self._complete(building, custom_metadata)
+            except BaseException:
+                building.discard()
+                raise
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Return the object that is saved in a directory.
@@ -161,15 +163,15 @@ class Checkpointer(AbstractCheckpointer):
             ValueError: If a save was interrupted there.
             Exception: What the handler raises.
         """
-        path = handler_path(directory)
-        if not path.exists():
-            raise NotACheckpointError(path_text(path), "Checkpoint not found")
-        if not self._is_finalized(path):
-            raise IncompleteCheckpointError(path_text(path), "Found incomplete checkpoint")
+        with recorded(READ):
+            path = handler_path(directory)
+            if not path.exists():
+                raise NotACheckpointError(path_text(path), "Checkpoint not found")
+            if not self._is_finalized(path):
+                raise IncompleteCheckpointError(path_text(path), "Found incomplete checkpoint")
 
-        return self._handler.restore(
-            path, args=construct_checkpoint_args(self._handler, False, *args, **kwargs)
-        )
+            ckpt_args = construct_checkpoint_args(self._handler, False, *args, **kwargs)
+            return self._handler.restore(path, args=ckpt_args)
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Say what is recorded of the checkpoint, and what its handler says of it."""

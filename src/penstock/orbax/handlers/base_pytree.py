@@ -39,6 +39,7 @@ from penstock.orbax.leaf_handlers.lazy_mapping import LazyMapping
 from penstock.orbax.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
 from penstock.orbax.linking import links_in_force
 from penstock.orbax.merging import MergeProcessFiles
+from penstock.orbax.monitoring import WRITE, timed
 from penstock.orbax.options import (
     MemoryLimitOptions,
     MultiprocessingOptions,
@@ -151,24 +152,27 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if not isinstance(directory, os.PathLike | str) and isinstance(directory, PathAwaitingCreation):
             directory = await directory.await_creation()
 
-        keywords: dict[str, Any] = {
-            "save_args": leaf_formats(item, args.save_args, self._form, args.ocdbt_target_data_file_size),
-            "prioritise": self._prioritise(item),
-            "custom_metadata": None if args.custom_metadata is None else {CUSTOM: args.custom_metadata},
-            "pipeline": self._pipeline(args.ocdbt_target_data_file_size),
-        }
-        workers = self._workers(
-            ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
-            save_args=_by_name(args.save_args, SaveArgs),
-        )
-        serves = StageRegistry(self._registry, workers).as_kernel()
-        path, marked = path_text(directory), with_markers(item)
+        with timed(f"{WRITE}blocking_tree_map_duration_secs"):
+            keywords: dict[str, Any] = {
+                "save_args": leaf_formats(item, args.save_args, self._form, args.ocdbt_target_data_file_size),
+                "prioritise": self._prioritise(item),
+                "custom_metadata": None if args.custom_metadata is None else {CUSTOM: args.custom_metadata},
+                "pipeline": self._pipeline(args.ocdbt_target_data_file_size),
+            }
+            workers = self._workers(
+                ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
+                save_args=_by_name(args.save_args, SaveArgs),
+            )
+            serves = StageRegistry(self._registry, workers).as_kernel()
+            path, marked = path_text(directory), with_markers(item)
+
         links = links_in_force()
         if links is not None:
             keywords["base"] = links.base_of(path)
             links.when_published(path, partial(self._loop.call, _note_moved, path))
         try:
-            save = await self._loop.acall(_start_save, serves, path, marked, keywords)
+            with timed(f"{WRITE}blocking_d2h_duration_secs"):
+                save = await self._loop.acall(_start_save, serves, path, marked, keywords)
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: {error}") from error
 

@@ -25,6 +25,7 @@ from penstock.orbax.handlers.base import (
 )
 from penstock.orbax.handlers.choosing import ItemHandlers
 from penstock.orbax.handlers.registration import CheckpointHandlerRegistry
+from penstock.orbax.monitoring import WRITE, timed
 from penstock.orbax.named_items import Composite
 from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.paths import handler_path, path_text
@@ -200,8 +201,10 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         for name, handler in self._handlers.unique():
             building = self._current_temporary_paths.get(name)
             if building is not None:
-                handler.finalize(building.get())
-                building.publish(synced=is_durable(handler))
+                with timed(f"{WRITE}background_item_finalize_secs"):
+                    handler.finalize(building.get())
+                    building.publish(synced=is_durable(handler))
+
                 del self._current_temporary_paths[name]
 
     def close(self) -> None:
