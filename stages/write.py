@@ -235,6 +235,7 @@ class _Writer:
         target = self._filling.get(folder)
         if target is None or target.end >= self._file_bytes:
             target = self._filling[folder] = await self._open_file(folder)
+            self._unsynced.append(target)  # not before it is filled: until then it would look full
 
         step = PAGE if nbytes >= ALIGNED_FROM else CACHE_LINE if nbytes >= PAGE else 1
         base = -(-target.end // step) * step
@@ -254,7 +255,6 @@ class _Writer:
         file = run.store.create_data_file(run.workspace.path(name))
         opened = _OpenFile(name, file)
         self._files.append(opened)
-        self._unsynced.append(opened)
         # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
         left = run.progress.bytes_total - self._placed
         if left >= ALIGNED_FROM and run.preallocate:

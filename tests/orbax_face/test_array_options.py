@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,6 +157,30 @@ def test_arrays_may_have_metadata_under_another_name(ocp: Any, tmp_path: Path) -
     assert not (tmp_path / "one" / "array7" / ".zarray").exists()
     document = json.loads((tmp_path / "one" / "array_metadatas" / "process_0").read_text())
     assert len(document["array_metadatas"]) == 20
+
+
+def test_a_copy_of_a_handler_that_was_used_has_options_of_its_own(tmp_path: Path) -> None:
+    used = registry(penstock.orbax)
+    for name, options in (("a", used), ("b", copy.deepcopy(used))):
+        if name == "b":
+            options.get(jax.Array)._array_metadata_store = None  # as Orbax's own tests do
+        handler = penstock.orbax.PyTreeCheckpointHandler(type_handler_registry=options)
+        checkpointer = penstock.orbax.Checkpointer(handler)
+        checkpointer.save(tmp_path / name, args=penstock.orbax.args.PyTreeSave({"w": jnp.ones(3)}))
+        checkpointer.close()
+
+    assert (tmp_path / "a" / "array_metadatas").exists()
+    assert not (tmp_path / "b" / "array_metadatas").exists()
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_a_type_that_nobody_handles_is_named(ocp: Any, tmp_path: Path) -> None:
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry(ocp))
+    with (
+        ocp.Checkpointer(handler) as checkpointer,
+        pytest.raises(ValueError, match="TypeHandler lookup failed for: type=<class 'float'>"),
+    ):
+        checkpointer.save(tmp_path / "a", args=ocp.args.PyTreeSave({"x": 1.5}))
 
 
 def test_other_leaf_handlers_do_not_decide_about_arrays(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             with timed(f"{WRITE}blocking_d2h_duration_secs"):
                 save = await self._loop.acall(_start_save, serves, path, marked, keywords)
         except UnknownTypeError as error:
-            raise ValueError(f"TypeHandler lookup failed for: {error}") from error
+            raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
         return [PipelineFuture(save, keep=self._loop)]
 

@@ -6,7 +6,7 @@ __all__ = ("ArrayHandler",)
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, cast
 
 import anyio
@@ -102,9 +102,9 @@ class ArrayHandler(TypeHandler):
         """`jax.Array`."""
         return "jax.Array"
 
-    @cached_property
+    @property
     def leaf_handler(self) -> Any:
-        """What does the same in a pipeline; None if nothing does."""
+        """What does the same in a pipeline, one for all that are alike; None if nothing does."""
         if self._metadata_key is not None or self._callback is not None:
             return None
 
@@ -117,7 +117,7 @@ class ArrayHandler(TypeHandler):
             self._enable_write_sharding_file,
             self._array_metadata_store is not None,
         )
-        return array.ArrayHandler(self.typestr(), described=None if described == Described() else described)
+        return _leaf_handler(self.typestr(), None if described == Described() else described)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Say what is stored of each leaf: an `ArrayMetadata`, with its sharding if that is recorded."""
@@ -269,3 +269,9 @@ def _first(error: BaseException) -> BaseException:
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
 
     return error
+
+
+@lru_cache(maxsize=64)
+def _leaf_handler(typestr: str, described: Described | None) -> array.ArrayHandler:
+    """One for all that are alike: a tree is planned again for another one."""
+    return array.ArrayHandler(typestr, described=described)

@@ -39,11 +39,17 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class UnknownTypeError(HandlerError, TypeError, ValueError):
-    """Nobody handles a leaf's type. What Orbax calls a `ValueError`, penstock calls a `TypeError`."""
+    """Nobody handles a leaf's type. What Orbax calls a `ValueError`, penstock calls a `TypeError`.
 
-    def __init__(self, key_path: str, what: str) -> None:
+    Attributes:
+        key_path: The leaf.
+        type_: Its type; or the stored name of one.
+    """
+
+    def __init__(self, key_path: str, type_: type | str) -> None:
+        what = type_name(type_) if isinstance(type_, type) else f"the stored type {type_!r}"
         super().__init__(f"{key_path}: no type handler is registered for {what}")
-        self.key_path = key_path
+        self.key_path, self.type_ = key_path, type_
 
 
 @final
@@ -212,12 +218,12 @@ class StageRegistry:
         if isinstance(kind, str):
             if kind in _EMPTY_MARKERS:
                 return self._nodes.for_typestr(kind, key_path)
-            raise UnknownTypeError(key_path, f"the stored type {kind!r}")
+            raise UnknownTypeError(key_path, kind)
 
         if _NODES & {*kind.__mro__}:
             return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
 
-        raise UnknownTypeError(key_path, type_name(kind))
+        raise UnknownTypeError(key_path, kind)
 
 
 _EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
