@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from anyio import create_task_group
 from crc32c import crc32c
 from tests.stages.rig import (
     Parcel,
@@ -148,6 +149,35 @@ async def test_of_many_files_few_are_open_at_once(rig: Rig) -> None:
 
     assert rig.operations.count("data.sync") == rig.operations.count("create_data_file") == 20 * MOST_FULL
     assert most <= 6 * MOST_FULL
+
+
+async def test_a_file_that_was_just_made_is_not_taken_for_a_full_one(rig: Rig) -> None:
+    each, together = ALIGNED_FROM // 8, 8
+    rig.limits = type(rig.limits)(ALIGNED_FROM, together, ALIGNED_FROM)
+    n_before = MOST_FULL + together  # files of messages before the one that is placed meanwhile
+    first_write = rig.store.hang_on("data.write_at")
+    new_file = rig.store.hang_on("data.allocate", n_before + 1)
+    closing = rig.store.hang_on("data.sync", n_before - 1)  # all but the one that was filled last
+    tree = [noise(each, at) for at in range(n_before + together)]
+    batches: list[WrittenBatch] = []
+
+    async def write() -> None:
+        batches.extend(await written_of(rig, tree, Write(concurrency=2, file_bytes=1)))
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(write)
+        await new_file.wait_reached()
+        first_write.release()  # whoever wrote the first message closes what is full
+        await closing.wait_reached()
+        closing.release()
+        new_file.release()
+
+    assert on_disk(rig, batches) == {(at, (0,)): value.tobytes() for at, value in enumerate(tree)}
+    synced: set[str] = set()
+    for operation in rig.store.operations:
+        assert operation.name != "data.write_at" or operation.path not in synced
+        if operation.name == "data.sync":
+            synced.add(operation.path)
 
 
 async def test_a_chunk_in_pieces_stays_in_the_file_it_began_in(rig: Rig) -> None:
