@@ -43,6 +43,17 @@ class ScriptedLayout:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    # What a runtime protocol asks for must be there without `__getattr__`, from Python 3.12 on.
+    @property
+    def save_format(self) -> SaveFormat:
+        return self._inner.save_format
+
+    def fit(self, *args: Any) -> Any:
+        return self._inner.fit(*args)
+
+    def chunk_file(self, *args: Any) -> Any:
+        return self._inner.chunk_file(*args)
+
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
         self.calls.append((codec, sum(map(len, chunks))))
         if len(self.calls) == self.fault_at:
