@@ -95,6 +95,8 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.model)))
+        # Until a policy has decided, in the background, a step that it will not keep may become the last one.
+        self.portal.call(self.manager.wait)
         self.portal.call(self.manager.delete, step)
         del self.model[step]
 
