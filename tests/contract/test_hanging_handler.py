@@ -99,8 +99,9 @@ async def _next_save(path: Path) -> None:
                 return
 
 
-async def test_leaving_the_context_by_cancellation_ends(tmp_path: Path) -> None:
-    hanging = Hanging()
+@pytest.mark.parametrize("where", ["write", "finalize"])
+async def test_leaving_the_context_by_cancellation_ends(where: str, tmp_path: Path) -> None:
+    hanging = Hanging(where=where)
     with anyio.CancelScope() as scope:
         async with hanging.checkpointer as checkpointer:
             await checkpointer.save(tmp_path / "new", TREE)
@@ -178,17 +179,6 @@ class TestFinalize:
         del hanging, checkpointer, save
         await _next_save(tmp_path / "new")
         assert os.listdir(tmp_path) == ["new"]
-
-    async def test_leaving_the_context_by_cancellation_ends(self, tmp_path: Path) -> None:
-        hanging = Hanging(where="finalize")
-        with anyio.CancelScope() as scope:
-            async with hanging.checkpointer as checkpointer:
-                await checkpointer.save(tmp_path / "new", TREE)
-                await hanging.hang.wait_reached()
-                scope.cancel()
-
-        assert scope.cancelled_caught
-        hanging.hang.release()
 
     async def test_what_ends_in_time_is_waited_for_and_removed(self, tmp_path: Path) -> None:
         hanging = Hanging(undo_s=30.0, where="finalize")
