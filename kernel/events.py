@@ -9,7 +9,10 @@ its fields; the fields by themselves are in its attribute `penstock`, for handle
 
 from __future__ import annotations
 
-__all__ = ("LOGGER_NAME", "get_logger")
+__all__ = (
+    "LOGGER_NAME",
+    "get_logger",
+)
 
 import logging
 from typing import Any, cast

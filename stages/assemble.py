@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import final
 
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages import RestoredBatch, RestoredTree
-from penstock.kernel.run import RestoreRun
-from penstock.kernel.stage import Actor
-from penstock.stages.known_values import references_to
+from penstock.kernel.messages.restore import RestoredBatch, RestoredTree
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.stages.reuse.value_cache import references_to
 
 REMEMBERED_FROM = 64 * 1024  # bytes of a leaf that it may be worth not to write again
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import final
 
-from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages import Committed, Document, Leaf, WrittenBatch
-from penstock.kernel.run import SaveRun
-from penstock.kernel.stage import Actor
-from penstock.stages.third_parties import finalize_handlers
+from penstock.kernel.messages.save import Committed, Leaf, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.written import Document
+from penstock.stages.common.adapted_handlers import finalize_handlers
 
 
 @final

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages import KeyPath, RestoredBatch, RestoredTree
-from penstock.kernel.restore_messages import Order
-from penstock.kernel.run import Outline, RestoreRun
-from penstock.kernel.stage import Actor
-from penstock.stages.in_order import ranks_of
+from penstock.kernel.messages.restore import Order, RestoredBatch, RestoredTree
+from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.stages.reorder import ranks_of
 
 
 @final

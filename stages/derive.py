@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.errors import IncompletePipelineError, StructureMismatchError, TreeDifference
-from penstock.kernel.messages import RestoredBatch
-from penstock.kernel.restore_options import Making, Recipe
-from penstock.kernel.run import RestoreRun
-from penstock.kernel.stage import Actor
+from penstock.kernel.messages.restore import RestoredBatch
+from penstock.kernel.messages.restore_options import Making, Recipe
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.stage import Actor
 
 
 @final

@@ -9,18 +9,19 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, final
 
-from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.anonymous_memory import in_memory_of_its_own
-from penstock.kernel.messages import Leaf, LeafBatch, Pack, Piece, PiecePlan, StagedBatch
-from penstock.kernel.one_thread import OneThread, one_thread
-from penstock.kernel.protocols import BufferHandler, LeafHandler
-from penstock.kernel.regulator import ByteLease
-from penstock.kernel.run import SaveRun
-from penstock.kernel.stage import Actor
-from penstock.kernel.threads import Threads
-from penstock.stages.batching import grouped
-from penstock.stages.encode import encoding_room
-from penstock.stages.third_parties import save_by_handler
+from penstock.kernel.concurrency.single_thread import OneThread, one_thread
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.memory.buffers import in_memory_of_its_own
+from penstock.kernel.memory.byte_account import ByteLease
+from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, StagedBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.leaf_handlers import BufferHandler, LeafHandler
+from penstock.kernel.protocols.written import PiecePlan
+from penstock.stages.common.adapted_handlers import save_by_handler
+from penstock.stages.common.batching import grouped
+from penstock.stages.common.codec_rules import encoding_room
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""

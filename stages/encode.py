@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("AUTO", "Encode", "check_encoded", "encoding_room", "saved_by_encoding")
+__all__ = ("Encode",)
 
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -12,46 +12,16 @@ from typing import Final, final
 
 from anyio import Lock
 
-from penstock.kernel.capabilities import FormattedLayout
-from penstock.kernel.errors import ConfigError, PenstockError, PipelineError
-from penstock.kernel.messages import Leaf, Piece, StagedBatch
-from penstock.kernel.run import SaveRun
-from penstock.kernel.save_format import check_codec
-from penstock.kernel.stage import Actor
+from penstock.kernel.config.save_format import check_codec
+from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.kernel.messages.save import Leaf, Piece, StagedBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.layouts import FormattedLayout
+from penstock.stages.common.codec_rules import AUTO, encoding_room
 
-AUTO: Final = "auto"
 SAMPLES: Final = 8
 SAMPLE_BYTES: Final = 32 * 1024
-
-
-def encoding_room(nbytes: int) -> int:
-    """Bytes that encoding a chunk of `nbytes` may take: more than any codec here makes of noise."""
-    return nbytes + nbytes // 128 + 1024
-
-
-def saved_by_encoding(batch: StagedBatch) -> int:
-    """Bytes that encoding saved of the chunks whose last piece a batch holds; fewer than none of noise."""
-    return sum(
-        [
-            piece.leaf.spec.chunk_nbytes - piece.coded
-            for piece in batch.pieces
-            if piece.coded is not None and piece.start + piece.nbytes == piece.coded
-        ]
-    )
-
-
-def check_encoded(piece: Piece) -> None:
-    """Refuse to write a chunk as it is whose metadata will say that it is encoded.
-
-    Raises:
-        PipelineError: If it is one.
-    """
-    leaf = piece.leaf
-    if piece.coded is None and leaf.spec.codec is not None:
-        problem = f"has the codec {leaf.spec.codec}, and no stage `encode` is in the pipeline"
-        error = PipelineError(f"{leaf.info.key_path} {problem}")
-        error.key_path = leaf.info.key_path
-        raise error
 
 
 @final

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
-from penstock.kernel.capabilities import ItemsLayout
-from penstock.kernel.messages import Committed, SaveReport
-from penstock.kernel.run import SaveRun
-from penstock.kernel.stage import Actor
-from penstock.stages.known_values import KnownValues
+from penstock.kernel.messages.save import Committed, SaveReport
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.layouts import ItemsLayout
+from penstock.stages.reuse.value_cache import KnownValues
 
 
 @final

@@ -9,21 +9,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.capabilities import ChunkingHandler, FormattedLayout
+from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.messages import Leaf, LeafBatch, LeafSpec, ParamInfo, TreeToSave
-from penstock.kernel.protocols import LeafHandler, SigningHandler
-from penstock.kernel.run import SaveRun
-from penstock.kernel.save_format import SaveArgs
-from penstock.kernel.stage import Actor
-from penstock.stages.batching import batched
-from penstock.stages.known_values import references_to
-from penstock.stages.node_types import NodeTypes
-from penstock.stages.save_args import each_leaf
-from penstock.stages.saved_trees import SavedTree, SavedTrees
-from penstock.stages.structure import StructureCache
-from penstock.stages.unchanged import set_aside, take_digests
+from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.layouts import FormattedLayout
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
+from penstock.stages.common.batching import batched
+from penstock.stages.pytree.description_cache import SavedTree, SavedTrees
+from penstock.stages.pytree.node_types import NodeTypes
+from penstock.stages.pytree.save_args import each_leaf
+from penstock.stages.pytree.structure_cache import StructureCache
+from penstock.stages.reuse.incremental import set_aside, take_digests
+from penstock.stages.reuse.value_cache import references_to
 
 
 @final

@@ -10,13 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast, final
 
-from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.capabilities import PartsHandler
-from penstock.kernel.messages import HostBatch, ReadLeaf, RestoredBatch
-from penstock.kernel.protocols import LeafHandler
-from penstock.kernel.read_pack import HostPack, IndexedValues
-from penstock.kernel.run import RestoreRun
-from penstock.kernel.stage import Actor
+from penstock.kernel.messages.packs import HostPack, IndexedValues
+from penstock.kernel.messages.restore import HostBatch, ReadLeaf, RestoredBatch
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 
 
 @final

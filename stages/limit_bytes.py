@@ -10,21 +10,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from penstock.kernel.byte_account import ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.messages import (
-    LeafBatch,
-    Pack,
-    Piece,
-    Read,
-    ReadBatch,
-    ReadLeaf,
-    StagedBatch,
-)
-from penstock.kernel.read_pack import ReadPack
-from penstock.kernel.run import Run
-from penstock.kernel.stage import Actor
-from penstock.stages.batching import grouped
-from penstock.stages.parts import scratch_bytes
+from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
+from penstock.kernel.messages.packs import ReadPack
+from penstock.kernel.messages.restore import ReadBatch, ReadLeaf
+from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
+from penstock.kernel.pipeline.run_context import Run
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.reads import Read
+from penstock.stages.common.batching import grouped
+from penstock.stages.planning.splitting import scratch_bytes
 
 
 @final

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
-from penstock.kernel.capabilities import NamedTensors
 from penstock.kernel.errors import SpecError
-from penstock.kernel.messages import Located, RestoreRequest
-from penstock.kernel.protocols import StoredCheckpoint
-from penstock.kernel.run import RestoreRun
-from penstock.kernel.stage import Actor
-from penstock.stages.selecting import select_leaves
-from penstock.stages.trees import flatten_tree
+from penstock.kernel.messages.restore import Located, RestoreRequest
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
+from penstock.stages.planning.selection import select_leaves
+from penstock.stages.pytree.flattening import flatten_tree
 
 
 @final

@@ -12,31 +12,25 @@ from typing import Any, cast, final, overload
 
 from jax import tree_util
 
-from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
-from penstock.kernel.messages import (
-    KeyKind,
-    KeyPath,
-    LeafBatch,
-    LeafSpec,
-    Located,
-    ParamInfo,
-    ReadLeaf,
-    StoredLeaf,
-    Target,
-)
-from penstock.kernel.protocols import LeafColumns, LeafHandler, StoredCheckpoint
-from penstock.kernel.read_pack import ReadPack
-from penstock.kernel.run import Outline, RestoreRun
-from penstock.kernel.stage import Actor
-from penstock.stages.batching import batched
-from penstock.stages.joining import join_reads
-from penstock.stages.mapping import map_leaves
-from penstock.stages.onto import plan_onto
-from penstock.stages.packing import Wanted, make_packs
-from penstock.stages.parts import in_parts
-from penstock.stages.structure import StructureCache
-from penstock.stages.trees import FlatLeaf, nest_columns
+from penstock.kernel.messages.packs import ReadPack
+from penstock.kernel.messages.restore import Located, ReadLeaf
+from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.checkpoints import LeafColumns, StoredCheckpoint
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import LeafHandler
+from penstock.kernel.protocols.reads import Target
+from penstock.stages.common.batching import batched
+from penstock.stages.planning.changed_leaves import plan_onto
+from penstock.stages.planning.coalescing import join_reads
+from penstock.stages.planning.mmap import map_leaves
+from penstock.stages.planning.pack_selection import Wanted, make_packs
+from penstock.stages.planning.splitting import in_parts
+from penstock.stages.pytree.flattening import FlatLeaf, nest_columns
+from penstock.stages.pytree.structure_cache import StructureCache
 
 MOST_SUGGESTIONS = 40  # a search for the nearest name compares with every other,
 MOST_CANDIDATES = 2_000  # so both are bounded: a wholly different tree has thousands

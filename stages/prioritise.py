@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, final
 
-from penstock.kernel.messages import KeyPath, LeafBatch, ParamInfo
-from penstock.kernel.read_pack import ReadPack
-from penstock.kernel.run import Run
-from penstock.kernel.stage import Actor
-from penstock.stages.batching import batched
+from penstock.kernel.messages.packs import ReadPack
+from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.pipeline.run_context import Run
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
+from penstock.stages.common.batching import batched
 
 
 @final

@@ -16,26 +16,20 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint_if_cancelled
 from crc32c import crc32c
 
-from penstock.kernel.adapter import AdaptedHandler
-from penstock.kernel.anonymous_memory import anonymous_memory
 from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
-from penstock.kernel.messages import (
-    DirectRead,
-    DriverRead,
-    HostBatch,
-    LeafBatch,
-    ReadBatch,
-    ReadLeaf,
-    ScatterRead,
-)
-from penstock.kernel.protocols import ReadableFile
-from penstock.kernel.read_pack import HostPack, ReadPack
-from penstock.kernel.regulator import ByteLease
-from penstock.kernel.run import RestoreRun
-from penstock.kernel.stage import Actor
-from penstock.stages.closing import closing
-from penstock.stages.read_packs import read_pack
-from penstock.stages.transfers import tell_transfers
+from penstock.kernel.memory.buffers import anonymous_memory
+from penstock.kernel.memory.byte_account import ByteLease
+from penstock.kernel.messages.packs import HostPack, ReadPack
+from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
+from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
+from penstock.kernel.protocols.stores import ReadableFile
+from penstock.stages.files.file_closing import closing
+from penstock.stages.files.packed_reads import read_pack
+from penstock.stages.files.transfer_log import tell_transfers
 
 FileRead: TypeAlias = DirectRead | ScatterRead
 

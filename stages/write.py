@@ -14,15 +14,16 @@ from typing import TypeAlias, final
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
-from penstock.kernel.capabilities import FormattedLayout, ItemsLayout
-from penstock.kernel.messages import Leaf, Pack, Piece, StagedBatch, Written, WrittenBatch, WrittenPack
-from penstock.kernel.protocols import DataFile
-from penstock.kernel.run import SaveRun
-from penstock.kernel.stage import Actor
-from penstock.stages.closing import closing
-from penstock.stages.encode import check_encoded, saved_by_encoding
-from penstock.stages.transfers import tell_transfers
-from penstock.stages.write_chunk_files import ChunkFileWriter
+from penstock.kernel.messages.save import Leaf, Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
+from penstock.kernel.protocols.stores import DataFile
+from penstock.kernel.protocols.written import Written
+from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
+from penstock.stages.files.chunk_files import ChunkFileWriter
+from penstock.stages.files.file_closing import closing
+from penstock.stages.files.transfer_log import tell_transfers
 
 ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
 PAGE = 4096

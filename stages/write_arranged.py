@@ -13,14 +13,16 @@ from typing import NamedTuple, final
 
 from anyio import Lock, create_task_group
 
-from penstock.kernel.capabilities import ArrangedLayout, Arrangement
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages import LeafSpec, Pack, Piece, StagedBatch, Written, WrittenBatch
-from penstock.kernel.protocols import DataFile
-from penstock.kernel.run import SaveRun
-from penstock.kernel.stage import Actor
-from penstock.stages.closing import closing
-from penstock.stages.transfers import tell_transfers
+from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.layouts import ArrangedLayout, Arrangement
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.stores import DataFile
+from penstock.kernel.protocols.written import Written
+from penstock.stages.files.file_closing import closing
+from penstock.stages.files.transfer_log import tell_transfers
 
 
 @final

@@ -23,8 +23,9 @@ from penstock.kernel.errors import (
     SaveCancelledError,
     StorageError,
 )
-from penstock.kernel.futures import Milestone
-from penstock.testing import FaultyStore, Hang
+from penstock.kernel.pipeline.futures import Milestone
+from penstock.testing.faulty_store import FaultyStore
+from penstock.testing.hang_points import Hang
 
 AssertSame = Callable[[Any, Any], None]
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 import penstock
-from penstock.steps import EverySteps, KeepLast
+from penstock.steps.keep_policies import KeepLast
+from penstock.steps.save_policies import EverySteps
 
 LAST = 12
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import penstock
-from penstock.steps import EverySteps, KeepBest, KeepLast
+from penstock.steps.keep_policies import KeepBest, KeepLast
+from penstock.steps.save_policies import EverySteps
 
 
 @jax.jit

@@ -14,18 +14,22 @@ import numpy as np
 from jax.core import Tracer
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.leaves.canvas import canvas_parts, join_parts, place_part
-from penstock.handlers.leaves.devices import on_host
-from penstock.handlers.leaves.differences import type_name
-from penstock.handlers.leaves.keys import is_key, key_data_of, key_impl_of
-from penstock.handlers.leaves.packed_arrays import make_pack, pack_placements
-from penstock.handlers.leaves.placement import make_arrays
-from penstock.handlers.leaves.sharding import encode
-from penstock.handlers.leaves.shards import PACKED, shard_pieces
-from penstock.handlers.leaves.wanted import array_target
+from penstock.handlers.leaves.common.mismatches import type_name
+from penstock.handlers.leaves.jax_arrays.device_assembly import canvas_parts, join_parts, place_part
+from penstock.handlers.leaves.jax_arrays.devices import on_host
+from penstock.handlers.leaves.jax_arrays.placement import make_arrays
+from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.jax_arrays.restore_target import array_target
+from penstock.handlers.leaves.jax_arrays.sharding import encode
+from penstock.handlers.leaves.jax_arrays.shards import PACKED, shard_pieces
+from penstock.handlers.leaves.jax_arrays.small_arrays import make_pack, pack_placements
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
-from penstock.kernel.read_pack import HostPack
+from penstock.kernel.messages.packs import HostPack
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import PiecePlan
 
 _BUFFERED: Final = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}

@@ -9,9 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
-from penstock.handlers.leaves.differences import different, type_name
+from penstock.handlers.leaves.common.mismatches import different, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import PiecePlan
 
 Marker: TypeAlias = Literal["None", "Dict", "List", "Tuple", "NamedTuple"]
 

@@ -13,14 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
-from penstock.handlers.leaves.boxes import Box
-from penstock.handlers.leaves.chunks import cast_to, chunk_boxes, stored_as
-from penstock.handlers.leaves.differences import different, different_array, stored_dtype, type_name
-from penstock.handlers.leaves.packs import pack_views
-from penstock.handlers.leaves.regions import HostRegion
+from penstock.handlers.leaves.common.chunk_blocks import cast_to, chunk_boxes, stored_as
+from penstock.handlers.leaves.common.contiguous_blocks import Box
+from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.common.mismatches import different, different_array, stored_dtype, type_name
+from penstock.handlers.leaves.common.pack_views import pack_views
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
-from penstock.kernel.read_pack import HostPack
+from penstock.kernel.messages.packs import HostPack
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import PiecePlan
 
 
 @final

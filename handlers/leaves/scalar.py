@@ -11,12 +11,16 @@ from typing import Any, Final, cast, final
 import numpy as np
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.leaves.chunks import cast_to
-from penstock.handlers.leaves.devices import is_subtype
-from penstock.handlers.leaves.differences import different, stored_dtype, type_name, type_of
-from penstock.handlers.leaves.regions import HostRegion
+from penstock.handlers.leaves.common.chunk_blocks import cast_to
+from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.common.mismatches import different, stored_dtype, type_name, type_of
+from penstock.handlers.leaves.jax_arrays.devices import is_subtype
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import PiecePlan
 
 _STORED_AS: Final[Mapping[type, np.dtype[Any]]] = {
     bool: np.dtype(np.bool_),

@@ -20,23 +20,16 @@ import anyio.from_thread
 import numpy as np
 from crc32c import crc32c
 
-from penstock.handlers.leaves.differences import different, stored_dtype
-from penstock.handlers.leaves.regions import HostRegion
+from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.common.mismatches import different, stored_dtype
 from penstock.kernel.errors import ChecksumError, InvalidLeafError, TreeDifference, TruncatedDataError
-from penstock.kernel.messages import (
-    DirectRead,
-    DriverRead,
-    Leaf,
-    LeafSpec,
-    ParamInfo,
-    PiecePlan,
-    Read,
-    ReadLeaf,
-    ScatterRead,
-    StoredLeaf,
-    Target,
-)
-from penstock.kernel.protocols import ReadableFile, Store, StoredCheckpoint
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
+from penstock.kernel.protocols.stores import ReadableFile, Store
+from penstock.kernel.protocols.written import PiecePlan
 
 
 @final

@@ -10,9 +10,13 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.handlers.leaves.differences import different, type_name, type_of
+from penstock.handlers.leaves.common.mismatches import different, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import PiecePlan
 
 
 @final

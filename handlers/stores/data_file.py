@@ -13,13 +13,13 @@ from typing import Final, final
 
 import numpy as np
 
-from penstock.handlers.stores.arena import Arena
+from penstock.handlers.stores.aligned_buffers import Arena
 from penstock.handlers.stores.descriptor import Descriptor, translated
-from penstock.handlers.stores.direct import PAGE, Io, address_of, cut, open_direct, parts_of
-from penstock.handlers.stores.linux import allocate
-from penstock.handlers.stores.vectored import write_vectored
+from penstock.handlers.stores.direct_io import PAGE, Io, address_of, cut, open_direct, parts_of
+from penstock.handlers.stores.linux_calls import allocate
+from penstock.handlers.stores.vectored_io import write_vectored
 from penstock.kernel.errors import StorageError
-from penstock.kernel.transfers import Transfers
+from penstock.kernel.protocols.transfers import Transfers
 
 # What a file system says that opens files for direct transfers, and then wants none of ours.
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})

@@ -11,16 +11,16 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import Literal, final, get_args
 
-from penstock.handlers.stores import many
-from penstock.handlers.stores.arena import Arena
+from penstock.handlers.stores import small_files as many
+from penstock.handlers.stores.aligned_buffers import Arena
+from penstock.handlers.stores.atomic_rename import exchange, rename_to_absent
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
-from penstock.handlers.stores.direct import Io
-from penstock.handlers.stores.holding import DirectoryHold
-from penstock.handlers.stores.mapped import map_file
+from penstock.handlers.stores.direct_io import Io
+from penstock.handlers.stores.directory_lock import DirectoryHold
+from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
-from penstock.handlers.stores.renaming import exchange, rename_to_absent
-from penstock.handlers.stores.vectored import write_vectored
+from penstock.handlers.stores.vectored_io import write_vectored
 from penstock.kernel.errors import ConfigError, StorageError
 
 

@@ -12,11 +12,11 @@ from threading import Lock
 from typing import final
 
 from penstock.handlers.stores.descriptor import Descriptor, translated
-from penstock.handlers.stores.direct import DIRECT_FROM, PAGE, Io, Part, address_of, open_direct, parts_of
-from penstock.handlers.stores.linux import cached_bytes
-from penstock.handlers.stores.vectored import read_vectored
+from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io, Part, address_of, open_direct, parts_of
+from penstock.handlers.stores.linux_calls import cached_bytes
+from penstock.handlers.stores.vectored_io import read_vectored
 from penstock.kernel.errors import TruncatedDataError
-from penstock.kernel.transfers import Transfers
+from penstock.kernel.protocols.transfers import Transfers
 
 WINDOW = 16 * 2**20  #: of which all is read by one way; direct, the system has all of it in flight at once
 

@@ -47,47 +47,40 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock import steps, sync
-    from penstock.api import (
-        Checkpointer,
-        convert,
-        export_safetensors,
-        metadata,
-        restore,
-        restore_items,
-        save,
-        verify,
-    )
-    from penstock.items import Composite
-    from penstock.kernel.config import Config
+    from penstock.api import metadata, restore, restore_items, save, verify
+    from penstock.checkpointer.checkpointer import Checkpointer
+    from penstock.handlers.formats.items.item_types import Composite
+    from penstock.kernel.config.config import Config
+    from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.errors import PenstockError
-    from penstock.kernel.futures import SaveFuture
-    from penstock.kernel.pipeline import Pipeline
-    from penstock.kernel.registry import HandlerRegistry
-    from penstock.kernel.regulator import MemoryRegulator
-    from penstock.kernel.restore_options import RestoreReport, Transform
-    from penstock.kernel.save_format import SaveArgs, SaveFormat
+    from penstock.kernel.memory.regulator import MemoryRegulator
+    from penstock.kernel.messages.restore_options import RestoreReport, Transform
+    from penstock.kernel.pipeline.futures import SaveFuture
+    from penstock.kernel.pipeline.pipeline import Pipeline
+    from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.steps.manager import CheckpointManager
-    from penstock.steps.watching import watch
+    from penstock.steps.step_watch import watch
+    from penstock.tools.convert import convert, export_safetensors
 else:
     # In the `else`, because a checker that saw `__getattr__` would accept `penstock.typo`.
     from importlib import import_module as _import_module
 
     _MODULE_OF = {
         "CheckpointManager": "penstock.steps.manager",
-        "Checkpointer": "penstock.api",
-        "Composite": "penstock.items",
-        "Config": "penstock.kernel.config",
-        "HandlerRegistry": "penstock.kernel.registry",
-        "MemoryRegulator": "penstock.kernel.regulator",
+        "Checkpointer": "penstock.checkpointer.checkpointer",
+        "Composite": "penstock.handlers.formats.items.item_types",
+        "Config": "penstock.kernel.config.config",
+        "HandlerRegistry": "penstock.kernel.plugins.handler_registry",
+        "MemoryRegulator": "penstock.kernel.memory.regulator",
         "PenstockError": "penstock.kernel.errors",
-        "Pipeline": "penstock.kernel.pipeline",
-        "RestoreReport": "penstock.kernel.restore_options",
-        "SaveArgs": "penstock.kernel.save_format",
-        "SaveFormat": "penstock.kernel.save_format",
-        "SaveFuture": "penstock.kernel.futures",
-        "Transform": "penstock.kernel.restore_options",
-        "convert": "penstock.api",
-        "export_safetensors": "penstock.api",
+        "Pipeline": "penstock.kernel.pipeline.pipeline",
+        "RestoreReport": "penstock.kernel.messages.restore_options",
+        "SaveArgs": "penstock.kernel.config.save_format",
+        "SaveFormat": "penstock.kernel.config.save_format",
+        "SaveFuture": "penstock.kernel.pipeline.futures",
+        "Transform": "penstock.kernel.messages.restore_options",
+        "convert": "penstock.tools.convert",
+        "export_safetensors": "penstock.tools.convert",
         "metadata": "penstock.api",
         "restore": "penstock.api",
         "restore_items": "penstock.api",
@@ -95,7 +88,7 @@ else:
         "steps": "penstock.steps",
         "sync": "penstock.sync",
         "verify": "penstock.api",
-        "watch": "penstock.steps.watching",
+        "watch": "penstock.steps.step_watch",
     }
 
     def __getattr__(name: str) -> object:

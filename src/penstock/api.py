@@ -17,11 +17,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.checkpointer import Checkpointer
-from penstock.converting import convert, export_safetensors
-from penstock.description import CheckpointMetadata
-from penstock.kernel.messages import SaveReport
-from penstock.verifying import VerifyReport
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.description import CheckpointMetadata
+from penstock.checkpointer.verify import VerifyReport
+from penstock.kernel.messages.save import SaveReport
+from penstock.tools.convert import convert, export_safetensors
 
 
 async def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:

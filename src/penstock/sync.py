@@ -29,12 +29,13 @@ from types import TracebackType
 from typing import Any, final
 
 from penstock import api
-from penstock.description import CheckpointMetadata
-from penstock.kernel.futures import SaveFuture
-from penstock.kernel.messages import KeyPath, SaveReport
-from penstock.portal import Portal, refuse_running_loop, run_once
-from penstock.steps.blocking import CheckpointManager, watch
-from penstock.verifying import VerifyReport
+from penstock.blocking.portal import Portal, refuse_running_loop, run_once
+from penstock.blocking.sync_steps import CheckpointManager, watch
+from penstock.checkpointer.description import CheckpointMetadata
+from penstock.checkpointer.verify import VerifyReport
+from penstock.kernel.messages.save import SaveReport
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.protocols.leaf import KeyPath
 
 
 @final

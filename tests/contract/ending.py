@@ -16,12 +16,13 @@ import anyio
 import numpy as np
 
 import penstock
-from penstock.handlers.stores.holding import DirectoryHold
+from penstock.handlers.stores.directory_lock import DirectoryHold
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config import Config
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.errors import ForkedError, StorageError
-from penstock.kernel.stopping import StoppingOptions
-from penstock.testing import FaultyStore, Hang
+from penstock.testing.faulty_store import FaultyStore
+from penstock.testing.hang_points import Hang
 
 TREE = {"a": np.arange(1000), "step": 7}
 

@@ -17,17 +17,17 @@ import numpy as np
 import trio
 from anyio.lowlevel import current_token
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tests.stages.rig import Parcel, ParcelHandler, with_parcels
+from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
-from penstock import Composite, SaveFormat
-from penstock.checkpointer import Checkpointer
-from penstock.handlers.items.kinds import Array, Json, PyTree
-from penstock.handlers.layout.safetensors.layout import SafetensorsLayout
-from penstock.handlers.leaves.registry import default_handlers
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.items.item_types import Array, Composite, Json, PyTree
+from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.protocols import Store
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.protocols.stores import Store
 from penstock.pipelines import save_pipeline
-from penstock.testing import FaultyStore
+from penstock.testing.faulty_store import FaultyStore
 
 BUDGET = 100_000
 N_CODED = 10_000  # float32 numbers: more than the 16 KiB from which on a codec is used

@@ -12,11 +12,11 @@ from anyio import to_thread
 
 import penstock
 from penstock import api
-from penstock.checkpointer import Checkpointer
+from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
-from penstock.kernel.futures import SaveFuture
-from penstock.testing import FaultyStore
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.stages.rig import Parcel, ParcelHandler
+from tests.stages.stage_rig import Parcel, ParcelHandler
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.numpy_array import NumpyHandler
@@ -18,16 +18,15 @@ from penstock.handlers.leaves.scalar import ScalarHandler
 from penstock.handlers.leaves.string import StringHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols import LeafHandler, Store, TypeHandler
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
+from penstock.kernel.protocols.stores import Store
 from penstock.stages.encode import Encode
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.testing import (
-    CrashStore,
-    FaultyStore,
-    HandlerConformance,
-    StageConformance,
-    StoreConformance,
-)
+from penstock.testing.crash_store import CrashStore
+from penstock.testing.faulty_store import FaultyStore
+from penstock.testing.handler_conformance import HandlerConformance
+from penstock.testing.stage_conformance import StageConformance
+from penstock.testing.store_conformance import StoreConformance
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -140,7 +139,7 @@ class _Late(ParcelHandler):
     changed = threading.Event()
 
     async def serialize(self, values: Sequence[Any], infos: Any, args: Any = None) -> Any:
-        from tests.stages.rig import _WhenAsked
+        from tests.stages.stage_rig import _WhenAsked
 
         def write(path: Path, value: Any) -> None:
             assert self.changed.wait(10)

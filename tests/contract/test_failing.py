@@ -9,7 +9,7 @@ from tests.contract.scenarios import RESTORINGS, SAVINGS, Place, no_task_is_left
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import PenstockError, StorageError
-from penstock.testing import FaultyStore
+from penstock.testing.faulty_store import FaultyStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

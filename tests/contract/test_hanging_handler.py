@@ -12,19 +12,20 @@ import anyio
 import numpy as np
 import pytest
 from anyio import CancelScope, Event
-from tests.stages.rig import Parcel, ParcelHandler, with_parcels
+from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
-from penstock.checkpointer import Checkpointer
-from penstock.handlers.leaves.registry import default_handlers
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config import Config
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.errors import HandlerFailedError, PipelineError, SaveCancelledError, StorageError
-from penstock.kernel.futures import SaveFuture
-from penstock.kernel.messages import ParamInfo
-from penstock.kernel.protocols import Waitable
-from penstock.kernel.stopping import StoppingOptions
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.pipelines import save_pipeline
-from penstock.testing import FaultyStore, Hang
+from penstock.testing.faulty_store import FaultyStore
+from penstock.testing.hang_points import Hang
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from safetensors import TensorSpec, deserialize, safe_open, serialize_file
 from safetensors.numpy import load_file, save_file
 
 import penstock
-from penstock.handlers.layout.safetensors.types import NAMES
+from penstock.handlers.formats.safetensors.element_types import NAMES
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     DuplicateNameError,

@@ -16,7 +16,9 @@ import pytest
 import penstock
 from penstock.items import Json
 from penstock.kernel.errors import NotACheckpointError
-from penstock.steps import CheckpointManager, KeepBest, KeepLast, StepNames
+from penstock.steps.keep_policies import KeepBest, KeepLast
+from penstock.steps.manager import CheckpointManager
+from penstock.steps.step_names import StepNames
 
 pytestmark = [
     pytest.mark.anyio,

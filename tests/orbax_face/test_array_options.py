@@ -17,12 +17,12 @@ import orbax.checkpoint.experimental.v1 as theirs_v1
 import pytest
 from etils import epath
 from orbax.checkpoint._src.metadata import array_metadata_store as theirs
-from tests.orbax_face.leaf_trips import on
+from tests.orbax_face.leaf_round_trips import on
 
 import penstock.orbax
 import penstock.orbax.v1 as ours_v1
-from penstock.orbax.leaf_handlers import array_metadata_store as ours
-from penstock.orbax.v1.directories import Existing
+from penstock.orbax.common import array_metadata_store as ours
+from penstock.orbax.v1.common.handler_directories import Existing
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")

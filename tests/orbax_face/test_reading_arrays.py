@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.orbax_face.leaf_trips import LIBRARIES, infos, on
+from tests.orbax_face.leaf_round_trips import LIBRARIES, infos, on
 
-from penstock.orbax import type_handlers as ours
+from penstock.orbax.v0.leaf_handlers import default_registry as ours
 
 STORED: dict[str, Any] = {
     "float64": np.arange(8.0),

@@ -12,7 +12,7 @@ import pytest
 from anyio import to_thread
 
 import penstock.orbax as ocp
-from penstock.orbax.running import LoopThread, run_sync
+from penstock.orbax.common.blocking_calls import LoopThread, run_sync
 
 
 def threads_of_ours() -> list[threading.Thread]:

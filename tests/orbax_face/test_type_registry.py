@@ -14,13 +14,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 import penstock
-from penstock import pipelines
+from penstock.checkpointer import pipelines
 from penstock.handlers.leaves import array, numpy_array, scalar, string
-from penstock.kernel.adapter import AdaptedHandler
-from penstock.orbax import type_handlers as ours
-from penstock.orbax.leaf_handlers.registry import stage_registry
-from penstock.orbax.leaf_handlers.stage_workers import StageWorkers, UnknownTypeError
-from penstock.orbax.merging import MergeProcessFiles
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.orbax.v0.leaf_handlers import default_registry as ours
+from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
+from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers, UnknownTypeError
+from penstock.orbax.v0.leaf_handlers.type_handler_registry import stage_registry
 
 theirs: Any = ocp.type_handlers
 BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])

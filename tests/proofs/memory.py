@@ -43,11 +43,11 @@ from jax.core import Tracer
 
 import penstock
 from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.registry import default_handlers
-from penstock.kernel.messages import StagedBatch
-from penstock.kernel.run import SaveRun
-from penstock.kernel.stage import Actor
-from penstock.kernel.units import parse_bytes
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.kernel.config.units import parse_bytes
+from penstock.kernel.messages.save import StagedBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.stage import Actor
 from penstock.pipelines import save_pipeline
 
 MIB: Final = 2**20

@@ -31,12 +31,12 @@ import numpy as np
 from anyio import create_task_group
 
 import penstock
-from penstock import SaveFormat
-from penstock.checkpointer import Checkpointer
+from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PenstockError, SaveCancelledError, StorageError
-from penstock.kernel.futures import SaveFuture
-from penstock.testing import FaultyStore
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.testing.faulty_store import FaultyStore
 
 PATHS = ("a", "b", "c")
 FORMATS = (SaveFormat(), SaveFormat(ocdbt=False), SaveFormat(codec="zstd"), SaveFormat(zarr=3, codec="auto"))

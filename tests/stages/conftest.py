@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.stages.rig import Rig
+from tests.stages.stage_rig import Rig
 
 
 @pytest.fixture(autouse=True, scope="session")

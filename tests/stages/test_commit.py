@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from anyio import create_task_group
 from flax import core
-from tests.stages.rig import Parcel, ParcelHandler, Rig, cancel_in, files_in, save_stages
+from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, cancel_in, files_in, save_stages
 
 from penstock.kernel.errors import HandlerFailedError, IncompletePipelineError, StorageError
-from penstock.kernel.messages import Committed, TreeToSave, Written, WrittenBatch
-from penstock.kernel.run import SaveRun
-from penstock.kernel.runner import run_pipeline
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.messages.save import Committed, TreeToSave, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.written import Written
 from penstock.pipelines import save_pipeline
 from penstock.stages.commit import Commit
 from penstock.stages.device_to_host import DeviceToHost

@@ -5,19 +5,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.stages.rig import Rig, cancel_in, run_one, run_stages
+from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages
 
-from penstock.kernel.errors import (
-    IncompletePipelineError,
-    StructureMismatchError,
-    TreeDifference,
-)
-from penstock.kernel.messages import KeyKind, ParamInfo, RestoredBatch
-from penstock.kernel.restore_options import Making, Recipe
-from penstock.kernel.run import Outline, RestoreRun
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.errors import IncompletePipelineError, StructureMismatchError, TreeDifference
+from penstock.kernel.messages.restore import RestoredBatch
+from penstock.kernel.messages.restore_options import Making, Recipe
+from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
 from penstock.stages.derive import Derive
-from penstock.testing import Hang, Operation
+from penstock.testing.hang_points import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

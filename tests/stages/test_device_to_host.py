@@ -15,7 +15,7 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 from jax.sharding import NamedSharding
-from tests.stages.rig import (
+from tests.stages.stage_rig import (
     Gather,
     Parcel,
     ParcelHandler,
@@ -28,9 +28,9 @@ from tests.stages.rig import (
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.kernel.errors import DeletedLeafError, HandlerFailedError
-from penstock.kernel.messages import Leaf, LeafBatch, StagedBatch, TreeToSave
-from penstock.kernel.runner import run_pipeline
-from penstock.kernel.stage import Actor, FunctionStage
+from penstock.kernel.messages.save import Leaf, LeafBatch, StagedBatch, TreeToSave
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.pipeline.stage import Actor, FunctionStage
 from penstock.pipelines import save_pipeline
 from penstock.stages.device_to_host import PACKED_BELOW, DeviceToHost
 from penstock.stages.flatten import Flatten

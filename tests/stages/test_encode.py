@@ -11,19 +11,20 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import tensorstore as ts
-from tests.stages.rig import Rig, cancel_in, run_one, run_stages, save_stages
+from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages, save_stages
 
-from penstock.handlers.layout.orbax import OrbaxLayout
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.kernel.messages import Leaf, Piece, StagedBatch, TreeToSave
-from penstock.kernel.pipeline import Pipeline, Slot
-from penstock.kernel.save_format import SaveFormat
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, TreeToSave
+from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.encode import SAMPLE_BYTES, SAMPLES, Encode, encoding_room
+from penstock.stages.encode import SAMPLE_BYTES, SAMPLES, Encode
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.testing import Hang, Operation
+from penstock.testing.hang_points import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

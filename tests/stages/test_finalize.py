@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from anyio import create_task_group
-from tests.stages.rig import Rig, cancel_in, run_one
+from tests.stages.stage_rig import Rig, cancel_in, run_one
 
 from penstock.kernel.errors import DestinationExistsError, StorageError
-from penstock.kernel.messages import Committed, SaveReport
-from penstock.kernel.run import SaveRun
+from penstock.kernel.messages.save import Committed, SaveReport
+from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.stages.finalize import Finalize
 
 pytestmark = pytest.mark.anyio

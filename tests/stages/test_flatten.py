@@ -16,13 +16,14 @@ import optax
 import pytest
 from anyio.lowlevel import checkpoint
 from flax import core
-from tests.stages.rig import Gather, Rig, cancel_in, save_stages
+from tests.stages.stage_rig import Gather, Rig, cancel_in, save_stages
 
 from penstock.kernel.errors import DeletedLeafError, DuplicateNameError, InvalidLeafError, NoHandlerError
-from penstock.kernel.messages import KeyKind, Leaf, LeafBatch, TreeToSave
-from penstock.kernel.pipeline import Pipeline, Slot
-from penstock.kernel.runner import run_pipeline
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
+from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.leaf import KeyKind
 from penstock.stages.flatten import Flatten
 from penstock.stages.prioritise import Prioritise
 

@@ -8,26 +8,17 @@ from typing import Any
 import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
-from tests.stages.rig import Rig, cancel_in, feed, run_one, run_stages
+from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages import (
-    HostBatch,
-    KeyKind,
-    LeafSpec,
-    ParamInfo,
-    PartOf,
-    ReadLeaf,
-    RestoredBatch,
-    RestoredTree,
-    StoredLeaf,
-)
-from penstock.kernel.run import Outline, RestoreRun
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.messages.restore import HostBatch, PartOf, ReadLeaf, RestoredBatch, RestoredTree
+from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 from penstock.stages.assemble import Assemble
 from penstock.stages.host_to_device import HostToDevice
-from penstock.stages.trees import nest
-from penstock.testing import Hang, Operation
+from penstock.stages.pytree.flattening import nest
+from penstock.testing.hang_points import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -12,26 +12,14 @@ from anyio import CancelScope, create_task_group
 from anyio.lowlevel import checkpoint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.stages.rig import Parcel, ParcelHandler, Probe, Rig, run_stages, save_stages, with_parcels
+from tests.stages.stage_rig import Parcel, ParcelHandler, Probe, Rig, run_stages, save_stages, with_parcels
 
-from penstock.kernel.messages import (
-    DirectRead,
-    DriverRead,
-    HostBatch,
-    LeafBatch,
-    LeafSpec,
-    ParamInfo,
-    Piece,
-    Read,
-    ReadBatch,
-    ReadLeaf,
-    ScatterRead,
-    StagedBatch,
-    StoredLeaf,
-    Target,
-)
-from penstock.kernel.regulator import MemoryRegulator
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
+from penstock.kernel.messages.save import LeafBatch, Piece, StagedBatch
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.flatten import Flatten
 from penstock.stages.host_to_device import HostToDevice

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.stages.rig import Parcel, ParcelHandler, Rig, cancel_in, run_one, run_stages, with_parcels
+from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, cancel_in, run_one, run_stages, with_parcels
 
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -21,8 +21,9 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel.messages import LeafBatch, Located, ReadLeaf, RestoreRequest, TreeToSave
-from penstock.kernel.runner import run_pipeline
+from penstock.kernel.messages.restore import Located, ReadLeaf, RestoreRequest
+from penstock.kernel.messages.save import LeafBatch, TreeToSave
+from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.pipelines import save_pipeline
 from penstock.stages.locate import Locate
 from penstock.stages.plan import Plan

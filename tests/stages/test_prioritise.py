@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.stages.rig import Rig, cancel_in, save_stages
+from tests.stages.stage_rig import Rig, cancel_in, save_stages
 
-from penstock.kernel.messages import KeyPath, Leaf, LeafBatch, TreeToSave
-from penstock.kernel.runner import run_pipeline
+from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.protocols.leaf import KeyPath
 from penstock.pipelines import save_pipeline
 from penstock.stages.flatten import Flatten
 from penstock.stages.prioritise import Prioritise
-from penstock.testing import Hang, Operation
+from penstock.testing.hang_points import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 from crc32c import crc32c
-from tests.stages.rig import ParcelHandler, Rig, cancel_in, run_one, run_stages
+from tests.stages.stage_rig import ParcelHandler, Rig, cancel_in, run_one, run_stages
 
-from penstock.kernel.adapter import AdaptedHandler
 from penstock.kernel.errors import (
     ChecksumError,
     HandlerFailedError,
@@ -22,21 +21,12 @@ from penstock.kernel.errors import (
     StorageError,
     TruncatedDataError,
 )
-from penstock.kernel.messages import (
-    DirectRead,
-    DriverRead,
-    HostBatch,
-    LeafBatch,
-    LeafSpec,
-    ParamInfo,
-    Read,
-    ReadBatch,
-    ReadLeaf,
-    ScatterRead,
-    StoredLeaf,
-    Target,
-)
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
+from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
 from penstock.stages import read as module
 from penstock.stages.limit_bytes import LimitBytes
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from anyio import create_task_group
 from crc32c import crc32c
-from tests.stages.rig import (
+from tests.stages.stage_rig import (
     Parcel,
     ParcelHandler,
     Rig,
@@ -21,8 +21,9 @@ from tests.stages.rig import (
 )
 
 from penstock.kernel.errors import HandlerFailedError, StorageError
-from penstock.kernel.messages import Leaf, Piece, StagedBatch, Written, WrittenBatch
-from penstock.kernel.stage import FunctionStage
+from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, WrittenBatch
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.written import Written
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes

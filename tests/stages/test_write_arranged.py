@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tests.stages.rig import Rig, cancel_in, files_in, save_stages
+from tests.stages.stage_rig import Rig, cancel_in, files_in, save_stages
 
-from penstock.handlers.layout.orbax import OrbaxLayout
-from penstock.handlers.layout.safetensors.layout import SafetensorsLayout
-from penstock.handlers.layout.safetensors.opened import open_checkpoint
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
+from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import PipelineError, StorageError
-from penstock.kernel.messages import LeafSpec, WrittenBatch
-from penstock.kernel.run import SaveRun
+from penstock.kernel.messages.save import WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes

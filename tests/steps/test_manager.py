@@ -27,21 +27,11 @@ from penstock.kernel.errors import (
     StepExistsError,
     StorageError,
 )
-from penstock.steps import (
-    CheckpointManager,
-    EverySteps,
-    KeepBest,
-    KeepEvery,
-    KeepLast,
-    KeepPolicy,
-    KeepSteps,
-    Never,
-    OnPreemption,
-    StepInfo,
-    StepNames,
-    WhenIdle,
-)
-from penstock.testing import FaultyStore
+from penstock.steps.keep_policies import KeepBest, KeepEvery, KeepLast, KeepPolicy, KeepSteps, StepInfo
+from penstock.steps.manager import CheckpointManager
+from penstock.steps.save_policies import EverySteps, Never, OnPreemption, WhenIdle
+from penstock.steps.step_names import StepNames
+from penstock.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -17,9 +17,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import OlderStepError, PenstockError, StepExistsError, StorageError
-from penstock.steps import CheckpointManager, KeepAll, KeepBest, KeepEvery, KeepLast, KeepPolicy, StepInfo
-from penstock.steps.keeping import steps_to_delete
-from penstock.testing import CrashStore
+from penstock.steps.keep_policies import (
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepPolicy,
+    StepInfo,
+    steps_to_delete,
+)
+from penstock.steps.manager import CheckpointManager
+from penstock.testing.crash_store import CrashStore
 
 POLICIES: list[KeepPolicy] = [
     KeepAll(),

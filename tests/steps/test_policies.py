@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import SpecError
-from penstock.steps import (
-    Always,
-    EverySeconds,
-    EverySteps,
-    FirstSave,
+from penstock.steps.keep_policies import (
     KeepAll,
     KeepAllOf,
     KeepAnyOf,
@@ -26,6 +22,18 @@ from penstock.steps import (
     KeepPolicy,
     KeepRecent,
     KeepSteps,
+    Mode,
+    StepInfo,
+    best_of,
+    ranking_of,
+    steps_to_delete,
+)
+from penstock.steps.preemption import awaits_preemption
+from penstock.steps.save_policies import (
+    Always,
+    EverySeconds,
+    EverySteps,
+    FirstSave,
     Never,
     OnPreemption,
     OnSteps,
@@ -33,11 +41,8 @@ from penstock.steps import (
     SaveAnyOf,
     SaveMoment,
     SavePolicy,
-    StepInfo,
     WhenIdle,
 )
-from penstock.steps.keeping import Mode, best_of, ranking_of, steps_to_delete
-from penstock.steps.preemption import awaits_preemption
 
 numbers = st.integers(0, 60)
 metric_values = st.one_of(st.none(), st.floats(), st.floats(-3, 3), st.sampled_from([0.0, 1.0, math.nan]))

@@ -2,7 +2,8 @@
 
 from penstock_example import Tally, Vocabulary, VocabularyHandler
 
-from penstock.testing import HandlerConformance, StageConformance
+from penstock.testing.handler_conformance import HandlerConformance
+from penstock.testing.stage_conformance import StageConformance
 
 
 class TestVocabulary(HandlerConformance):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import penstock
-from penstock.cli.output import CommandError, open_output
+from penstock.cli.terminal.terminal_output import CommandError, open_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,7 +104,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from penstock.cli.demo import DemoOptions, run_demo
+    from penstock.cli.demo.demo_command import DemoOptions, run_demo
 
     chosen = DemoOptions(
         text=options.text,
@@ -119,19 +119,19 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from penstock.cli.inspecting import inspect
+    from penstock.cli.inspect_command import inspect
 
     return inspect(options.path, open_output(), as_json=options.json)
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from penstock.cli.converting import convert
+    from penstock.cli.convert_command import convert
 
     return convert(options, open_output())
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from penstock.cli.verifying import verify
+    from penstock.cli.verify_command import verify
 
     return verify(options.path, open_output(), as_json=options.json)
 

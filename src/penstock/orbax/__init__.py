@@ -80,71 +80,67 @@ if TYPE_CHECKING:
         v1,
     )
     from penstock.orbax.checkpoint_manager import CheckpointManager
-    from penstock.orbax.checkpointers import (
-        AbstractCheckpointer,
-        AsyncCheckpointer,
-        Checkpointer,
-        PyTreeCheckpointer,
-        StandardCheckpointer,
-    )
+    from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
     from penstock.orbax.future import Future
-    from penstock.orbax.handlers import (
-        ArrayCheckpointHandler,
-        AsyncCheckpointHandler,
-        BasePyTreeCheckpointHandler,
-        CheckpointHandler,
-        CheckpointHandlerRegistry,
-        CompositeCheckpointHandler,
-        CompositeOptions,
-        DefaultCheckpointHandlerRegistry,
-        JaxRandomKeyCheckpointHandler,
-        JsonCheckpointHandler,
-        NumpyRandomKeyCheckpointHandler,
-        ProtoCheckpointHandler,
-        PyTreeCheckpointHandler,
-        StandardCheckpointHandler,
-    )
-    from penstock.orbax.handlers.restoring import PLACEHOLDER
-    from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
-    from penstock.orbax.manager_options import CheckpointManagerOptions
     from penstock.orbax.options import AsyncOptions
-    from penstock.orbax.transforms import RestoreTransform, Transform, apply_transformations
     from penstock.orbax.tree import merge_trees
+    from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
+    from penstock.orbax.v0.checkpointers.checkpointer import AbstractCheckpointer, Checkpointer
+    from penstock.orbax.v0.checkpointers.shorthands import PyTreeCheckpointer, StandardCheckpointer
+    from penstock.orbax.v0.handlers.array_checkpoint_handler import ArrayCheckpointHandler
+    from penstock.orbax.v0.handlers.base_pytree_handler import BasePyTreeCheckpointHandler
+    from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler, CheckpointHandler
+    from penstock.orbax.v0.handlers.composite_handler import CompositeCheckpointHandler, CompositeOptions
+    from penstock.orbax.v0.handlers.handler_registration import (
+        CheckpointHandlerRegistry,
+        DefaultCheckpointHandlerRegistry,
+    )
+    from penstock.orbax.v0.handlers.json_handler import JsonCheckpointHandler
+    from penstock.orbax.v0.handlers.proto_handler import ProtoCheckpointHandler
+    from penstock.orbax.v0.handlers.pytree_handler import PyTreeCheckpointHandler
+    from penstock.orbax.v0.handlers.random_key_handler import (
+        JaxRandomKeyCheckpointHandler,
+        NumpyRandomKeyCheckpointHandler,
+    )
+    from penstock.orbax.v0.handlers.standard_handler import StandardCheckpointHandler
+    from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
+    from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
+    from penstock.orbax.v0.trees.transforms import RestoreTransform, Transform, apply_transformations
 else:
     # In the `else`, because a checker that saw `__getattr__` would accept `penstock.orbax.typo`.
     from importlib import import_module as _import_module
 
     _MODULE_OF = {
-        "AbstractCheckpointer": "penstock.orbax.checkpointers",
-        "ArrayCheckpointHandler": "penstock.orbax.handlers",
-        "ArrayRestoreArgs": "penstock.orbax.leaf_args",
-        "AsyncCheckpointHandler": "penstock.orbax.handlers",
-        "AsyncCheckpointer": "penstock.orbax.checkpointers",
+        "AbstractCheckpointer": "penstock.orbax.v0.checkpointers.checkpointer",
+        "ArrayCheckpointHandler": "penstock.orbax.v0.handlers.array_checkpoint_handler",
+        "ArrayRestoreArgs": "penstock.orbax.common.leaf_args",
+        "AsyncCheckpointHandler": "penstock.orbax.v0.handlers.checkpoint_handler",
+        "AsyncCheckpointer": "penstock.orbax.v0.checkpointers.async_checkpointer",
         "AsyncOptions": "penstock.orbax.options",
-        "BasePyTreeCheckpointHandler": "penstock.orbax.handlers",
-        "CheckpointHandler": "penstock.orbax.handlers",
-        "CheckpointHandlerRegistry": "penstock.orbax.handlers",
+        "BasePyTreeCheckpointHandler": "penstock.orbax.v0.handlers.base_pytree_handler",
+        "CheckpointHandler": "penstock.orbax.v0.handlers.checkpoint_handler",
+        "CheckpointHandlerRegistry": "penstock.orbax.v0.handlers.handler_registration",
         "CheckpointManager": "penstock.orbax.checkpoint_manager",
-        "CheckpointManagerOptions": "penstock.orbax.manager_options",
-        "Checkpointer": "penstock.orbax.checkpointers",
-        "CompositeCheckpointHandler": "penstock.orbax.handlers",
-        "CompositeOptions": "penstock.orbax.handlers",
-        "DefaultCheckpointHandlerRegistry": "penstock.orbax.handlers",
+        "CheckpointManagerOptions": "penstock.orbax.v0.manager.manager_options",
+        "Checkpointer": "penstock.orbax.v0.checkpointers.checkpointer",
+        "CompositeCheckpointHandler": "penstock.orbax.v0.handlers.composite_handler",
+        "CompositeOptions": "penstock.orbax.v0.handlers.composite_handler",
+        "DefaultCheckpointHandlerRegistry": "penstock.orbax.v0.handlers.handler_registration",
         "Future": "penstock.orbax.future",
-        "JaxRandomKeyCheckpointHandler": "penstock.orbax.handlers",
-        "JsonCheckpointHandler": "penstock.orbax.handlers",
-        "NumpyRandomKeyCheckpointHandler": "penstock.orbax.handlers",
-        "PLACEHOLDER": "penstock.orbax.handlers.restoring",
-        "ProtoCheckpointHandler": "penstock.orbax.handlers",
-        "PyTreeCheckpointHandler": "penstock.orbax.handlers",
-        "PyTreeCheckpointer": "penstock.orbax.checkpointers",
-        "RestoreArgs": "penstock.orbax.leaf_args",
-        "RestoreTransform": "penstock.orbax.transforms",
-        "SaveArgs": "penstock.orbax.leaf_args",
-        "StandardCheckpointHandler": "penstock.orbax.handlers",
-        "StandardCheckpointer": "penstock.orbax.checkpointers",
-        "Transform": "penstock.orbax.transforms",
-        "apply_transformations": "penstock.orbax.transforms",
+        "JaxRandomKeyCheckpointHandler": "penstock.orbax.v0.handlers.random_key_handler",
+        "JsonCheckpointHandler": "penstock.orbax.v0.handlers.json_handler",
+        "NumpyRandomKeyCheckpointHandler": "penstock.orbax.v0.handlers.random_key_handler",
+        "PLACEHOLDER": "penstock.orbax.v0.leaf_handlers.type_handler_registry",
+        "ProtoCheckpointHandler": "penstock.orbax.v0.handlers.proto_handler",
+        "PyTreeCheckpointHandler": "penstock.orbax.v0.handlers.pytree_handler",
+        "PyTreeCheckpointer": "penstock.orbax.v0.checkpointers.shorthands",
+        "RestoreArgs": "penstock.orbax.common.leaf_args",
+        "RestoreTransform": "penstock.orbax.v0.trees.transforms",
+        "SaveArgs": "penstock.orbax.common.leaf_args",
+        "StandardCheckpointHandler": "penstock.orbax.v0.handlers.standard_handler",
+        "StandardCheckpointer": "penstock.orbax.v0.checkpointers.shorthands",
+        "Transform": "penstock.orbax.v0.trees.transforms",
+        "apply_transformations": "penstock.orbax.v0.trees.transforms",
         "merge_trees": "penstock.orbax.tree",
         "args": "penstock.orbax.args",
         "checkpoint_manager": "penstock.orbax.checkpoint_manager",

@@ -10,6 +10,6 @@ __all__ = (
     "StandardCheckpointer",
 )
 
-from penstock.orbax.async_checkpointer import AsyncCheckpointer
-from penstock.orbax.checkpointer import AbstractCheckpointer, Checkpointer
-from penstock.orbax.shorthands import PyTreeCheckpointer, StandardCheckpointer
+from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
+from penstock.orbax.v0.checkpointers.checkpointer import AbstractCheckpointer, Checkpointer
+from penstock.orbax.v0.checkpointers.shorthands import PyTreeCheckpointer, StandardCheckpointer

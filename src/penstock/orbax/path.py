@@ -4,4 +4,4 @@ from __future__ import annotations
 
 __all__ = ("step",)
 
-from penstock.orbax import step
+from penstock.orbax.v0.manager import step_name_formats as step

@@ -35,8 +35,7 @@ __all__ = (
     "watch",
 )
 
-from penstock.steps.contents import StepMetadata
-from penstock.steps.keeping import (
+from penstock.steps.keep_policies import (
     KeepAll,
     KeepAllOf,
     KeepAnyOf,
@@ -50,8 +49,7 @@ from penstock.steps.keeping import (
     StepInfo,
 )
 from penstock.steps.manager import CheckpointManager
-from penstock.steps.names import AnyNames, NameFormat, StepNames
-from penstock.steps.saving import (
+from penstock.steps.save_policies import (
     Always,
     EverySeconds,
     EverySteps,
@@ -65,4 +63,6 @@ from penstock.steps.saving import (
     SavePolicy,
     WhenIdle,
 )
-from penstock.steps.watching import Watch, watch
+from penstock.steps.step_contents import StepMetadata
+from penstock.steps.step_names import AnyNames, NameFormat, StepNames
+from penstock.steps.step_watch import Watch, watch

@@ -11,10 +11,10 @@ from typing import final
 from structlog.stdlib import BoundLogger
 
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.protocols import Store
-from penstock.steps import root as on_disk
-from penstock.steps.keeping import Needs, StepInfo
-from penstock.steps.names import NameFormat
+from penstock.kernel.protocols.stores import Store
+from penstock.steps import step_directory as on_disk
+from penstock.steps.keep_policies import Needs, StepInfo
+from penstock.steps.step_names import NameFormat
 
 
 @final

@@ -13,20 +13,20 @@ from typing import Any, SupportsIndex, final
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
-from penstock.checkpointer import Checkpointer
-from penstock.items import Composite
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.items.item_types import Composite
 from penstock.kernel.errors import ClosedError, NotACheckpointError, SpecError
-from penstock.kernel.futures import SaveFuture
-from penstock.paths import absolute_path
-from penstock.steps import root as on_disk
-from penstock.steps.contents import ABSENT, StepMetadata, describe_step, step_number
-from penstock.steps.keeping import KeepAll, KeepPolicy, Metric, Mode, best_of, ranking_of
-from penstock.steps.names import NameFormat, StepNames
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.storage.paths import absolute_path
+from penstock.steps import step_directory as on_disk
+from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, best_of, ranking_of
 from penstock.steps.preemption import awaits_preemption, hear_sigterm
-from penstock.steps.restoring import restore_step
-from penstock.steps.running import StepSaves
-from penstock.steps.saving import Always, SavePolicy
-from penstock.steps.watching import Watch, watch_steps
+from penstock.steps.restore_step import restore_step
+from penstock.steps.save_policies import Always, SavePolicy
+from penstock.steps.save_queue import StepSaves
+from penstock.steps.step_contents import ABSENT, StepMetadata, describe_step, step_number
+from penstock.steps.step_names import NameFormat, StepNames
+from penstock.steps.step_watch import Watch, watch_steps
 
 
 @final

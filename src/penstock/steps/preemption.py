@@ -12,7 +12,7 @@ from anyio import TASK_STATUS_IGNORED, open_signal_receiver
 from anyio.abc import TaskStatus
 
 from penstock.kernel.events import get_logger
-from penstock.steps.saving import OnPreemption, SaveAllOf, SaveAnyOf, SavePolicy
+from penstock.steps.save_policies import OnPreemption, SaveAllOf, SaveAnyOf, SavePolicy
 
 
 def awaits_preemption(policy: SavePolicy) -> bool:

@@ -9,11 +9,11 @@ from typing import final
 
 from anyio import Event
 
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
-from penstock.kernel.threads import Threads
 from penstock.steps.catalogue import Catalogue
-from penstock.steps.deleting import Deleter
-from penstock.steps.keeping import KeepPolicy, StepInfo, steps_to_delete
+from penstock.steps.keep_policies import KeepPolicy, StepInfo, steps_to_delete
+from penstock.steps.step_deletion import Deleter
 
 
 @final

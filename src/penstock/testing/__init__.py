@@ -29,9 +29,9 @@ __all__ = (
     "StoreConformance",
 )
 
-from penstock.crash_store import Crash, CrashStore
-from penstock.hang import Hang, Operation
+from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore
 from penstock.testing.handler_conformance import HandlerConformance
+from penstock.testing.hang_points import Hang, Operation
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import StoreConformance

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, final
 
-from penstock.hang import Hang, Operation
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols import DataFile, Hold, ReadableFile, Store
-from penstock.kernel.reading import NoHold
-from penstock.kernel.store_protocols import ReadHolds
-from penstock.kernel.transfers import Transfers
+from penstock.kernel.protocols.stores import DataFile, Hold, ReadableFile, ReadHolds, Store
+from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.storage.read_lock import NoHold
+from penstock.testing.hang_points import Hang, Operation
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import anyio
 
-from penstock.checkpointer import Checkpointer
-from penstock.handlers.leaves.registry import default_handlers
-from penstock.kernel.leaf_spec import KeyKind, ParamInfo
-from penstock.kernel.messages import Leaf
-from penstock.kernel.protocols import LeafHandler, TypeHandler
-from penstock.testing.trials import Trial, backends, demand
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
+from penstock.testing.operation_faults import Trial, backends, demand
 
 
 class HandlerConformance(ABC):

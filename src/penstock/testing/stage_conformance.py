@@ -13,11 +13,11 @@ import anyio
 import jax
 import numpy as np
 
-from penstock.checkpointer import Checkpointer
-from penstock.kernel.pipeline import Pipeline
-from penstock.kernel.run import RestoreRun, SaveRun
-from penstock.pipelines import restore_pipeline, save_pipeline
-from penstock.testing.trials import Trial, demand
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.pipelines import restore_pipeline, save_pipeline
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+from penstock.testing.operation_faults import Trial, demand
 
 
 class StageConformance(ABC):

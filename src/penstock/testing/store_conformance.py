@@ -14,12 +14,11 @@ from pathlib import Path
 import anyio
 import numpy as np
 
-from penstock.checkpointer import Checkpointer
+from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.errors import StorageError, TruncatedDataError
-from penstock.kernel.protocols import Store
-from penstock.kernel.reading import NoHold
-from penstock.kernel.store_protocols import Hold, ReadHolds
-from penstock.testing.trials import Trial, backends, demand, refuses
+from penstock.kernel.protocols.stores import Hold, ReadHolds, Store
+from penstock.kernel.storage.read_lock import NoHold
+from penstock.testing.operation_faults import Trial, backends, demand, refuses
 
 NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
 

@@ -14,7 +14,7 @@ from tests.bench.results import Operation, StageTime
 from tests.bench.trees import State, ready
 
 import penstock
-from penstock.kernel.meters import StageStatistics
+from penstock.kernel.messages.statistics import StageStatistics
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)

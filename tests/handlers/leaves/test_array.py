@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tests.handlers.leaves.trips import INFO, P, host_copy, mesh, plan, restore, same_bits, save, struct
+from tests.handlers.leaves.round_trips import INFO, P, host_copy, mesh, plan, restore, same_bits, save, struct
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError
-from penstock.kernel.messages import Leaf
+from penstock.kernel.messages.save import Leaf
 
 ALIASING = ArrayHandler()
 COPYING = ArrayHandler(alias_host=False)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from tests.handlers.leaves.trips import (
+from tests.handlers.leaves.round_trips import (
     ELSEWHERE,
     P,
     Saved,
@@ -24,10 +24,12 @@ from tests.handlers.leaves.trips import (
 )
 
 from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers.leaves.jax_arrays.sharding import encode
 from penstock.handlers.leaves.numpy_array import NumpyHandler
 from penstock.handlers.leaves.scalar import ScalarHandler
-from penstock.handlers.leaves.sharding import encode
-from penstock.kernel.messages import LeafSpec, ReadLeaf, Target
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.reads import Target
 
 HANDLER = ArrayHandler()
 

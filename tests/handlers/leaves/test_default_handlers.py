@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from tests.handlers.leaves.trips import INFO, struct
+from tests.handlers.leaves.round_trips import INFO, struct
 
-from penstock.handlers.leaves.registry import default_handlers
+from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError
-from penstock.kernel.protocols import LeafHandler
+from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
 HANDLERS = default_handlers(entry_points=False)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.handlers.leaves.trips import INFO, difference, plan, restore, same_bits, save, target
+from tests.handlers.leaves.round_trips import INFO, difference, plan, restore, same_bits, save, target
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.array import ArrayHandler
@@ -19,7 +19,7 @@ from penstock.handlers.leaves.numpy_array import NumpyHandler
 from penstock.handlers.leaves.scalar import ScalarHandler
 from penstock.handlers.leaves.string import StringHandler
 from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.messages import Target
+from penstock.kernel.protocols.reads import Target
 
 HANDLER = NumpyHandler()
 DTYPES = [

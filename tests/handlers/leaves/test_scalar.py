@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.handlers.leaves.trips import INFO, difference, plan, restore, save
+from tests.handlers.leaves.round_trips import INFO, difference, plan, restore, save
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.numpy_array import NumpyHandler

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests.handlers.leaves.trips import INFO, Saved, difference, plan, restore, save
+from tests.handlers.leaves.round_trips import INFO, Saved, difference, plan, restore, save
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.empty import EmptyHandler
 from penstock.handlers.leaves.string import StringHandler
 from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.messages import LeafSpec
+from penstock.kernel.protocols.leaf import LeafSpec
 
 STRING, EMPTY = StringHandler(), EmptyHandler()
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import pytest
 
-from penstock.handlers.ocdbt.values import Value
-from penstock.handlers.ocdbt.writer import DEFAULT_MAX_NODE_BYTES, encode_index
+from penstock.handlers.ocdbt.database_writer import DEFAULT_MAX_NODE_BYTES, encode_index
+from penstock.handlers.ocdbt.value_refs import Value
 
 
 class WriteDatabase(Protocol):

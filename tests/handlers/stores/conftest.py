@@ -7,7 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from tests.handlers.stores.large import takes_direct_io
+from tests.handlers.stores.large_files import takes_direct_io
 
 
 @pytest.fixture

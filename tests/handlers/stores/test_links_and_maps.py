@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.handlers.stores.large import SHARED_MEMORY, content
+from tests.handlers.stores.large_files import SHARED_MEMORY, content
 
-from penstock.handlers.stores.direct import PAGE, address_of
+from penstock.handlers.stores.direct_io import PAGE, address_of
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
 

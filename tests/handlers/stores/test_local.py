@@ -15,12 +15,12 @@ from types import CodeType, FrameType
 import pytest
 
 import penstock
-from penstock.handlers.stores import vectored
+from penstock.handlers.stores import vectored_io as vectored
+from penstock.handlers.stores.atomic_rename import exchange_in_steps
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.renaming import exchange_in_steps
 from penstock.kernel.errors import PenstockError, StorageError, TruncatedDataError
-from penstock.kernel.protocols import Store
+from penstock.kernel.protocols.stores import Store
 
 NOBODY = 65534
 

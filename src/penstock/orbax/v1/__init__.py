@@ -46,16 +46,17 @@ __all__ = (
 )
 
 from penstock.orbax.v1 import arrays, errors, handlers, multihost, options, partial, path, serialization, tree
-from penstock.orbax.v1.checkpoint_info import CheckpointMetadata, PyTreeMetadata
-from penstock.orbax.v1.context import Context
-from penstock.orbax.v1.deleting import delete, delete_async
-from penstock.orbax.v1.handlers import (
+from penstock.orbax.v1.common.background_operation import AsyncResponse
+from penstock.orbax.v1.common.handler_types import (
     AbstractCheckpointable,
     Checkpointable,
     CheckpointableHandler,
     StatefulCheckpointable,
 )
-from penstock.orbax.v1.loading import (
+from penstock.orbax.v1.context.context import Context
+from penstock.orbax.v1.operations.checkpoint_info import CheckpointMetadata, PyTreeMetadata
+from penstock.orbax.v1.operations.deleting import delete, delete_async
+from penstock.orbax.v1.operations.loading import (
     checkpointables_metadata,
     load,
     load_async,
@@ -66,9 +67,8 @@ from penstock.orbax.v1.loading import (
     metadata,
     pytree_metadata,
 )
-from penstock.orbax.v1.locating import is_orbax_checkpoint
-from penstock.orbax.v1.operation import AsyncResponse
-from penstock.orbax.v1.saving import (
+from penstock.orbax.v1.operations.locating import is_orbax_checkpoint
+from penstock.orbax.v1.operations.saving import (
     save,
     save_async,
     save_checkpointables,

@@ -19,157 +19,19 @@ __all__ = (
     "SafetensorsOptions",
 )
 
-import enum
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
-
-from penstock.orbax.v1.array_options import ArrayOptions
-from penstock.orbax.v1.guarding import Guarded
-from penstock.orbax.v1.memory_options import MemoryOptions
-from penstock.orbax.v1.path import Path
-from penstock.orbax.v1.registration import CheckpointableHandlerRegistry, default_registry
-
-
-class AtomicityMode(enum.StrEnum):
-    """How a checkpoint becomes visible. penstock always renames, and writes the commit mark, too."""
-
-    AUTO = "auto"
-    COMMIT_FILE = "commit_file"
-    ATOMIC_RENAME = "atomic_rename"
-
-
-class CheckpointLayout(enum.Enum):
-    """What lies at a path: a checkpoint of Orbax, safetensors, or whichever is found there."""
-
-    ORBAX = "orbax"
-    SAFETENSORS = "safetensors"
-    AUTO = "auto"
-
-
-@dataclass(kw_only=True)
-class AsyncOptions(Guarded):
-    """What happens in the background.
-
-    Attributes:
-        timeout_secs: Seconds after which a save fails.
-        post_finalization_callback: Called when a save is done.
-        create_directories_asynchronously: Accepted; directories are made in the background.
-    """
-
-    timeout_secs: int = 1200
-    post_finalization_callback: Callable[[], None] | None = None
-    create_directories_asynchronously: bool = True
-
-
-@dataclass(kw_only=True)
-class AtomicityOptions(Guarded):
-    """How a checkpoint becomes visible. Accepted."""
-
-    mode: AtomicityMode = AtomicityMode.AUTO
-    allow_legacy_atomic_rename: bool = False
-
-
-@dataclass(kw_only=True)
-class MultiprocessingOptions(Guarded):
-    """Which processes take part, and what their barriers are called.
-
-    Attributes:
-        primary_host: The process that writes what is written once; None for every one.
-        active_processes: Those that take part; None for all.
-        barrier_sync_key_prefix: Put before the names of barriers.
-    """
-
-    primary_host: int | None = 0
-    active_processes: set[int] | None = None
-    barrier_sync_key_prefix: str | None = None
-
-
-@dataclass(kw_only=True)
-class FileOptions(Guarded):
-    """How files and directories are made.
-
-    Attributes:
-        path_permission_mode: Of the directory of a checkpoint, as in 0o750.
-        path_class: What handlers get as a path.
-        skip_sync_file_validations: Accepted; what lies at the destination is always looked at.
-    """
-
-    path_permission_mode: int | None = None
-    path_class: type[Path] = Path
-    skip_sync_file_validations: bool = False
-
-
-@dataclass(frozen=True)
-class PyTreeMetadataOptions:
-    """How the structure of a tree is recorded.
-
-    Attributes:
-        support_rich_types: Accepted; penstock reads rich types, and writes plain ones.
-    """
-
-    support_rich_types: bool = False
-
-
-@dataclass(kw_only=True)
-class PyTreeOptions(Guarded):
-    """How trees are saved and loaded."""
-
-    @dataclass(kw_only=True)
-    class Saving(Guarded):
-        """How trees are saved."""
-
-        pytree_metadata_options: Any = field(default_factory=PyTreeMetadataOptions)
-
-    @dataclass(kw_only=True)
-    class Loading(Guarded):
-        """How trees are loaded.
-
-        Attributes:
-            partial_load: Whether an abstract tree may leave out what the checkpoint has.
-        """
-
-        partial_load: bool = False
-
-    saving: Saving = field(default_factory=Saving)
-    loading: Loading = field(default_factory=Loading)
-
-
-@dataclass(kw_only=True)
-class CheckpointablesOptions(Guarded):
-    """Who saves and loads what.
-
-    Attributes:
-        registry: The handlers. The one registered last of those that can handle an object is taken; one
-            registered for a name comes before all others.
-    """
-
-    registry: CheckpointableHandlerRegistry = field(default_factory=default_registry)
-
-
-@dataclass(kw_only=True)
-class PathwaysOptions(Guarded):
-    """Options of a backend that penstock does not support. Accepted."""
-
-    checkpointing_impl: Any = None
-
-
-@dataclass(kw_only=True)
-class DeletionOptions(Guarded):
-    """How checkpoints are deleted."""
-
-    @dataclass(kw_only=True)
-    class GcsDeletionOptions(Guarded):
-        """Options of a store that penstock does not support. Accepted."""
-
-        todelete_full_path: str | None = None
-
-    gcs_deletion_options: GcsDeletionOptions = field(default_factory=GcsDeletionOptions)
-
-
-@dataclass(kw_only=True)
-class SafetensorsOptions(Guarded):
-    """How Orbax reads safetensors. Accepted; penstock has its own way."""
-
-    max_over_read_ratio: float | None = None
-    read_chunk_bytes: int | None = None
+from penstock.orbax.v1.context.array_options import ArrayOptions
+from penstock.orbax.v1.context.memory_options import MemoryOptions
+from penstock.orbax.v1.context.v1_options import (
+    AsyncOptions,
+    AtomicityMode,
+    AtomicityOptions,
+    CheckpointablesOptions,
+    CheckpointLayout,
+    DeletionOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    PathwaysOptions,
+    PyTreeMetadataOptions,
+    PyTreeOptions,
+    SafetensorsOptions,
+)

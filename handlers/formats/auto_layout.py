@@ -1,0 +1,109 @@
+"""The layout of a Checkpointer that was given none: writes Orbax's, opens whatever is there."""
+
+from __future__ import annotations
+
+__all__ = ("EveryLayout",)
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.formats.safetensors import safetensors_checkpoint as safetensors
+from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.errors import UnsupportedFormatError
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemLayout, Layout
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EveryLayout:
+    """Writes as one layout does, and opens a checkpoint of any that penstock reads.
+
+    Args:
+        written: What is written, and what opens all that nobody else recognises.
+    """
+
+    written: Layout = field(default_factory=OrbaxLayout)
+
+    def temporary_name(self, path: str) -> str:
+        return self.written.temporary_name(path)
+
+    def data_file(self) -> str:
+        return self.written.data_file()
+
+    @property
+    def save_format(self) -> SaveFormat:
+        """What was chosen, where there is a choice."""
+        return self.written.save_format if isinstance(self.written, FormattedLayout) else SaveFormat()
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        return self.written.fit(spec, info, args) if isinstance(self.written, FormattedLayout) else spec
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        assert isinstance(self.written, FormattedLayout), "who has no codecs chooses none"
+        return self.written.encode(codec, chunks)
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        return self.written.chunk_file(leaf, chunk) if isinstance(self.written, FormattedLayout) else None
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        self.written.check(leaves)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        return self.written.documents(
+            leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests
+        )
+
+    def item_documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> Sequence[Document]:
+        assert isinstance(self.written, ItemLayout), "who writes no items is not asked to"
+        return self.written.item_documents(
+            leaves, batches, committed_ns=committed_ns, custom_metadata=custom_metadata, digests=digests
+        )
+
+    def recognises(self, store: Store, path: str) -> bool:
+        """Whether what lies at `path` may be overwritten: only what would be written may."""
+        return self.written.recognises(store, path)
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of a checkpoint; safetensors have none.
+
+        Raises:
+            UnsupportedFormatError: If there are none.
+        """
+        if isinstance(self.written, ListedItems) and not safetensors.recognises(store, path):
+            return self.written.items(store, path)
+
+        raise UnsupportedFormatError(path, "has no items; restore it as a whole")
+
+    def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
+        """Find the checkpoint at `path`, or an item of it, and read its documents.
+
+        Raises:
+            CorruptCheckpointError: What the layout raises that recognises it.
+        """
+        if safetensors.recognises(store, path):
+            return safetensors.open_checkpoint(store, path, item)
+
+        return self.written.open(store, path, item)

@@ -1,0 +1,232 @@
+"""`_PENSTOCK_INTEGRITY`: the checksum of every piece that was written, for restore and for `verify`.
+
+A file of penstock's own, which Orbax ignores: a msgpack map of a version and, for each data file, the
+offsets, lengths and checksums of its pieces as three columns, by ascending offset. Columns, because a
+list for each of 100,000 pieces would cost more than writing them. Version 1 had lists.
+"""
+
+from __future__ import annotations
+
+__all__ = ("Checksum", "Checksums", "decode", "encode")
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.messages.save import WrittenBatch
+
+VERSION: Final = 2
+_COLUMNS: Final[dict[str, np.dtype[Any]]] = {
+    "offsets": np.dtype("<u8"),
+    "nbytes": np.dtype("<u8"),
+    "crc32c": np.dtype("<u4"),
+}
+
+Column: TypeAlias = npt.NDArray[Any]
+
+
+@final
+class Checksum(NamedTuple):
+    """What a range of a data file holds."""
+
+    offset: int  #: bytes from the start of the file
+    nbytes: int
+    crc32c: int
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Checksums(Sequence[Checksum]):
+    """The checksums of one data file, by ascending offset."""
+
+    offsets: Column
+    nbytes: Column
+    crc32c: Column
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, int, int]]) -> Checksums:
+        """Put (offset, bytes, crc32c) into columns."""
+        rows = sorted(pieces)
+        columns = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(
+            *[np.array(column, dtype) for column, dtype in zip(columns, _COLUMNS.values(), strict=True)]
+        )
+
+    @overload
+    def __getitem__(self, index: int, /) -> Checksum: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> tuple[Checksum, ...]: ...
+    def __getitem__(self, index: int | slice, /) -> Checksum | tuple[Checksum, ...]:
+        if isinstance(index, slice):
+            return tuple([self[at] for at in range(len(self))[index]])
+
+        return Checksum(int(self.offsets[index]), int(self.nbytes[index]), int(self.crc32c[index]))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Checksum]:
+        columns = (self.offsets.tolist(), self.nbytes.tolist(), self.crc32c.tolist())
+        return map(Checksum._make, zip(*columns, strict=True))
+
+    def from_offset(self, offset: int) -> int:
+        """The number of the first piece that begins at `offset` or behind it."""
+        return int(np.searchsorted(self.offsets, np.uint64(offset)))
+
+    def exactly(self, offsets: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The checksum of each of many ranges; -1 of one that is not just a piece."""
+        starts, sizes = offsets.astype(np.uint64), nbytes.astype(np.uint64)
+        at = np.minimum(np.searchsorted(self.offsets, starts), max(len(self) - 1, 0))
+        if not len(self):
+            return np.full(len(at), -1, np.int64)
+
+        same = (self.offsets[at] == starts) & (self.nbytes[at] == sizes)
+        return np.where(same, self.crc32c[at].astype(np.int64), -1)
+
+
+def encode(batches: Iterable[WrittenBatch], digests: Mapping[str, bytes]) -> bytes:
+    """Encode the document, with the digests of leaves by stored name."""
+    files: dict[str, tuple[list[int], list[int], list[int]]] = {}
+    for batch in batches:
+        for part in batch.written:
+            offsets, lengths, checksums = files.setdefault(part.file, ([], [], []))
+            offsets.append(part.offset)
+            lengths.append(part.nbytes)
+            checksums.append(part.crc32c)
+
+        for pack in batch.packs:
+            offsets, lengths, checksums = files.setdefault(pack.file, ([], [], []))
+            sizes = [leaf.spec.nbytes for leaf in pack.leaves]
+            offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
+            lengths.extend(sizes)
+            checksums.extend(pack.crc32cs)
+
+    columns = {file: _packed(*files[file]) for file in files}
+    return msgpack.packb(
+        {"version": VERSION, "files": columns, **({"digests": dict(digests)} if digests else {})}
+    )
+
+
+def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dict[str, bytes]:
+    order = np.argsort(np.array(offsets, np.int64), kind="stable")
+    columns = zip(_COLUMNS.items(), (offsets, lengths, checksums), strict=True)
+    return {name: np.array(column, dtype)[order].tobytes() for (name, dtype), column in columns}
+
+
+def decode(path: str, data: bytes) -> tuple[Mapping[str, Checksums], dict[str, bytes]]:
+    """Read the document.
+
+    Returns:
+        Of each data file, relative to the checkpoint, its checksums by ascending offset; and the digests
+        of leaves, by stored name.
+
+    Raises:
+        CorruptCheckpointError: If it is not what such a document would be.
+        UnsupportedFormatError: If a later penstock wrote it.
+    """
+    if not data:
+        raise CorruptCheckpointError(path, "is empty")
+    try:
+        document: object = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise CorruptCheckpointError(path, f"is not msgpack: {str(error) or type(error).__name__}") from error
+
+    members = _as_map(path, document)
+    version = members.get("version")
+    if type(version) is int and version > VERSION:
+        raise UnsupportedFormatError(path, f"is of version {version}; this penstock reads {VERSION}")
+    if type(version) is not int or version < 1:
+        raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
+
+    files = _as_map(path, members.get("files"))
+    digests = _as_map(path, members.get("digests", {}))
+    if not all(isinstance(digest, bytes) for digest in digests.values()):
+        raise CorruptCheckpointError(path, "has a digest that is no bytes")
+    if version == 1:
+        found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
+    else:
+        found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
+
+    return found, cast("dict[str, bytes]", digests)
+
+
+@final
+class _Recorded(Mapping[str, Checksums]):
+    """By file, made when they are asked for: there may be a file for each leaf. From any thread."""
+
+    __slots__ = ("_columns", "_made")
+
+    def __init__(self, columns: Mapping[str, tuple[bytes, ...]]) -> None:
+        self._columns = columns
+        self._made: dict[str, Checksums] = {}
+
+    def __getitem__(self, file: str) -> Checksums:
+        made = self._made.get(file)
+        if made is None:
+            made = self._made[file] = _checksums(self._columns[file])
+
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+def _checksums(columns: tuple[bytes, ...]) -> Checksums:
+    return Checksums(*map(np.frombuffer, columns, _COLUMNS.values()))
+
+
+def _as_map(path: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict) or not all(
+        isinstance(key, str) for key in cast("dict[object, object]", value)
+    ):
+        raise CorruptCheckpointError(path, "is not a map of a version and files")
+
+    return cast("dict[str, object]", value)
+
+
+def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
+    columns: list[bytes] = []
+    lengths: list[int] = []
+    members = cast("dict[object, object]", value) if isinstance(value, dict) else _as_map(path, value)
+    for name, dtype in _COLUMNS.items():
+        column = members.get(name)
+        if type(column) is not bytes or len(column) % dtype.itemsize:
+            raise CorruptCheckpointError(path, f"{file!r} has {name} that are no column of numbers")
+
+        columns.append(column)
+        lengths.append(len(column) // dtype.itemsize)
+
+    if not lengths[0] == lengths[1] == lengths[2]:
+        shown = f"{lengths[0]}, {lengths[1]} and {lengths[2]} entries"
+        raise CorruptCheckpointError(path, f"{file!r} has columns of {shown}")
+    if lengths[0] > 1:
+        offsets = _checksums(tuple(columns)).offsets
+        if np.any(offsets[1:] < offsets[:-1]):
+            raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+
+    return tuple(columns)
+
+
+def _listed(path: str, file: str, value: object) -> Checksums:
+    pieces = cast("list[object]", value) if isinstance(value, list) else [None]
+    return Checksums.of([_checksum(path, file, piece) for piece in pieces])
+
+
+def _checksum(path: str, file: str, value: object) -> tuple[int, int, int]:
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    match numbers:
+        case [int(offset), int(nbytes), int(crc)] if (
+            0 <= offset < 1 << 64 and 0 <= nbytes < 1 << 64 and 0 <= crc < 1 << 32
+        ):
+            return offset, nbytes, crc
+        case _:
+            raise CorruptCheckpointError(path, f"{file!r} has an entry {value!r}: not offset, length, crc32c")

@@ -1,0 +1,148 @@
+"""The layout of one checkpoint with several items: each tree as if it were alone, in its directory."""
+
+from __future__ import annotations
+
+__all__ = ("ItemsLayout",)
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, final
+
+from penstock.handlers.formats.items.item_parts import TreePart
+from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
+from penstock.handlers.formats.items.items_layout_base import AroundLayout, written_in
+from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.orbax.writing.documents import EncodedTree, check_names
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+
+
+@final
+class ItemsLayout(AroundLayout):
+    """Writes one checkpoint of several items, as Orbax's `Composite` is laid out.
+
+    What is saved is one tree; the leaves below some of its keys are what one item holds.
+
+    Args:
+        base: Says how arrays are stored.
+        parts: The items.
+    """
+
+    __slots__ = ()
+
+    @property
+    def only_folder(self) -> None:
+        """None: each item has one."""
+        return
+
+    def folder(self, leaf: Leaf) -> str:
+        """The directory of the item that holds the leaf."""
+        return self._part(leaf).directory
+
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """The keys that a leaf has in its item."""
+        return _within(self._part(leaf), leaf.info)
+
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
+        found: dict[str, dict[str, Any]] = {part.directory: {} for part in self._parts.tree_parts}
+        if any("." in key for part in self._parts.tree_parts for key in part.keys):
+            return found
+
+        prefixes = [(f"{'.'.join(part.keys)}.", part) for part in self._parts.tree_parts]
+        bare = {".".join(part.keys): part for part in self._parts.tree_parts}
+        for name, value in named.items():
+            if name in bare:
+                found[bare[name].directory][""] = value
+                continue
+            for prefix, part in prefixes:
+                if name.startswith(prefix):
+                    found[part.directory][name[len(prefix) :]] = value
+                    break
+
+        return found
+
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        together: dict[str, Any] = {}
+        if any("." in key for part in self._parts.tree_parts for key in part.keys):
+            return together
+
+        for part in self._parts.tree_parts:
+            prefix = ".".join(part.keys)
+            for name, value in found.get(part.directory, {}).items():
+                together[f"{prefix}.{name}" if name else prefix] = value
+
+        return together
+
+    def open_all(self, store: Store, path: str) -> StoredCheckpoint:
+        """Open every item with leaves; see `JoinedCheckpoint`."""
+        opened: list[Opened] = []
+        for part in self._parts.tree_parts:
+            item, _, inner = part.directory.partition("/")
+            where = os.path.join(path, item) if inner else path
+            opened.append(Opened(part.keys, part.directory, self._base.open(store, where, inner or item)))
+
+        return JoinedCheckpoint.of(path, opened)
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        """Say where a chunk lies if arrays have a directory each."""
+        if self.save_format.ocdbt:
+            return None
+
+        part = self._part(leaf)
+        name = prefix_of(_within(part, leaf.info).name)
+        return f"{part.directory}/{name}{chunk_key(chunk, self.save_format.zarr)}"
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        """Look at the names in each item; see `check_names` for what it raises."""
+        for part, found in self._by_part(leaves):
+            check_names(found, self.save_format, single=part.single)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        """Make the documents of every item, then those of the checkpoint."""
+        committed_ns = time.time_ns()
+        made: list[Document] = []
+        by_folder = self.by_folder(digests or {})
+        for part, found in self._by_part(sorted(leaves, key=attrgetter("index"))):
+            tree = EncodedTree(found, self.save_format, part.custom_metadata)
+            found_digests = by_folder.get(part.directory, {})
+            documents = tree.item_documents(written_in(part.directory, batches), committed_ns, found_digests)
+            made.extend([replace(one, path=f"{part.directory}/{one.path}") for one in documents])
+
+        return self._with_checkpoint(
+            made, started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
+        )
+
+    def _part(self, leaf: Leaf) -> TreePart:
+        keys = leaf.info.keys
+        return next(part for part in self._parts.tree_parts if keys[: len(part.keys)] == part.keys)
+
+    def _by_part(self, leaves: Sequence[Leaf]) -> Iterator[tuple[TreePart, list[Leaf]]]:
+        found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
+        for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
+            part = self._part(leaf)
+            info = _within(part, leaf.info)
+            found[part.directory].append(replace(leaf, info=info, value=None, staged=None))
+
+        for part in self._parts.tree_parts:
+            yield part, found[part.directory]
+
+
+def _within(part: TreePart, info: ParamInfo) -> ParamInfo:
+    """The place of a leaf in its item. For people it keeps its whole path."""
+    n = len(part.keys)
+    return replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:])

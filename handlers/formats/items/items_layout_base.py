@@ -1,0 +1,94 @@
+"""What the layouts of checkpoints with items share: all that they leave to the layout of a tree."""
+
+from __future__ import annotations
+
+__all__ = ("AroundLayout", "written_in")
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.handlers.formats.items.item_parts import Parts
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK
+from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.messages.save import WrittenBatch
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import FormattedLayout, Layout
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+
+
+class AroundLayout:
+    """Leaves to the layout of a tree how arrays are stored, what files are called and how they are opened.
+
+    Args:
+        base: That layout; also a `FormattedLayout`.
+        parts: The items.
+    """
+
+    __slots__ = ("_base", "_formatted", "_parts", "save_format")
+
+    def __init__(self, base: Layout, parts: Parts) -> None:
+        assert isinstance(base, FormattedLayout)
+        self._base: Layout = base
+        self._formatted: FormattedLayout = base
+        self._parts = parts
+        self.save_format: SaveFormat = base.save_format  #: how arrays are written
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        return self._formatted.fit(spec, info, args)
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        return self._formatted.encode(codec, chunks)
+
+    def temporary_name(self, path: str) -> str:
+        return self._base.temporary_name(path)
+
+    def data_file(self) -> str:
+        return self._base.data_file()
+
+    def recognises(self, store: Store, path: str) -> bool:
+        return self._base.recognises(store, path)
+
+    def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
+        return self._base.open(store, path, item)
+
+    def _with_checkpoint(
+        self,
+        trees: Iterable[Document],
+        *,
+        started_ns: int,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+    ) -> list[Document]:
+        """Put behind the documents of the trees those of the other items and of the checkpoint."""
+        about = checkpoint_metadata.encode(
+            started_ns=started_ns,
+            committed_ns=committed_ns,
+            custom_metadata=custom_metadata,
+            item_handlers=self._parts.handlers,
+        )
+        mark = b"Checkpoint commit was successful"
+        return [
+            *trees,
+            *self._parts.documents,
+            *[Document(f"{directory}/{COMMIT_MARK}", mark) for directory in self._parts.directories],
+            Document(CHECKPOINT_METADATA, about),
+            Document(COMMIT_MARK, mark),
+        ]
+
+
+def written_in(directory: str, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:
+    """What was written into an item's directory, in files named from there."""
+    prefix = f"{directory}/"
+    n = len(prefix)
+    found: list[WrittenBatch] = []
+    for batch in batches:
+        written = [replace(w, file=w.file[n:]) for w in batch.written if w.file.startswith(prefix)]
+        packs = [replace(pack, file=pack.file[n:]) for pack in batch.packs if pack.file.startswith(prefix)]
+        if written or packs:
+            found.append(WrittenBatch((), tuple(written), tuple(packs)))
+
+    return found

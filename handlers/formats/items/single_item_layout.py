@@ -1,0 +1,99 @@
+"""The layout of a checkpoint whose one tree is an item: a step of a training, with its metrics beside it."""
+
+from __future__ import annotations
+
+__all__ = ("OneTreeLayout",)
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from penstock.handlers.formats.items.item_parts import Parts
+from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
+from penstock.handlers.formats.items.items_layout_base import AroundLayout, written_in
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import ItemLayout, Layout
+from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+
+
+@final
+class OneTreeLayout(AroundLayout):
+    """Writes a tree into the directory of an item. Its leaves keep their own key paths.
+
+    So what is remembered of a tree that is saved again and again (or restored) is of use here, too, as
+    it is not to an `ItemsLayout`, in whose tree all key paths begin with the name of an item.
+
+    Args:
+        base: Writes the tree; also a `FormattedLayout` and an `ItemLayout`.
+        parts: The one tree, and what else there is.
+    """
+
+    __slots__ = ("_item", "only_folder")
+
+    def __init__(self, base: Layout, parts: Parts) -> None:
+        super().__init__(base, parts)
+        assert isinstance(base, ItemLayout)
+        (part,) = parts.tree_parts
+        self._item: ItemLayout = base
+        self.only_folder = part.directory
+
+    @staticmethod
+    def fits(base: Layout, parts: Parts) -> bool:
+        """Whether there is one tree, which is an item as a whole, and `base` can write it."""
+        whole = len(parts.tree_parts) == 1 and not parts.tree_parts[0].single
+        return whole and len(parts.tree_parts[0].keys) == 1 and isinstance(base, ItemLayout)
+
+    def folder(self, _: Leaf) -> str:
+        """The directory of the item."""
+        return self.only_folder
+
+    def within(self, leaf: Leaf) -> ParamInfo:
+        """What it is anyway: its keys are those of the item."""
+        return leaf.info
+
+    def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """All leaves lie in one directory, under their own names."""
+        return {self.only_folder: named}
+
+    def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        return found.get(self.only_folder, {})
+
+    def open_all(self, store: Store, path: str) -> StoredCheckpoint:
+        """Open the item of the same name; see `JoinedCheckpoint`."""
+        opened = Opened((), self.only_folder, self._base.open(store, path, self.only_folder))
+        return JoinedCheckpoint.of(path, [opened])
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        """Say where a chunk lies if arrays have a directory each."""
+        file = self._formatted.chunk_file(leaf, chunk)
+        return None if file is None else f"{self.only_folder}/{file}"
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        self._base.check(leaves)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        """Make the documents of the tree and of the other items, then those of the checkpoint."""
+        committed_ns = time.time_ns()
+        made = self._item.item_documents(
+            leaves,
+            written_in(self.only_folder, batches),
+            committed_ns=committed_ns,
+            custom_metadata=self._parts.tree_parts[0].custom_metadata,
+            digests=digests or {},
+        )
+        trees = [replace(one, path=f"{self.only_folder}/{one.path}") for one in made]
+        return self._with_checkpoint(
+            trees, started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
+        )

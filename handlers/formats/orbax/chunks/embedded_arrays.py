@@ -1,0 +1,128 @@
+"""Arrays whose bytes lie in a document beside other things: in the msgpack file of early Orbax, in JSON.
+
+Their bytes are in C order, in one run or several, or few enough to be at hand.
+"""
+
+from __future__ import annotations
+
+__all__ = ("PackedArray", "Run", "number", "packed_reads")
+
+import itertools
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.common.checksummed_reads import with_checksums
+from penstock.handlers.formats.common.chunk_regions import Bounds, StoredChunk, chunk_reads
+from penstock.kernel.protocols.reads import Destination, Read, ScatterRead
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Elements that follow one another in a file."""
+
+    first: int  #: index of the first one in the array, in C order
+    count: int
+    offset: int  #: of the first one in the file, bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PackedArray:
+    """What a layout keeps in `StoredLeaf.detail` of an array inside of a document."""
+
+    file: str  #: the document, absolute
+    shape: tuple[int, ...]
+    dtype: str  #: by name
+    runs: tuple[Run, ...] = ()  #: together they hold every element once, if it is not at hand
+    data: bytes | None = None  #: all of it, where it is a single number
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in the document."""
+        if self.data is not None:
+            return len(self.data)
+
+        return sum([run.count for run in self.runs]) * numpy_dtype(self.dtype).itemsize
+
+
+def number(file: str, value: complex) -> PackedArray | None:
+    """Make the array of a number that was found in a document; None for an int beyond 64 bits."""
+    match value:
+        case bool():
+            return PackedArray(file, (), "bool", data=bytes([value]))
+        case int() if -(1 << 63) <= value < 1 << 63:
+            return PackedArray(file, (), "int64", data=struct.pack("<q", value))
+        case int() if 0 <= value < 1 << 64:
+            return PackedArray(file, (), "uint64", data=struct.pack("<Q", value))
+        case int():
+            return None
+        case float():
+            return PackedArray(file, (), "float64", data=struct.pack("<d", value))
+        case complex():
+            return PackedArray(file, (), "complex128", data=struct.pack("<dd", value.real, value.imag))
+
+
+def packed_reads(leaf: int, array: PackedArray, region: Destination, piece_bytes: int) -> Iterator[Read]:
+    """Plan the reads that fill `region`, which has elements; see `StoredCheckpoint.reads`."""
+    if array.data is not None:
+        yield ScatterRead(leaf, array.file, 0, 0, partial(_fill, region, array.data))
+        return
+
+    itemsize = numpy_dtype(array.dtype).itemsize
+    for run in array.runs:
+        for first, start, shape in _boxes(array.shape, run.first, run.first + run.count):
+            chunk = StoredChunk(
+                array.file, run.offset + (first - run.first) * itemsize, start, shape, itemsize
+            )
+            if _overlaps(region.bounds, start, shape):
+                yield from with_checksums(chunk_reads(leaf, chunk, region, piece_bytes), {}, piece_bytes)
+
+
+def _fill(region: Destination, data: bytes, _: memoryview) -> None:
+    region.view()[:] = data
+
+
+def _overlaps(bounds: Bounds, start: Sequence[int], shape: Sequence[int]) -> bool:
+    boxes = zip(bounds, start, shape, strict=True)
+    return all(lo < at + n and at < hi for (lo, hi), at, n in boxes)
+
+
+def _boxes(
+    shape: tuple[int, ...], first: int, stop: int
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Cut a range of elements in C order into rectangles, at most two for each axis.
+
+    Yields:
+        The first element, its index along each axis, and the extent of each rectangle, in order.
+    """
+    while first < stop:
+        # The longest rectangle that begins here: rows of the outermost axis that starts afresh.
+        axis, inner = len(shape), 1
+        while axis and first % (inner * shape[axis - 1]) == 0 and first + inner * shape[axis - 1] <= stop:
+            axis -= 1
+            inner *= shape[axis]
+
+        start = _unravel(first, shape)
+        if not axis:
+            yield first, start, shape
+            return
+
+        rows = min(shape[axis - 1] - start[axis - 1], (stop - first) // inner)
+        extent = (*itertools.repeat(1, axis - 1), rows, *shape[axis:])
+        yield first, start, extent
+        first += math.prod(extent)
+
+
+def _unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    index: list[int] = []
+    for n in reversed(shape):
+        flat, at = divmod(flat, n)
+        index.append(at)
+
+    return tuple(reversed(index))

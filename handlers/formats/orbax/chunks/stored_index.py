@@ -1,0 +1,153 @@
+"""Where the chunks and the metadata of every array lie, whether in OCDBT or in plain directories."""
+
+from __future__ import annotations
+
+__all__ = ("check_files", "directory_index", "read_value")
+
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from penstock.handlers.formats.common import zarr_metadata as zarr
+from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
+from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
+from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
+from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
+from penstock.kernel.protocols.stores import ManyFiles, Store
+
+MOST_LOOKED_FOR: Final = 16
+"""Chunks of an array that are looked for one by one; the directory of one with more is listed."""
+
+
+def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[bytes, Value]:
+    """Index arrays that lie in a directory each, as an OCDBT database would.
+
+    Raises:
+        CorruptCheckpointError: If a name leads out of `directory`.
+    """
+    names = list(names)
+    for name in names:
+        _check_inside(directory, name)
+
+    index: dict[bytes, Value] = {}
+    if isinstance(store, ManyFiles):
+        names = _add_small(index, store, directory, names)
+    for name in names:
+        for key, is_file in _entries(store, directory, name):
+            path = os.path.join(directory, key)
+            is_metadata = key.rpartition("/")[2] in METADATA_KEYS
+            if not is_file and not is_metadata:
+                index[key.encode()] = Indirect(key, 0, -1)  # no chunk has this length
+            elif is_file and is_metadata:
+                index[key.encode()] = Inline(store.read_file(path))
+            elif is_file:
+                index[key.encode()] = Indirect(key, 0, store.size(path))
+
+    return index
+
+
+def _add_small(index: dict[bytes, Value], store: ManyFiles, directory: str, names: list[str]) -> list[str]:
+    """Look for the chunks of arrays that have few, by their names; return the arrays that remain."""
+    chunks_of: dict[bytes, Sequence[str] | None] = {}
+    chunks: list[str] = []
+    left: list[str] = []
+    for metadata_key in METADATA_KEYS:
+        keys = [f"{prefix_of(name)}{metadata_key}" for name in names]
+        documents = store.read_files([f"{directory}/{key}" for key in keys])
+        for name, key, data in zip(names, keys, documents, strict=True):
+            if data is None:
+                continue
+            if data not in chunks_of:
+                chunks_of[data] = _few_chunks(key, data)
+
+            found = chunks_of[data]
+            if found is None:
+                left.append(name)
+            else:
+                index[key.encode()] = Inline(data)
+                chunks.extend([f"{prefix_of(name)}{chunk}" for chunk in found])
+
+        names = [name for name, data in zip(names, documents, strict=True) if data is None]
+
+    for key, nbytes in zip(chunks, store.file_sizes([f"{directory}/{key}" for key in chunks]), strict=True):
+        if nbytes is not None:
+            index[key.encode()] = Indirect(key, 0, nbytes)
+
+    return [*left, *names]
+
+
+def _few_chunks(path: str, document: bytes) -> Sequence[str] | None:
+    """The names of the chunks of an array; None if they are many, or the document cannot be read."""
+    try:
+        form = zarr.decode(path, document)
+    except PenstockError:
+        return None  # whoever needs it will say so
+
+    if math.prod(form.grid_shape) > MOST_LOOKED_FOR:
+        return None
+
+    return [form.chunk_key(at) for at in itertools.product(*map(range, form.grid_shape))]
+
+
+def read_value(store: Store, directory: str, value: Value) -> bytes:
+    """Fetch a small value from wherever it lies."""
+    if isinstance(value, Inline):
+        return value.value
+
+    data = bytearray(value.length)
+    file = store.open_data_file(os.path.join(directory, value.file))
+    try:
+        file.read_at(value.offset, [memoryview(data)])
+    finally:
+        file.close()
+
+    return bytes(data)
+
+
+def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whole: bool = True) -> None:
+    """Check that every data file lies in `directory` and, if it must be whole, is as long as the index needs.
+
+    Args:
+        store: Where.
+        directory: What the files are relative to.
+        needed: Bytes that must be in each file.
+        whole: Whether to look at the files at all, or only at their names.
+
+    Raises:
+        TruncatedDataError: If one is too short.
+        CorruptCheckpointError: If one is missing, or lies outside of `directory`.
+    """
+    for file, nbytes in needed.items():
+        _check_inside(directory, file)
+        path = os.path.join(directory, file)
+        if not whole:
+            continue
+        if store.kind(path) != "file":
+            raise CorruptCheckpointError(path, "is missing, and the index refers to it")
+
+        found = store.size(path)
+        if found < nbytes:
+            raise TruncatedDataError(path, nbytes, found)
+
+
+def _check_inside(directory: str, name: str) -> None:
+    # A checkpoint may come from anywhere; it must not make its reader open other files.
+    if os.path.isabs(name) or ".." in name.split("/"):
+        raise CorruptCheckpointError(directory, f"{name!r} leads out of the checkpoint")
+
+
+def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
+    """Yield all that is below a directory, by its path from `directory`, and whether it is a file."""
+    path = os.path.join(directory, name)
+    if store.kind(path) != "directory":
+        return
+
+    for entry in store.list_directory(path):
+        inner = f"{name}/{entry}" if name else entry
+        if store.kind(os.path.join(directory, inner)) == "directory":
+            yield inner, False
+            yield from _entries(store, directory, inner)
+        else:
+            yield inner, True

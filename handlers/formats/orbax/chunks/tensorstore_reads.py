@@ -1,0 +1,126 @@
+"""Arrays that need a driver: chunks with a codec, or chunks that were never written.
+
+TensorStore reads them, straight into the destination.
+"""
+
+from __future__ import annotations
+
+__all__ = ("ArrayDriver",)
+
+import os
+from typing import Any, Final, cast, final
+
+import numpy as np
+import tensorstore as ts
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.common.chunk_regions import Bounds, shape_of
+from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
+from penstock.kernel.concurrency.threads import ForeignFuture, await_future
+from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError
+from penstock.kernel.protocols.reads import Destination
+
+# Half of TensorStore's signatures are unknown to the checkers: its stubs use names they do not define.
+_ts = cast("Any", ts)
+
+# The index is worth keeping between reads; a chunk is not, for it is read once.
+_CONTEXT: Final = {
+    "cache_pool": {"total_bytes_limit": 0},
+    "cache_pool#ocdbt": {"total_bytes_limit": 64 * 1024 * 1024},
+}
+
+# How TensorStore begins a message about the medium; any other is about what lies on it. The types of
+# its exceptions do not tell: most are ValueError.
+_MEDIUM: Final = (
+    "ABORTED",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "UNKNOWN",
+)
+
+
+@final
+class ArrayDriver:
+    """Reads parts of the arrays in one directory. Opens nothing until it reads.
+
+    Args:
+        directory: What holds the arrays; absolute.
+        ocdbt: Whether they lie in an OCDBT database there, or each in a directory of its own.
+    """
+
+    __slots__ = ("_context", "_directory", "_ocdbt")
+
+    def __init__(self, directory: str, *, ocdbt: bool) -> None:
+        self._directory = directory
+        self._ocdbt = ocdbt
+        self._context = ts.Context(_CONTEXT)
+
+    async def read(
+        self, array: ArrayFormat, prefix: str, key_path: str, region: Destination, box: Bounds
+    ) -> None:
+        """Fill the part `box` of `region`.
+
+        Args:
+            array: The array's metadata.
+            prefix: What its keys begin with; empty, or with a slash at the end.
+            key_path: Of the leaf, for the error.
+            region: The destination.
+            box: In the global array; within the region.
+
+        Raises:
+            CorruptCheckpointError: If what is stored cannot be decoded, or is not there.
+            StorageError: If the medium fails.
+
+        Cancellation:
+            TensorStore is asked to stop and not waited for; it may write into the region for a
+            while longer, and keeps the buffer alive until then.
+        """
+        try:
+            opening: ForeignFuture[ts.TensorStore] = _ts.open(
+                self._spec(array, prefix), context=self._context, read=True
+            )
+            stored: Any = await await_future(opening)
+            part = stored[tuple([slice(lo, hi) for lo, hi in box])]
+            target = _ts.array(_place(array, region, box), copy=False)
+            await await_future(target.write(part).commit)
+        except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
+            raise self._translated(error, prefix, key_path) from error
+
+    def _spec(self, array: ArrayFormat, prefix: str) -> dict[str, Any]:
+        folder = {"driver": "file", "path": os.path.join(self._directory, "")}
+        kvstore: dict[str, Any]
+        if self._ocdbt:
+            kvstore = {"driver": "ocdbt", "base": folder, "path": prefix, "cache_pool": "cache_pool#ocdbt"}
+        else:
+            kvstore = {"driver": "file", "path": os.path.join(self._directory, prefix)}
+
+        return {
+            "driver": "zarr" if array.version == 2 else "zarr3",
+            "kvstore": kvstore,
+            "metadata": array.metadata,
+            "open": True,
+            "assume_metadata": True,  # the index was read, so there is no need to read it once more
+            "recheck_cached_metadata": False,  # a finished checkpoint does not change
+            "recheck_cached_data": False,
+        }
+
+    def _translated(self, error: Exception, prefix: str, key_path: str) -> PenstockError:
+        path = os.path.join(self._directory, prefix)
+        text = " ".join(str(error).split())
+        if not text.startswith(_MEDIUM):
+            return CorruptCheckpointError(path, text, key_path=key_path)
+
+        failure = StorageError("read", path, text)
+        failure.key_path = key_path
+        return failure
+
+
+def _place(array: ArrayFormat, region: Destination, box: Bounds) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the part `box` of the region's buffer, as an array that shares its memory."""
+    whole = np.frombuffer(region.view(), numpy_dtype(array.dtype)).reshape(shape_of(region.bounds))
+    offsets = [start for start, _ in region.bounds]
+    return whole[tuple([slice(lo - at, hi - at) for (lo, hi), at in zip(box, offsets, strict=True)]) or ...]

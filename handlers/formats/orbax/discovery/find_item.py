@@ -1,0 +1,240 @@
+"""Find what is to be read: a tree or another item, in a step, in a directory of steps.
+
+Source:
+    ORBAX_FORMAT.md §3.3 for half-written checkpoints, §3.5 for the order in which items are tried.
+"""
+
+from __future__ import annotations
+
+__all__ = ("At", "Place", "checkpoint_at", "locate")
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.handlers.formats.orbax.discovery.item_kinds import (
+    TREES,
+    USUAL_ITEMS,
+    WHOLE,
+    Form,
+    form_at,
+    form_of,
+    holds_arrays,
+    is_array,
+    items_of,
+)
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished, latest_step, read_root_metadata
+from penstock.handlers.formats.orbax.discovery.tombstone import check_not_deleted, deleted_item
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    LEGACY_MSGPACK,
+    METADATA,
+    PARTIAL_SUFFIX,
+    TEMPORARY_SUFFIX,
+    V1_MARK,
+)
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    NotACheckpointError,
+    UnsupportedFormatError,
+)
+from penstock.kernel.protocols.stores import Store
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tree, or another item, lies."""
+
+    directory: str  #: holds `_METADATA` and the arrays, or what else there is of the item
+    names: frozenset[str]  #: of what is in it
+    checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
+    path: str = ""  #: of the checkpoint: as it was asked for, or a step there
+    form: Form = Form.TREE
+    root_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the directory of steps
+
+
+def locate(store: Store, path: str, item: str | None = None) -> Place:
+    """Find the item of the checkpoint at `path`; of a directory of steps, that of the latest finished one.
+
+    Args:
+        store: Where `path` is.
+        path: A directory of steps, a step, an item in one, or a checkpoint that is itself a tree.
+        item: Its name, where there are several; by default the one that holds the tree.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or nothing of this layout, or no such item.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If it cannot be told what is meant.
+        CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
+    """
+    at = checkpoint_at(store, path)
+    root_metadata = read_root_metadata(store, path) if at.is_step else None
+    return _enter(store, at.path, at.names, item, root_metadata)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a checkpoint lies."""
+
+    path: str  #: as it was asked for, or that of the latest step there
+    names: frozenset[str]  #: of what is in it
+    is_step: bool  #: whether it was found in a directory of steps
+
+
+def checkpoint_at(store: Store, path: str) -> At:
+    """Find the checkpoint at `path`, or the latest finished one in the directory of steps there.
+
+    Raises:
+        NotACheckpointError: If there is no directory.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If there are steps of several names.
+    """
+    _check_there(store, path)
+    names = frozenset(store.list_directory(path))
+    step = latest_step(store, path, names)
+    if step is None:
+        return At(path, names, is_step=False)
+
+    inner = os.path.join(path, step)
+    return At(inner, frozenset(store.list_directory(inner)), is_step=True)
+
+
+def _check_there(store: Store, path: str) -> None:
+    """Raise unless a directory lies at `path` that no interrupted save left."""
+    parent, name = os.path.split(os.path.abspath(path))
+    if TEMPORARY_SUFFIX in name:
+        raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
+    if PARTIAL_SUFFIX in name:
+        raise IncompleteCheckpointError(path, "is a partial save that was not finalized; its name says so")
+    if TEMPORARY_SUFFIX in parent or PARTIAL_SUFFIX in os.path.basename(parent):
+        raise IncompleteCheckpointError(path, "is part of a save that was interrupted; its name says so")
+
+    kind = store.kind(path)
+    if kind == "directory":
+        check_not_deleted(store, os.path.abspath(path))
+        return
+    if kind == "file":
+        if name.endswith(".safetensors"):
+            raise UnsupportedFormatError(path, "is a safetensors file, which SafetensorsLayout reads")
+        raise NotACheckpointError(path, "is a file, not a checkpoint directory")
+
+    siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
+    left = [
+        sibling
+        for sibling in siblings
+        if sibling.startswith((name + TEMPORARY_SUFFIX, name + PARTIAL_SUFFIX))
+    ]
+    if left:
+        raise IncompleteCheckpointError(path, f"a save was interrupted: there is only {left[0]!r}")
+
+    raise NotACheckpointError(path, "does not exist")
+
+
+def _enter(
+    store: Store,
+    path: str,
+    names: frozenset[str],
+    item: str | None,
+    root_metadata: Mapping[str, Any] | None = None,
+) -> Place:
+    """Find the item in a checkpoint, or in an item of one."""
+    found = checkpoint_metadata.read(store, path, names)
+    if is_unfinished(names, found):
+        raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
+
+    gone = deleted_item(store, path, names)
+    names -= {gone}
+    if item is None:
+        name, form = _choose(store, path, names, found, gone)
+    elif item == gone:
+        raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
+    else:
+        name, form = item, _form_of_named(store, path, names, item)
+    directory = os.path.join(path, name) if name else path
+    inside = frozenset(store.list_directory(directory)) if name else names
+    return Place(directory, inside, found, path, form, root_metadata)
+
+
+def _form_of_named(store: Store, path: str, names: frozenset[str], item: str) -> Form:
+    directory = os.path.join(path, item)
+    there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
+    if not there:
+        items = ", ".join(items_of(store, path, names)) or "none"
+        raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
+
+    form = form_at(store, directory)
+    if form is not None:
+        return form
+    if holds_arrays(store, directory, store.list_directory(directory)):
+        return Form.NAMED
+
+    raise UnsupportedFormatError(directory, f"is no item that penstock knows: it has no {METADATA}")
+
+
+def _choose(
+    store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
+) -> tuple[str, Form]:
+    """Say which item is meant, by its name (empty if it is no item of `path` but all of it) and form."""
+    form = form_of(store, path, names)
+    if form in WHOLE:
+        return "", form
+
+    items = items_of(store, path, names)
+    trees = [name for name, form in items.items() if form in TREES]
+    usual = [name for name in USUAL_ITEMS if name in items][:1]
+    if not usual:  # then one that is lost may have been meant
+        _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
+    for candidates in (usual, trees, list(items)):
+        if len(candidates) == 1:
+            return candidates[0], items[candidates[0]]
+    if trees:
+        listed = ", ".join(trees)
+        raise UnsupportedFormatError(
+            path, f"holds {len(trees)} trees ({listed}); name one, as in item={trees[0]!r}"
+        )
+    if form is not None:
+        return "", form
+    if not items and holds_arrays(store, path, names):
+        if LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
+            raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
+        return "", Form.NAMED
+
+    raise _nothing_to_open(path, names, items)
+
+
+def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
+    """Raise if one of the items that the checkpoint lists, and that were not recognised, is not there."""
+    for name in listed:
+        directory = os.path.join(path, name)
+        kind = store.kind(directory)
+        if kind != "directory":
+            problem = "is missing" if kind is None else "is a file, not a directory"
+            raise CorruptCheckpointError(directory, f"{problem}, and {CHECKPOINT_METADATA} lists it")
+
+
+def _nothing_to_open(
+    path: str, names: frozenset[str], items: Mapping[str, Form]
+) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
+    """Say what lies at `path` instead of one tree."""
+    unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
+    if unfinished:
+        return IncompleteCheckpointError(path, f"a save was interrupted: there is {unfinished[0]!r}")
+    if items:
+        return UnsupportedFormatError(
+            path, f"holds no tree; name an item, as in item={min(items)!r} (it has {', '.join(items)})"
+        )
+    if any(name.endswith(".safetensors") for name in names):
+        return UnsupportedFormatError(path, "holds safetensors, which SafetensorsLayout reads")
+    if CHECKPOINT_METADATA in names or V1_MARK in names:
+        problem = f"is an Orbax checkpoint without a tree: nothing in it holds {METADATA}"
+        return UnsupportedFormatError(path, f"{problem} (it has {', '.join(sorted(names))})")
+
+    return NotACheckpointError(
+        path, f"is no checkpoint: it holds neither {METADATA} nor {CHECKPOINT_METADATA}"
+    )

@@ -1,0 +1,154 @@
+"""What an item of a checkpoint is, told by the names in its directory.
+
+Source:
+    ORBAX_FORMAT.md §1, §5.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "RANDOM_KEYS",
+    "Form",
+    "form_of",
+    "holds_arrays",
+    "is_array",
+    "json_file",
+    "proto_file",
+)
+
+import os
+from collections.abc import Collection
+from enum import Enum, auto
+from typing import Final
+
+from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
+from penstock.handlers.formats.orbax.documents.file_names import (
+    ARRAY_METADATAS,
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    INTEGRITY,
+    LEGACY_MSGPACK,
+    MANIFEST,
+    METADATA,
+    SHARDING,
+    STRINGS,
+    TEMPORARY_SUFFIX,
+    V1_MARK,
+)
+from penstock.kernel.protocols.stores import Store
+
+_JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics
+PROTO_FILE: Final = "proto.pbtxt"
+ROOT_FOLDER: Final = "metadata"
+"""What a directory of steps has beside them."""
+
+USUAL_ITEMS: Final = ("default", "state", "pytree")
+"""What Orbax calls the tree: its manager, its v1 API since 0.12, and before."""
+
+
+_BESIDE_METADATA: Final = frozenset({MANIFEST, SHARDING, STRINGS, ARRAY_METADATAS})
+_BESIDE_TREES: Final = frozenset({COMMIT_MARK, CHECKPOINT_METADATA, V1_MARK, INTEGRITY})
+
+
+class Form(Enum):
+    """How an item is stored."""
+
+    TREE = auto()  #: with `_METADATA`, or with what lies beside it and nowhere else
+    PACKED = auto()  #: the structure, perhaps all of it, is in a msgpack file
+    NAMED = auto()  #: nothing but the names of arrays tells the structure
+    JSON = auto()
+    PROTO = auto()  #: a protobuf message as text
+    JAX_KEY = auto()
+    NUMPY_KEY = auto()
+
+
+RANDOM_KEYS: Final = {Form.JAX_KEY: "jax_random_key", Form.NUMPY_KEY: "np_random_key"}
+"""What holds the array or tree; the directory beside it has `_metadata` appended."""
+
+
+TREES: Final = frozenset({Form.TREE, Form.PACKED})
+WHOLE: Final = TREES | frozenset(RANDOM_KEYS)
+"""Directories of these forms have no items, although what lies in them may look like some."""
+
+
+def form_of(store: Store, directory: str, names: Collection[str]) -> Form | None:
+    """Say what lies in `directory`, whose entries are `names`; None if it is no item.
+
+    That arrays lie there and nothing else is not looked for: see `holds_arrays`.
+    """
+    if METADATA in names:
+        return Form.TREE
+    for form, name in RANDOM_KEYS.items():
+        if name in names and f"{name}_metadata" in names:
+            return form
+    if LEGACY_MSGPACK in names and store.kind(os.path.join(directory, LEGACY_MSGPACK)) == "file":
+        return Form.PACKED
+    if _is_single_array(store, directory, names):
+        return Form.NAMED
+    if not _BESIDE_METADATA.isdisjoint(names):
+        return Form.TREE
+    if proto_file(names) is not None:
+        return Form.PROTO
+
+    return Form.JSON if json_file(store, directory, names) else None
+
+
+def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bool:
+    """Whether it is an item of one array as Orbax wrote it before 0.11: with no `_METADATA`."""
+    others = set(names) - _BESIDE_METADATA - _BESIDE_TREES - {LEGACY_MSGPACK}
+    return LEGACY_MSGPACK in names and not others and is_array(store, directory, LEGACY_MSGPACK)
+
+
+def form_at(store: Store, directory: str) -> Form | None:
+    """Say what lies at `directory`, if that is one."""
+    if store.kind(directory) != "directory":
+        return None
+
+    return form_of(store, directory, store.list_directory(directory))
+
+
+def items_of(store: Store, path: str, names: Collection[str]) -> dict[str, Form]:
+    """Name the items of the checkpoint at `path`, and say what each is; those half-written are left out."""
+    found: dict[str, Form] = {}
+    for name in sorted(names):
+        # Early directories of steps had their own metadata in what looks like an item.
+        is_item = TEMPORARY_SUFFIX not in name and (name != ROOT_FOLDER or CHECKPOINT_METADATA in names)
+        form = form_at(store, os.path.join(path, name)) if is_item else None
+        if form is not None:
+            found[name] = form
+
+    return found
+
+
+def json_file(store: Store, directory: str, names: Collection[str]) -> str | None:
+    """Name the file that holds a JSON item."""
+    for name in _JSON_FILES:
+        if name in names and store.kind(os.path.join(directory, name)) == "file":
+            return name
+
+    # Its name may be chosen; but then it is the only file.
+    others = [name for name in names if name not in _BESIDE_TREES]
+    is_one = len(others) == 1 and others[0].endswith(".json") and others[0] not in _BESIDE_METADATA
+    return others[0] if is_one and store.kind(os.path.join(directory, others[0])) == "file" else None
+
+
+def proto_file(names: Collection[str]) -> str | None:
+    """Name the file that holds a protobuf message as text."""
+    if PROTO_FILE in names:
+        return PROTO_FILE
+
+    others = [name for name in names if name not in _BESIDE_TREES]
+    return others[0] if len(others) == 1 and others[0].endswith((".pbtxt", ".textproto")) else None
+
+
+def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
+    """Whether arrays lie in `directory`, each in a directory below it, and nothing tells their structure.
+
+    That is so in no checkpoint that has any other document: there it is lost, and not to be guessed.
+    """
+    return _BESIDE_TREES.isdisjoint(names) and any(is_array(store, directory, name) for name in ("", *names))
+
+
+def is_array(store: Store, directory: str, name: str = "") -> bool:
+    """Whether the directory `name` in `directory` is that of an array."""
+    return any(store.kind(os.path.join(directory, name, key)) == "file" for key in METADATA_KEYS)

@@ -1,0 +1,150 @@
+"""Directories of steps: which of their children are steps, which is the latest finished one.
+
+Source:
+    ORBAX_FORMAT.md §3.1 to §3.4.
+"""
+
+from __future__ import annotations
+
+__all__ = ("is_finished_step", "is_unfinished", "latest_step", "read_root_metadata")
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from penstock.handlers.formats.common.checked_json import as_object, parse_object
+from penstock.handlers.formats.orbax.discovery.item_kinds import (
+    ROOT_FOLDER,
+    USUAL_ITEMS,
+    Form,
+    form_at,
+    form_of,
+    holds_arrays,
+    is_array,
+    items_of,
+)
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    METADATA,
+    TEMPORARY_SUFFIX,
+    V1_MARK,
+)
+from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.stores import Store
+
+_STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
+_ROOT_FILES: Final = ("_ROOT_METADATA", "metadata")  # the second one up to Orbax 0.8
+_OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class _Step:
+    """A name that a manager would give to a step: `7`, `0007`, `step_7`."""
+
+    number: int
+    name: str
+    prefix: str = ""
+
+
+def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
+    """Name the latest finished step in `path`; None if it is no directory of steps.
+
+    Raises:
+        IncompleteCheckpointError: If there are steps, none of which is finished.
+        UnsupportedFormatError: If there are steps of several names, as in `a_1` and `b_2`.
+    """
+    steps = _steps_in(names)
+    if not steps or names & {METADATA, CHECKPOINT_METADATA, V1_MARK}:
+        return None
+    if form_of(store, path, names) not in (None, Form.JSON):  # a damaged folder of the root looks like JSON
+        return None
+    if any(name in names and form_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):
+        return None  # a step of early Orbax, which has items and no document
+
+    latest: dict[str, str] = {}
+    unfinished: list[str] = []
+    for step in steps:
+        if step.prefix in latest:
+            continue
+        match is_finished_step(store, os.path.join(path, step.name)):
+            case True:
+                latest[step.prefix] = step.name
+            case False:
+                unfinished.append(step.name)
+            case None:
+                pass  # something else with such a name
+
+    if len(latest) > 1:
+        found = ", ".join(sorted(latest.values()))
+        raise UnsupportedFormatError(path, f"holds steps of several names; open one of them: {found}")
+    if unfinished and not latest:
+        raise IncompleteCheckpointError(path, f"no step is finished; there is {unfinished[0]!r}")
+
+    return next(iter(latest.values()), None)
+
+
+def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:
+    """Whether a directory under its final name is still being written, or was when its writer died.
+
+    Orbax does so if told to, as on object stores: its document says when the save began and not when
+    it ended, and there is no commit mark. Finished checkpoints before 0.12.3 have no mark either.
+    """
+    return COMMIT_MARK not in names and found.started_at_ns is not None and found.committed_at_ns is None
+
+
+def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
+    """Read the caller's own metadata of a directory of steps; None if there is none.
+
+    Raises:
+        CorruptCheckpointError: If it is no JSON object.
+    """
+    folder = os.path.join(root, ROOT_FOLDER)
+    if store.kind(folder) == "file":
+        raise CorruptCheckpointError(folder, "is a file, not the directory of the metadata of all steps")
+
+    for name in _ROOT_FILES:
+        path = os.path.join(folder, name)
+        if store.kind(path) is None:
+            continue
+
+        document = parse_object(path, store.read_file(path))
+        if name != _ROOT_FILES[0] or not _OWN_KEYS.issuperset(document):
+            return document
+
+        custom = document.get("custom_metadata", document.get("custom"))
+        return None if custom is None else as_object(path, "custom_metadata", custom)
+
+    return None
+
+
+def is_finished_step(store: Store, directory: str) -> bool | None:
+    """Whether the step at `directory` is finished; None if it is none."""
+    if store.kind(directory) != "directory":
+        return None
+
+    names = frozenset(store.list_directory(directory))
+    if names & {CHECKPOINT_METADATA, V1_MARK}:
+        return not is_unfinished(names, checkpoint_metadata.read(store, directory, names))
+    if form_of(store, directory, names) or items_of(store, directory, names):
+        return True
+    if not names or any(TEMPORARY_SUFFIX in name for name in names):
+        return False
+
+    return True if not is_array(store, directory) and holds_arrays(store, directory, names) else None
+
+
+def _steps_in(names: Iterable[str]) -> list[_Step]:
+    """Pick the names of steps, latest first. What lies there is not looked at."""
+    steps: list[_Step] = []
+    for name in names:
+        found = None if TEMPORARY_SUFFIX in name else _STEP.fullmatch(name)
+        if found:
+            steps.append(_Step(int(found["number"]), name, found["prefix"] or ""))
+
+    return sorted(steps, reverse=True)

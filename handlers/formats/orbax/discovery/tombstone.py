@@ -1,0 +1,48 @@
+"""The mark that Orbax leaves while it takes one item out of a checkpoint.
+
+Source:
+    ORBAX_FORMAT.md §3.5, and what Orbax 0.12.8 does: the item is gone, though its files may still be there;
+    the others are read. Its v0 API knows nothing of the mark.
+"""
+
+from __future__ import annotations
+
+__all__ = ("check_not_deleted", "deleted_item")
+
+import os
+from collections.abc import Collection
+from typing import Final
+
+from penstock.handlers.formats.common.checked_json import as_string, parse_object
+from penstock.kernel.errors import NotACheckpointError
+from penstock.kernel.protocols.stores import Store
+
+DELETION: Final = "_CHECKPOINT_DELETION"
+_NAME: Final = "checkpointable_name"
+
+
+def deleted_item(store: Store, path: str, names: Collection[str]) -> str | None:
+    """Name the item of the checkpoint at `path`, in which `names` are, that is being deleted.
+
+    Raises:
+        CorruptCheckpointError: If the mark does not say which.
+    """
+    if DELETION not in names:
+        return None
+
+    file = os.path.join(path, DELETION)
+    return as_string(file, _NAME, parse_object(file, store.read_file(file)).get(_NAME))
+
+
+def check_not_deleted(store: Store, path: str) -> None:
+    """Raise if `path` is an item that is being deleted from the checkpoint around it.
+
+    Raises:
+        NotACheckpointError: If it is.
+        CorruptCheckpointError: If the mark does not say which item is.
+    """
+    parent, name = os.path.split(path)
+    if store.kind(os.path.join(parent, DELETION)) is None:
+        return
+    if deleted_item(store, parent, (DELETION,)) == name:
+        raise NotACheckpointError(path, f"is being deleted, as {DELETION} beside it says")

@@ -1,0 +1,108 @@
+"""`_CHECKPOINT_METADATA`: what wrote a checkpoint, when, and the caller's own metadata.
+
+Source:
+    ORBAX_FORMAT.md §3.2. An unknown member at the top breaks Orbax, so there is none of ours.
+"""
+
+from __future__ import annotations
+
+__all__ = ("PYTREE_HANDLER", "CheckpointMetadata", "decode", "encode", "read")
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from penstock.handlers.formats.common.checked_json import as_object, as_string, parse_object
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.kernel.errors import CorruptCheckpointError, SpecError
+from penstock.kernel.protocols.stores import Store
+
+PYTREE_HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+"""What Orbax is told to read a flat checkpoint with; v0 and v1 know it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CheckpointMetadata:
+    """What a reader needs of the document."""
+
+    item_handlers: Mapping[str, str] | str | None = None  #: by item; one string for a flat checkpoint
+    started_at_ns: int | None = None
+    committed_at_ns: int | None = None
+    custom_metadata: Mapping[str, Any] | None = None
+
+    @property
+    def items(self) -> Collection[str]:
+        """Names of the items that are recorded; none of a flat checkpoint."""
+        return self.item_handlers.keys() if isinstance(self.item_handlers, Mapping) else ()
+
+
+def encode(
+    *,
+    started_ns: int,
+    committed_ns: int,
+    custom_metadata: Mapping[str, Any] | None,
+    item_handlers: Mapping[str, str] | str = PYTREE_HANDLER,
+) -> bytes:
+    """Encode the document, by default that of a flat checkpoint.
+
+    Raises:
+        SpecError: If `custom_metadata` cannot be written as JSON.
+    """
+    document = {
+        "item_handlers": item_handlers if isinstance(item_handlers, str) else dict(item_handlers),
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": started_ns,
+        "commit_timestamp_nsecs": committed_ns,
+        "custom_metadata": dict(custom_metadata or {}),
+    }
+    try:
+        return json.dumps(document).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
+
+
+def read(store: Store, path: str, names: Collection[str]) -> CheckpointMetadata:
+    """Read the document of the checkpoint at `path`, if it is among the `names` there; see `decode`."""
+    if CHECKPOINT_METADATA not in names:
+        return CheckpointMetadata()
+
+    file = os.path.join(path, CHECKPOINT_METADATA)
+    return decode(file, store.read_file(file))
+
+
+def decode(path: str, data: bytes) -> CheckpointMetadata:
+    """Read the document, of any Orbax version. An empty file says nothing, and that is allowed.
+
+    Raises:
+        CorruptCheckpointError: If it is not what such a document would be.
+    """
+    if not data:
+        return CheckpointMetadata()
+
+    document = parse_object(path, data)
+    handlers = document.get("item_handlers")
+    if isinstance(handlers, dict):
+        items = as_object(path, "item_handlers", document["item_handlers"])
+        handlers = {item: as_string(path, f"the handler of {item!r}", name) for item, name in items.items()}
+    elif handlers is not None:
+        handlers = as_string(path, "item_handlers", handlers)
+
+    custom = document.get("custom_metadata", document.get("custom"))
+    return CheckpointMetadata(
+        item_handlers=handlers,
+        started_at_ns=_time(path, document, "init_timestamp_nsecs"),
+        committed_at_ns=_time(path, document, "commit_timestamp_nsecs"),
+        custom_metadata=None if custom is None else as_object(path, "custom_metadata", custom),
+    )
+
+
+def _time(path: str, document: dict[str, object], name: str) -> int | None:
+    value = document.get(name)
+    if value is not None and type(value) is not int:
+        raise CorruptCheckpointError(path, f"{name} is {value!r}, not an integer")
+
+    return value

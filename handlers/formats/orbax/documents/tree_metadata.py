@@ -1,0 +1,217 @@
+"""`_METADATA`: the structure of the tree and the type of each leaf.
+
+Source:
+    ORBAX_FORMAT.md §1.1.
+"""
+
+from __future__ import annotations
+
+__all__ = ("EMPTY_MARKERS", "TreeMetadata", "decode", "encode")
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Any, Final, final
+
+from penstock.handlers.formats.common.checked_json import (
+    as_list,
+    as_object,
+    as_shape,
+    as_string,
+    parse_object,
+)
+from penstock.handlers.formats.orbax.documents import metadata_scanner as quick_metadata
+from penstock.handlers.formats.orbax.documents import tuple_types as rich_types
+from penstock.handlers.formats.orbax.documents.metadata_scanner import KINDS, Columns
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo
+
+_DEFAULT: Final = SaveFormat()
+_EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is told as None
+
+EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+"""Types of what has nothing in it, and so nothing stored."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TreeMetadata:
+    """The whole document. What is said of each leaf or empty marker stands in columns of one length.
+
+    Columns of strings and of tuples of strings cost the garbage collector nothing.
+    """
+
+    keys: Sequence[KeyPath]  #: as recorded, which is JAX's flatten order
+    kinds: Sequence[tuple[KeyKind, ...]]
+    typestrs: Sequence[str]
+    write_shapes: Sequence[tuple[int, ...] | None]
+    skips: Sequence[bool]
+    """Nothing is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack."""
+
+    use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
+    use_zarr3: bool
+    all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
+    custom_metadata: object = None  #: the caller's own, any JSON
+    value_metadata_tree: object = None  #: as recorded; see `rich_types`
+
+    def in_msgpack(self, at: int) -> bool:
+        """Whether the value of a leaf lies in the file beside `_METADATA` that early Orbax wrote."""
+        return self.skips[at] and self.typestrs[at] not in EMPTY_MARKERS
+
+
+def encode(
+    leaves: Sequence[Leaf], form: SaveFormat = _DEFAULT, custom_metadata: Mapping[str, Any] | None = None
+) -> bytes:
+    """Encode the document for leaves in flatten order, empty markers among them, stored as `form` says.
+
+    The bytes are those of `json.dumps`. They are put together from texts, for thousands of leaves
+    have few kinds: dicts for all of them would take four times as long, and wake the collector.
+    """
+    values: dict[int, str] = {}  # by identity: most leaves share a few specs
+    entries: list[str] = []
+    rich: list[tuple[ParamInfo, str]] = []
+    for leaf in leaves:
+        info, spec = leaf.info, leaf.spec
+        if info.nodes and info.nodes[-1] and spec.typestr == "None":
+            spec = _EMPTY_NAMED_TUPLE
+
+        value = values.get(id(spec))
+        if value is None:
+            value = values[id(spec)] = json.dumps(_value_metadata(spec))
+        if form.rich_types:
+            rich.append((info, value))
+
+        path = ", ".join(
+            [
+                f'{{"key": {_quoted(key)}, "key_type": {kind:d}}}'
+                for key, kind in zip(info.keys, info.kinds, strict=True)
+            ]
+        )
+        name = _quoted(str(info.keys))
+        entries.append(f'{name}: {{"key_metadata": [{path}], "value_metadata": {value}}}')
+
+    about: dict[str, object] = {"use_ocdbt": form.ocdbt, "use_zarr3": form.zarr == 3}
+    about |= {"store_array_data_equal_to_fill_value": True, "custom_metadata": custom_metadata}
+    if form.rich_types:
+        about["value_metadata_tree"] = rich_types.encode(rich)
+
+    rest = json.dumps(about)
+    return f'{{"tree_metadata": {{{", ".join(entries)}}}, {rest[1:]}'.encode()
+
+
+def _value_metadata(spec: LeafSpec) -> dict[str, object]:
+    value: dict[str, object] = {"value_type": spec.typestr, "skip_deserialize": spec.is_empty_marker}
+    if spec.write_shape is not None and spec.shapes_recorded:
+        value["write_shape"] = spec.write_shape
+
+    return value
+
+
+def decode(path: str, data: bytes) -> TreeMetadata:
+    """Read the document. Unknown members are ignored, at every level.
+
+    An entry whose key path is a proper prefix of another one is left out, as Orbax does.
+
+    Args:
+        path: Where `data` was found, for the error.
+        data: The content of the file.
+
+    Raises:
+        CorruptCheckpointError: If it is not what such a document would be.
+    """
+    quick = quick_metadata.scan(data)
+    if quick is None:
+        document = parse_object(path, data)
+        columns = _decode_entries(path, as_object(path, "tree_metadata", document.get("tree_metadata")))
+    else:
+        columns, document = quick
+
+    _check_distinct(path, columns.keys)
+    columns = _without(columns, _proper_prefixes(columns.keys))
+    return TreeMetadata(
+        *columns,
+        use_ocdbt=_flag(path, document, "use_ocdbt"),
+        use_zarr3=_flag(path, document, "use_zarr3") or False,
+        all_chunks_written=_flag(path, document, "store_array_data_equal_to_fill_value") or False,
+        custom_metadata=document.get("custom_metadata"),
+        value_metadata_tree=document.get("value_metadata_tree"),
+    )
+
+
+def _decode_entries(path: str, tree: dict[str, object]) -> Columns:
+    columns = Columns([], [], [], [], [])
+    for name, value in tree.items():
+        entry = as_object(path, name, value)
+        recorded = as_object(path, name, entry.get("value_metadata"))
+        keys: list[str] = []
+        kinds: list[KeyKind] = []
+        for step in as_list(path, name, entry.get("key_metadata")):
+            key = as_object(path, name, step)
+            keys.append(as_string(path, name, key.get("key")))
+            kind = key.get("key_type")
+            if type(kind) is not int or kind not in KINDS:
+                raise CorruptCheckpointError(path, f"{name} has a key_type {kind!r}, neither 1 nor 2")
+
+            kinds.append(KINDS[kind])
+
+        skip = recorded.get("skip_deserialize", False)
+        if type(skip) is not bool:
+            raise CorruptCheckpointError(path, f"{name} has a skip_deserialize {skip!r}, not a boolean")
+
+        shape = recorded.get("write_shape")
+        columns.keys.append(tuple(keys))
+        columns.kinds.append(tuple(kinds))
+        columns.typestrs.append(as_string(path, name, recorded.get("value_type")))
+        columns.write_shapes.append(None if shape is None else as_shape(path, name, shape))
+        columns.skips.append(skip)
+
+    return columns
+
+
+def _flag(path: str, document: dict[str, object], name: str) -> bool | None:
+    value = document.get(name)
+    if value is not None and type(value) is not bool:
+        raise CorruptCheckpointError(path, f"{name} is {value!r}, not a boolean")
+
+    return value
+
+
+def _check_distinct(path: str, paths: list[KeyPath]) -> None:
+    if len(set(paths)) == len(paths):
+        return
+
+    seen: set[KeyPath] = set()
+    for keys in paths:
+        if keys in seen:
+            raise CorruptCheckpointError(path, f"{keys} is listed twice")
+        seen.add(keys)
+
+
+def _proper_prefixes(paths: list[KeyPath]) -> set[KeyPath]:
+    prefixes: set[KeyPath] = set()
+    for keys in paths:
+        prefix = keys
+        while prefix:
+            prefix = prefix[:-1]
+            if prefix in prefixes:
+                break
+            prefixes.add(prefix)
+
+    return prefixes
+
+
+def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
+    if inner.isdisjoint(columns.keys):
+        return columns
+
+    kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
+    return Columns(
+        [columns.keys[at] for at in kept],
+        [columns.kinds[at] for at in kept],
+        [columns.typestrs[at] for at in kept],
+        [columns.write_shapes[at] for at in kept],
+        [columns.skips[at] for at in kept],
+    )

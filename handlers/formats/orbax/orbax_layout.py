@@ -1,0 +1,143 @@
+"""The flat Orbax layout, behind the kernel's `Layout` protocol."""
+
+from __future__ import annotations
+
+__all__ = ("OrbaxLayout",)
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, final
+
+from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.orbax.discovery.item_listing import list_items
+from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
+from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
+from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.errors import PathError
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.checkpoints import FoundItems
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+
+
+@final
+class OrbaxLayout:
+    """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Thread-safe.
+
+    The trees that were written last are remembered, as far as their documents say the same each time;
+    and so are the documents that were read last.
+
+    Written is the flat layout, with arrays as `form` says; by default OCDBT, zarr v2 and no codec. Read is
+    all that, whatever `form` says, and items of a step, the latest step in a directory of steps, and what
+    early Orbax kept in a msgpack file.
+
+    Args:
+        form: How arrays are written.
+        coded_chunk: Bytes of a chunk with a codec, about, if `form` does not say it: such a chunk is
+            held as a whole, before and after.
+    """
+
+    __slots__ = ("_as_described", "_coded_chunk", "_form", "_remembered", "_trees")
+
+    def __init__(self, form: SaveFormat | None = None, coded_chunk: int = CODED_CHUNK) -> None:
+        self._coded_chunk = coded_chunk
+        self._form = form = SaveFormat() if form is None else form
+        self._as_described = form == SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr)
+        self._remembered = RememberedDocuments()
+        self._trees = EncodedTrees(form=form)
+
+    def temporary_name(self, path: str) -> str:
+        """The name of the same folder while it is being written.
+
+        Raises:
+            PathError: If `path` itself is named as an interrupted save is: nobody could read it.
+        """
+        if TEMPORARY_SUFFIX in os.path.basename(path):
+            raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
+
+        return path + TEMPORARY_SUFFIX
+
+    def data_file(self) -> str:
+        return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+
+    @property
+    def save_format(self) -> SaveFormat:
+        """How arrays are written."""
+        return self._form
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        """Say where a chunk lies if arrays have a directory each."""
+        if self._form.ocdbt:
+            return None
+
+        return prefix_of(leaf.info.name) + chunk_key(chunk, self._form.zarr)
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        """Choose chunks, dtype and codec; see `fitted` for what it raises."""
+        if spec.shape is None or (args is None and self._as_described):
+            return spec
+
+        return fitted(spec, info.key_path, self._form, args, self._coded_chunk)
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        # Here, because it imports tensorstore, which plain chunks never need.
+        from penstock.handlers.formats.orbax.writing.codecs import encode
+
+        return encode(codec, chunks)
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        """Look at names alone; see `check_names` for what it raises."""
+        check_names(leaves, self._form)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        """Make every document; see `EncodedTree` for what it raises."""
+        tree = self._trees.of(sorted(leaves, key=attrgetter("index")))
+        return tree.documents(
+            batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
+        )
+
+    def item_documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        committed_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> Sequence[Document]:
+        """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
+        ordered = sorted(leaves, key=attrgetter("index"))
+        if custom_metadata is None:
+            tree = self._trees.of(ordered)
+        else:
+            tree = EncodedTree(ordered, self._form, custom_metadata)
+
+        return tree.item_documents(batches, committed_ns, digests)
+
+    def recognises(self, store: Store, path: str) -> bool:
+        """Look for any file that a checkpoint of any version has, finished or not."""
+        names = set(store.list_directory(path))
+        return not names or bool(names & MARKS)
+
+    def items(self, store: Store, path: str) -> FoundItems:
+        """Name the items of a checkpoint; see `list_items`."""
+        return list_items(store, path)
+
+    def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
+        """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
+        return open_checkpoint(store, path, item, remembered=self._remembered)

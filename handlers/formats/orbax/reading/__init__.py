@@ -1,0 +1,1 @@
+"""The room `handlers/formats/orbax/reading`."""

@@ -1,0 +1,42 @@
+"""Find a checkpoint, or an item of one, and read its documents."""
+
+from __future__ import annotations
+
+__all__ = ("open_checkpoint",)
+
+from penstock.handlers.formats.orbax.discovery.find_item import locate
+from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
+from penstock.handlers.formats.orbax.reading.plain_items import OPENERS
+from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.reading.tree_documents import Source
+from penstock.kernel.protocols.stores import Store
+
+
+def open_checkpoint(
+    store: Store,
+    path: str,
+    item: str | None = None,
+    *,
+    remembered: RememberedDocuments | None = None,
+    whole: bool = True,
+) -> OrbaxCheckpoint:
+    """Find the checkpoint at `path` and read its documents.
+
+    Args:
+        store: Where.
+        path: Of a checkpoint, of an item of one, or of a directory of steps; see `locate`. The result's
+            path is that of the checkpoint found: a step, if this is a directory of steps.
+        item: Its name, where there are several; by default the one that holds the tree.
+        remembered: Documents decoded before, and what takes up those decoded now.
+        whole: Whether every data file must be there in its whole length.
+
+    Raises:
+        NotACheckpointError: If nothing of this layout lies there, or no such item.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If it is of a kind that penstock recognises and does not read.
+        TruncatedDataError: If a data file is shorter than the index says.
+        CorruptCheckpointError: If a document is damaged or missing; the message names it.
+    """
+    place = locate(store, path, item)
+    source = Source(store, RememberedDocuments() if remembered is None else remembered, whole)
+    return OPENERS[place.form](source, place)

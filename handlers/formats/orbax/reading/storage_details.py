@@ -1,0 +1,99 @@
+"""How a leaf is stored, and what it takes on the medium, told by the index alone. Pure."""
+
+from __future__ import annotations
+
+__all__ = ("codec_of", "leaf_codec", "leaf_nbytes")
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
+from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
+from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
+from penstock.handlers.formats.orbax.reading.leaf_table import StoredArray, StoredLeaves
+from penstock.handlers.ocdbt.index_entries import Index
+
+# Parts of a zarr v3 chain that say where bytes lie, and not what was done to them.
+_TRANSPARENT: Final = frozenset({"bytes", "sharding_indexed"})
+_LEVELS: Final = ("cname", "level", "clevel")  # what beside its name tells a codec from another one
+
+
+def codec_of(form: ArrayFormat) -> str | None:
+    """Say what the chunks of an array went through, in that order: `zstd:3`, `blosc:lz4:5`, `shuffle+zlib:6`.
+
+    None if nothing. The order of their bytes and axes, and inner chunks, are none of it.
+    """
+    if form.plain:
+        return None
+
+    metadata = form.metadata
+    if form.version == 2:
+        steps = [*_dicts(metadata.get("filters")), *_dicts([metadata.get("compressor")])]
+        return "+".join([_text(step.get("id"), step) for step in steps]) or None
+
+    return "+".join(_chain(metadata.get("codecs"))) or None
+
+
+def leaf_codec(leaves: StoredLeaves, number: int) -> str | None:
+    """Say what the chunks of one leaf went through."""
+    array = _array(leaves, number)
+    return codec_of(array.format) if isinstance(array, StoredArray) else None
+
+
+def leaf_nbytes(leaves: StoredLeaves, index: Index, number: int) -> int:
+    """Count what the chunks of one leaf take."""
+    array = _array(leaves, number)
+    if isinstance(array, PackedArray):
+        return array.nbytes
+    if array is None:
+        return 0
+
+    grid, rows = array.format.grid_shape, index.rows
+    if math.prod(grid) > len(index):  # a grid may be as large as its document says
+        found = [rows[key] for key in index if _is_chunk(key, array)]
+    else:
+        keys = [array.prefix + array.format.chunk_key(at) for at in itertools.product(*map(range, grid))]
+        found = [rows[key] for key in map(str.encode, keys) if key in rows]
+
+    return sum([max(0, nbytes) for nbytes in index.lengths[found].tolist()])
+
+
+def _array(leaves: StoredLeaves, number: int) -> StoredArray | PackedArray | None:
+    form = leaves.table.formats[number]
+    if form is not None:
+        return StoredArray(form, prefix_of(".".join(leaves.keys[number])))
+
+    detail = leaves.table.details.get(number)
+    return detail if isinstance(detail, StoredArray | PackedArray) else None
+
+
+def _is_chunk(key: bytes, array: StoredArray) -> bool:
+    name, form = key.decode(errors="replace"), array.format
+    if not name.startswith(array.prefix):
+        return False
+
+    steps = name[len(array.prefix) :].split(form.separator)
+    indices = steps[1:] if form.key_prefix else steps
+    return bool(indices) and all(map(str.isdecimal, indices))
+
+
+def _chain(codecs: object) -> Iterator[str]:
+    for step in _dicts(codecs):
+        name, options = step.get("name"), step.get("configuration")
+        inner = cast("dict[str, Any]", options) if isinstance(options, dict) else {}
+        if name == "sharding_indexed":
+            yield from _chain(inner.get("codecs"))
+        elif name not in _TRANSPARENT:
+            yield _text(name, inner)
+
+
+def _text(name: object, options: dict[str, Any]) -> str:
+    found = [options[key] for key in _LEVELS if type(options.get(key)) in (str, int)]
+    return ":".join(map(str, [name, *found]))
+
+
+def _dicts(values: object) -> list[dict[str, Any]]:
+    found = cast("list[object]", values) if isinstance(values, list) else []
+    return [cast("dict[str, Any]", value) for value in found if isinstance(value, dict)]

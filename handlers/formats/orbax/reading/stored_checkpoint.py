@@ -1,0 +1,241 @@
+"""A checkpoint whose documents have been read: its leaves, and how to read each."""
+
+from __future__ import annotations
+
+__all__ = ("OrbaxCheckpoint", "StoredArray")
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.handlers.formats.common.checksummed_reads import with_checksums
+from penstock.handlers.formats.common.chunk_regions import (
+    Bounds,
+    StoredChunk,
+    chunk_reads,
+    chunks_in,
+    intersect,
+    merge_direct,
+    shape_of,
+)
+from penstock.handlers.formats.common.integrity import Checksum, Checksums
+from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, packed_reads
+from penstock.handlers.formats.orbax.chunks.written_parts import parts_of
+from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.handlers.formats.orbax.reading.leaf_table import StoredArray, StoredLeaves
+from penstock.handlers.formats.orbax.reading.storage_details import leaf_codec, leaf_nbytes
+from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks
+from penstock.handlers.ocdbt.index_entries import Index
+from penstock.handlers.ocdbt.value_refs import Inline, Value
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.reads import (
+    Destination,
+    DirectRead,
+    DriverRead,
+    Read,
+    ScatterRead,
+    WholeChunks,
+)
+from penstock.kernel.protocols.written import Written
+
+if TYPE_CHECKING:
+    from penstock.handlers.formats.orbax.chunks.tensorstore_reads import ArrayDriver
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OrbaxCheckpoint:
+    """An Orbax checkpoint, opened. Immutable; may be used from several threads."""
+
+    path: str  #: of the checkpoint: as it was asked for, or the latest step there
+    directory: str  #: what holds the tree: `path`, or an item in it
+    leaves: StoredLeaves
+    custom_metadata: Mapping[str, Any] | None
+    committed_at_ns: int | None
+    uses_ocdbt: bool
+    all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
+    checksums: Mapping[str, Checksums]  #: by data file; empty if Orbax wrote it
+    index: Index  #: where every chunk lies
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
+    tree_custom_metadata: object = None  #: the caller's own, kept with the tree: any JSON
+    root_custom_metadata: Mapping[str, Any] | None = None  #: of the directory of steps it was found in
+    started_at_ns: int | None = None  #: when its save began
+    uses_zarr3: bool = False  #: as it is recorded of the tree
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether penstock wrote it, and so recorded what each byte should be."""
+        return bool(self.checksums)
+
+    def expected_crc32c(self, file: str) -> Sequence[Checksum]:
+        """Return the recorded checksums of a data file, by ascending offset; empty if there are none.
+
+        Args:
+            file: Relative to `directory`.
+        """
+        return tuple(self.checksums.get(file, ()))
+
+    def codec(self, number: int) -> str | None:
+        """Say what the chunks of a leaf went through; see `StorageDetails`."""
+        return leaf_codec(self.leaves, number)
+
+    def stored_nbytes(self, number: int) -> int:
+        """Count the bytes that the chunks of a leaf take; see `StorageDetails`."""
+        return leaf_nbytes(self.leaves, self.index, number)
+
+    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
+        """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""
+        array = stored.detail
+        if not isinstance(array, StoredArray) or not array.format.plain:
+            return ()
+
+        return parts_of(self._grid(stored, array), self.checksums)
+
+    def _grid(self, stored: StoredLeaf, array: StoredArray) -> Iterator[tuple[tuple[int, ...], Value | None]]:
+        for index in itertools.product(*map(range, array.format.grid_shape)):
+            yield index, self._chunk(stored, array, index, stored.spec.chunk_nbytes)
+
+    def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
+        """Plan the reads that fill `region`; see `StoredCheckpoint.reads`.
+
+        A chunk that lies in the index itself is a `ScatterRead` of 0 bytes of the manifest.
+        """
+        array = stored.detail
+        bounds = region.bounds
+        if not all(start < stop for start, stop in bounds):
+            return iter(())
+        if isinstance(array, PackedArray):
+            return packed_reads(index, array, region, piece_bytes)
+        if not isinstance(array, StoredArray):
+            return iter(())
+        if not array.format.plain:
+            return self._coded_reads(index, stored, array, region, piece_bytes)
+
+        reads = self._plain_reads(index, stored, array, region, piece_bytes)
+        if array.format.shape != array.format.chunk_shape:
+            reads = merge_direct(reads)
+
+        return with_checksums(reads, self._recorded, piece_bytes)
+
+    def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
+        """Say where leaves lie that are one raw chunk each; see `PackedCheckpoint.whole_chunks`."""
+        return whole_chunks(self.leaves, self.index, self._recorded, self.directory, numbers)
+
+    def _plain_reads(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
+    ) -> Iterator[Read]:
+        form = array.format
+        bounds, shape, itemsize = region.bounds, form.chunk_shape, stored.spec.itemsize
+        nbytes = stored.spec.chunk_nbytes
+        for index in itertools.product(*itertools.starmap(range, chunks_in(bounds, shape))):
+            value = self._chunk(stored, array, index, nbytes)
+            start = tuple(map(int.__mul__, index, shape))
+            if value is None:
+                part = intersect(bounds, _bounds_of(start, shape))
+                yield self._driver_read(leaf, stored, array, region, part)
+            elif isinstance(value, Inline):
+                yield from self._inline_reads(leaf, value, StoredChunk("", 0, start, shape, itemsize), region)
+            else:
+                file = os.path.join(self.directory, value.file)
+                if nbytes == region.nbytes and bounds == _bounds_of(start, shape):
+                    yield DirectRead(leaf, file, value.offset, nbytes, region, 0)
+                else:
+                    chunk = StoredChunk(file, value.offset, start, shape, itemsize)
+                    yield from chunk_reads(leaf, chunk, region, piece_bytes)
+
+    def _inline_reads(
+        self, leaf: int, value: Inline, chunk: StoredChunk, region: Destination
+    ) -> Iterator[ScatterRead]:
+        file = os.path.join(self.directory, MANIFEST)
+        for read in chunk_reads(leaf, chunk, region, len(value.value)):
+            data = memoryview(value.value)[read.offset : read.offset + read.nbytes]
+            yield ScatterRead(leaf, file, 0, 0, partial(_fill, read, data))
+
+    def _coded_reads(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
+    ) -> Iterator[Read]:
+        chunk_shape = array.format.chunk_shape
+        grid = chunks_in(region.bounds, chunk_shape)
+        for index in itertools.product(*itertools.starmap(range, grid)):
+            self._chunk(stored, array, index, None)
+
+        for chunks in _parts(grid, max(1, piece_bytes // stored.spec.chunk_nbytes)):
+            covered = tuple([(lo * n, hi * n) for (lo, hi), n in zip(chunks, chunk_shape, strict=True)])
+            yield self._driver_read(leaf, stored, array, region, intersect(region.bounds, covered))
+
+    def _driver_read(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, part: Bounds
+    ) -> DriverRead:
+        nbytes = stored.spec.itemsize
+        for n in shape_of(part):
+            nbytes *= n
+
+        perform = partial(self._driver.read, array.format, array.prefix, stored.info.key_path, region, part)
+        return DriverRead(leaf, nbytes, perform)
+
+    def _chunk(
+        self, stored: StoredLeaf, array: StoredArray, index: tuple[int, ...], nbytes: int | None
+    ) -> Value | None:
+        """Look up a chunk, which must be of `nbytes` if that is given."""
+        key = array.prefix + array.format.chunk_key(index)
+        value = self.index.get(key.encode())
+        if value is None:
+            if self.all_chunks_written:
+                problem = f"chunk {key!r} is missing"
+                raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
+            return None
+
+        found = len(value.value) if isinstance(value, Inline) else value.length
+        if found < 0:
+            problem = f"chunk {key!r} is a directory"
+            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
+        if nbytes is not None and found != nbytes:
+            problem = f"chunk {key!r} has {found} bytes, not {nbytes}"
+            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
+
+        return value
+
+    @cached_property
+    def _recorded(self) -> Mapping[str, Checksums]:
+        """The checksums by absolute file name, as reads name files."""
+        return {os.path.join(self.directory, file): found for file, found in self.checksums.items()}
+
+    @cached_property
+    def _driver(self) -> ArrayDriver:
+        # Here, because it imports tensorstore, which plain chunks never need.
+        from penstock.handlers.formats.orbax.chunks.tensorstore_reads import ArrayDriver
+
+        return ArrayDriver(self.directory, ocdbt=self.uses_ocdbt)
+
+
+def _bounds_of(start: tuple[int, ...], shape: tuple[int, ...]) -> Bounds:
+    return tuple([(at, at + n) for at, n in zip(start, shape, strict=True)])
+
+
+def _parts(grid: Bounds, limit: int) -> Iterator[Bounds]:
+    """Cut a range of chunk indices into parts of at most `limit` chunks, along the first axes first."""
+    extent = shape_of(grid)
+    count = 1
+    for n in extent:
+        count *= n
+    axis = next((axis for axis, n in enumerate(extent) if n > 1), None)
+    if count <= limit or axis is None:
+        yield grid
+        return
+
+    start, stop = grid[axis]
+    step = max(1, limit * extent[axis] // count)
+    for at in range(start, stop, step):
+        yield from _parts((*grid[:axis], (at, min(at + step, stop)), *grid[axis + 1 :]), limit)
+
+
+def _fill(read: DirectRead | ScatterRead, data: memoryview, _: memoryview) -> None:
+    """Perform a read whose bytes are at hand."""
+    if isinstance(read, DirectRead):
+        read.into()[:] = data
+    else:
+        read.scatter(data)

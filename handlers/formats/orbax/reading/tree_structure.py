@@ -1,0 +1,170 @@
+"""Which leaves a tree has, from whatever tells it: `_METADATA`, the msgpack file, or the names of arrays.
+
+Source:
+    ORBAX_FORMAT.md §1.1, §1.2, §1.9.
+"""
+
+from __future__ import annotations
+
+__all__ = ("Structure", "read_structure")
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, final
+
+from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
+from penstock.handlers.formats.orbax.discovery.find_item import Place
+from penstock.handlers.formats.orbax.discovery.item_kinds import Form
+from penstock.handlers.formats.orbax.documents import sharding_document as sharding
+from penstock.handlers.formats.orbax.documents import tree_metadata as metadata
+from penstock.handlers.formats.orbax.documents.file_names import (
+    LEGACY_MSGPACK,
+    MANIFEST,
+    METADATA,
+    SHARDING,
+    show_key_path,
+)
+from penstock.handlers.formats.orbax.documents.metadata_scanner import Columns
+from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
+from penstock.handlers.formats.orbax.documents.tuple_types import tuple_paths
+from penstock.handlers.formats.orbax.msgpack.msgpack_tree import PackedLeaf, read_tree
+from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
+from penstock.handlers.ocdbt.database_reader import read_index
+from penstock.kernel.errors import CorruptCheckpointError, MissingFileError, UnsupportedFormatError
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath
+from penstock.kernel.protocols.stores import Store
+
+_MOST_LEVELS: Final = 64  # of directories, so that a link to a parent ends somewhere
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The leaves, and the values of those that no array holds."""
+
+    tree: TreeMetadata
+    packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
+
+
+def read_structure(store: Store, place: Place, remembered: RememberedDocuments) -> Structure:
+    """Read which leaves the tree at `place` has. `_METADATA` is decoded only if it was not before.
+
+    Raises:
+        CorruptCheckpointError: If a document is damaged, or lacks a value that another says is in it.
+        UnsupportedFormatError: If it is sound, and no tree of penstock can hold it.
+    """
+    if place.form is Form.PACKED:
+        return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
+    if place.form is Form.NAMED:
+        names = _directories(store, place.directory, "", _MOST_LEVELS)
+        return Structure(_named(place.directory, names, _sharded(store, place)))
+
+    return _recorded(store, place, remembered)
+
+
+def _recorded(store: Store, place: Place, remembered: RememberedDocuments) -> Structure:
+    path = os.path.join(place.directory, METADATA)
+    if METADATA not in place.names and _is_single_array(place):
+        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
+    if METADATA not in place.names:
+        raise MissingFileError(path, "is missing, and the structure of the tree with it")
+
+    tree, first = remembered.decode(METADATA, _decode, path, store.read_file(path))
+    # The file was always written once, but read is only one that is said to hold values.
+    if first is None:
+        return Structure(tree)
+
+    packed = os.path.join(place.directory, LEGACY_MSGPACK)
+    if LEGACY_MSGPACK not in place.names:
+        key_path = show_key_path(tree.keys[first], tree.kinds[first])
+        raise CorruptCheckpointError(packed, "is missing, and values are in it", key_path=key_path)
+
+    found = {leaf.keys: leaf for leaf in read_tree(store, packed)}
+    elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
+    skips = [skip and keys not in elsewhere for keys, skip in zip(tree.keys, tree.skips, strict=True)]
+    return Structure(replace(tree, skips=skips), found)
+
+
+def _decode(path: str, data: bytes) -> tuple[TreeMetadata, int | None]:
+    """Read `_METADATA`, and say which leaf is the first whose value lies in the msgpack file."""
+    tree = metadata.decode(path, data)
+    tuples = tuple_paths(path, tree.value_metadata_tree)
+    if tuples:
+        rows = zip(tree.keys, tree.kinds, strict=True)
+        tree = replace(tree, kinds=[_with_tuples(keys, kinds, tuples) for keys, kinds in rows])
+
+    return tree, next(filter(tree.in_msgpack, range(len(tree.keys))), None)
+
+
+def _with_tuples(
+    keys: KeyPath, kinds: tuple[KeyKind, ...], tuples: frozenset[KeyPath]
+) -> tuple[KeyKind, ...]:
+    return tuple(
+        [
+            KeyKind.TUPLE if kind is KeyKind.SEQUENCE and keys[:depth] in tuples else kind
+            for depth, kind in enumerate(kinds)
+        ]
+    )
+
+
+def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
+    """Nothing but the msgpack file tells the structure: of arrays beside it, no type is known but that."""
+    columns = Columns(
+        keys=[leaf.keys for leaf in leaves],
+        kinds=[leaf.kinds for leaf in leaves],
+        typestrs=[leaf.typestr for leaf in leaves],
+        write_shapes=[None] * len(leaves),
+        skips=[not leaf.elsewhere for leaf in leaves],
+    )
+    return Structure(_tree(columns), {leaf.keys: leaf for leaf in leaves})
+
+
+def _is_single_array(place: Place) -> bool:
+    """Whether a database is an item of one array as Orbax 0.4 wrote it, which needs no other document."""
+    if MANIFEST not in place.names:
+        return False
+
+    keys = read_index(place.directory)
+    return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
+
+
+def _sharded(store: Store, place: Place) -> Collection[str]:
+    """Name the arrays of which a sharding is recorded: those of jax."""
+    if SHARDING not in place.names:
+        return ()
+
+    path = os.path.join(place.directory, SHARDING)
+    return sharding.decode(path, store.read_file(path))
+
+
+def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeMetadata:
+    """Make a tree of dicts of the names alone, in which a dot may be a step or part of a key."""
+    found = dict.fromkeys([tuple(name.split(".")) if name else () for name in sorted(names)])
+    for keys in found:
+        above = next((keys[:n] for n in range(len(keys)) if keys[:n] in found), None)
+        if above is not None:
+            problem = f"has no {METADATA}, and of {'.'.join(above)!r} and {'.'.join(keys)!r}"
+            raise UnsupportedFormatError(directory, f"{problem} one would be inside of the other")
+
+    n = len(found)
+    kinds = [(KeyKind.MAPPING,) * len(keys) for keys in found]
+    types = ["jax.Array" if ".".join(keys) in sharded else "np.ndarray" for keys in found]
+    return _tree(Columns(list(found), kinds, types, [None] * n, [False] * n))
+
+
+def _tree(columns: Columns) -> TreeMetadata:
+    return TreeMetadata(*columns, use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
+
+
+def _directories(store: Store, directory: str, name: str, levels: int) -> Iterator[str]:
+    """Yield the path, from where the search began, of every directory that holds an array."""
+    names = store.list_directory(directory)
+    if any(key in names for key in METADATA_KEYS):
+        yield name
+        return
+
+    for inner in names if levels else ():
+        below = os.path.join(directory, inner)
+        if store.kind(below) == "directory":
+            yield from _directories(store, below, f"{name}/{inner}" if name else inner, levels - 1)

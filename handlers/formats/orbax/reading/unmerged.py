@@ -1,0 +1,33 @@
+"""Databases of single processes that nobody merged into one."""
+
+from __future__ import annotations
+
+__all__ = ("check_merged",)
+
+from collections.abc import Collection
+from typing import Final
+
+from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.kernel.errors import IncompleteCheckpointError
+
+_OF_A_PROCESS: Final = "ocdbt.process_"
+
+
+def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None) -> None:
+    """Raise if each process wrote its part, and the last step of the save is missing.
+
+    A process knows only its own chunks, and most know no array's shape, so parts are not read.
+
+    Args:
+        directory: Of the tree; it has arrays.
+        names: What is in it.
+        use_ocdbt: What is recorded, None if nothing is.
+
+    Raises:
+        IncompleteCheckpointError: It names the parts.
+    """
+    parts = sorted(name for name in names if name.startswith(_OF_A_PROCESS))
+    if parts and MANIFEST not in names and use_ocdbt is not False:
+        raise IncompleteCheckpointError(
+            directory, f"has no {MANIFEST}: its parts were never merged ({', '.join(parts)})"
+        )

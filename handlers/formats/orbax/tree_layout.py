@@ -1,0 +1,95 @@
+"""The layout of a tree whose directory somebody else makes, and publishes: an item, not a checkpoint."""
+
+from __future__ import annotations
+
+__all__ = ("TreeLayout",)
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, final
+
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
+from penstock.handlers.formats.orbax.writing.replica_chunks import split_among_replicas
+from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
+from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+
+CUSTOM: Final = "custom_metadata"
+"""The one member of the custom metadata of a save; its value, any JSON, is kept with the tree."""
+
+
+@final
+class TreeLayout:
+    """Writes a tree into a directory that exists: no commit mark, nothing of a checkpoint. Thread-safe.
+
+    Args:
+        form: How arrays are written.
+        coded_chunk: Bytes of a chunk with a codec, about.
+        single: Whether the tree is one array, whose name Orbax keeps for itself otherwise.
+    """
+
+    __slots__ = ("_form", "_layout", "_single", "_trees")
+
+    def __init__(
+        self, form: SaveFormat | None = None, coded_chunk: int = CODED_CHUNK, *, single: bool = False
+    ) -> None:
+        self._form = SaveFormat() if form is None else form
+        self._layout = OrbaxLayout(self._form, coded_chunk)
+        self._trees = EncodedTrees(form=self._form)
+        self._single = single
+
+    def temporary_name(self, path: str) -> str:
+        """The path itself: it is built in its place."""
+        return path
+
+    def data_file(self) -> str:
+        return self._layout.data_file()
+
+    @property
+    def save_format(self) -> SaveFormat:
+        """How arrays are written."""
+        return self._form
+
+    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+        return self._layout.chunk_file(leaf, chunk)
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        return self._layout.fit(split_among_replicas(spec), info, args)
+
+    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+        return self._layout.encode(codec, chunks)
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        """Look at names alone; see `check_names` for what it raises."""
+        check_names(leaves, self._form, single=self._single)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        """Make the documents of the tree; see `EncodedTree` for what it raises."""
+        ordered = sorted(leaves, key=attrgetter("index"))
+        if custom_metadata is None:
+            tree = self._trees.of(ordered)
+        else:
+            tree = EncodedTree(ordered, self._form, custom_metadata[CUSTOM])
+
+        return tree.item_documents(batches, time.time_ns(), digests or {})
+
+    def recognises(self, store: Store, path: str) -> bool:
+        """Whether anything may be written there: whoever made the directory says so."""
+        return True
+
+    def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
+        return self._layout.open(store, path, item)

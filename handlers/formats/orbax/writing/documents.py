@@ -1,0 +1,209 @@
+"""Every document of a new flat checkpoint, in the order in which they must become durable.
+
+Source:
+    ORBAX_FORMAT.md §3.1 (flat layout) and §8 (what Orbax must find).
+"""
+
+from __future__ import annotations
+
+__all__ = ("EncodedTree", "EncodedTrees", "check_names")
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from operator import is_
+from threading import Lock
+from typing import Any, final
+
+from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
+from penstock.handlers.formats.orbax.chunks.chunk_keys import ChunkIndex, array_metadata, prefix_of
+from penstock.handlers.formats.orbax.documents import array_metadatas, checkpoint_metadata
+from penstock.handlers.formats.orbax.documents import sharding_document as sharding
+from penstock.handlers.formats.orbax.documents import strings_document as strings
+from penstock.handlers.formats.orbax.documents import tree_metadata as metadata
+from penstock.handlers.formats.orbax.documents.file_names import (
+    ARRAY_METADATAS,
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    DATA_FOLDER,
+    INTEGRITY,
+    MANIFEST,
+    METADATA,
+    SHARDING,
+    STRINGS,
+)
+from penstock.handlers.formats.orbax.writing.name_collisions import check_directories
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import DuplicateNameError
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.written import Document
+
+
+@final
+class EncodedTrees:
+    """Remembers how the last few trees were encoded. Thread-safe.
+
+    Args:
+        most: Trees to remember; one of 10,000 leaves takes some 10 MB.
+        form: How they are stored.
+    """
+
+    __slots__ = ("_form", "_known", "_lock", "_most")
+
+    def __init__(self, most: int = 2, form: SaveFormat | None = None) -> None:
+        self._form = SaveFormat() if form is None else form
+        self._most = most
+        self._known: list[EncodedTree] = []
+        self._lock = Lock()
+
+    def of(self, leaves: Sequence[Leaf]) -> EncodedTree:
+        """Return the encoded tree of these very leaves, told by identity; make it if need be.
+
+        Raises:
+            DuplicateNameError, InvalidLeafError: As `check_names`.
+        """
+        with self._lock:
+            for known in reversed(self._known):
+                if len(known.leaves) == len(leaves) and all(map(is_, known.leaves, leaves)):
+                    return known
+
+        made = EncodedTree(leaves, self._form)
+        with self._lock:
+            self._known = [*self._known, made][-self._most :]
+
+        return made
+
+
+@final
+class EncodedTree:
+    """All that the documents say of a tree, but where its bytes lie.
+
+    Args:
+        leaves: All of them, empty markers among them, in flatten order.
+        form: How they are stored.
+        custom_metadata: JSON values that are kept with the tree itself.
+    """
+
+    __slots__ = ("_documents", "_index", "leaves")
+
+    def __init__(
+        self, leaves: Sequence[Leaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        check_names(leaves)
+        self.leaves = tuple(leaves)
+        self._documents = _tree(leaves, form, custom_metadata)
+        arrays = [leaf for leaf in leaves if leaf.spec.shape is not None]
+        self._index = ChunkIndex(arrays, form.zarr) if arrays and form.ocdbt else None
+        if not form.ocdbt:
+            self._documents[:0] = _directories(arrays, form.zarr)
+
+    def documents(
+        self,
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+    ) -> list[Document]:
+        """Make the documents of a flat checkpoint of this tree.
+
+        Args:
+            batches: Where every piece and pack of every array lies.
+            started_ns: When the save began, in nanoseconds since the epoch.
+            custom_metadata: The caller's own; JSON.
+            digests: Of leaves, by stored name.
+
+        Raises:
+            SpecError: If `custom_metadata` is not JSON.
+            PenstockError: If the pieces of a chunk do not tile it.
+        """
+        committed_ns = time.time_ns()
+        about = checkpoint_metadata.encode(
+            started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
+        )
+        return [
+            *self._index_documents(batches, committed_ns),
+            *self._documents,
+            Document(CHECKPOINT_METADATA, about),
+            Document(INTEGRITY, integrity.encode(batches, digests)),
+            Document(COMMIT_MARK, b"Checkpoint commit was successful"),
+        ]
+
+    def item_documents(
+        self, batches: Sequence[WrittenBatch], committed_ns: int, digests: Mapping[str, bytes]
+    ) -> list[Document]:
+        """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
+
+        Args:
+            batches: Where every piece and pack of its arrays lies.
+            committed_ns: Now, in nanoseconds since the epoch.
+            digests: Of leaves, by stored name.
+
+        Raises:
+            PenstockError: If the pieces of a chunk do not tile it.
+        """
+        return [
+            *self._index_documents(batches, committed_ns),
+            *self._documents,
+            Document(INTEGRITY, integrity.encode(batches, digests)),
+        ]
+
+    def _index_documents(self, batches: Sequence[WrittenBatch], committed_ns: int) -> list[Document]:
+        """Encode the OCDBT index; there is none without arrays."""
+        if self._index is None:
+            return []
+
+        node_file = f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+        index = self._index.encode(
+            batches, node_file=node_file, uuid=uuid.uuid4().bytes, commit_time_ns=committed_ns
+        )
+        return [Document(node_file, index.nodes), Document(MANIFEST, index.manifest)]
+
+
+def _directories(arrays: Sequence[Leaf], version: int) -> list[Document]:
+    """Encode the metadata of arrays that have a directory each."""
+    name = METADATA_KEYS[version - 2]
+    return [Document(prefix_of(leaf.info.name) + name, array_metadata(leaf.spec, version)) for leaf in arrays]
+
+
+def _tree(
+    leaves: Sequence[Leaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None
+) -> list[Document]:
+    """Encode what is recorded of the leaves, beside where they lie."""
+    documents = [Document(METADATA, metadata.encode(leaves, form, custom_metadata))]
+    arrays = [leaf for leaf in leaves if leaf.spec.typestr == "jax.Array" and leaf.spec.shape is not None]
+    shardings = [(leaf.info.name, leaf.spec.sharding) for leaf in arrays if leaf.spec.sharding is not None]
+    if arrays and len(shardings) == len(arrays):
+        documents.append(Document(SHARDING, sharding.encode(shardings)))
+    recorded = [leaf for leaf in arrays if leaf.spec.shapes_recorded]
+    if recorded:
+        documents.append(Document(f"{ARRAY_METADATAS}/process_0", array_metadatas.encode(recorded)))
+
+    texts = [leaf for leaf in leaves if leaf.spec.text is not None]
+    if texts:
+        documents.append(Document(STRINGS, strings.encode(texts)))
+
+    return documents
+
+
+def check_names(leaves: Sequence[Leaf], form: SaveFormat | None = None, *, single: bool = False) -> None:
+    """Refuse two values under one name, and strings that could not be found under theirs.
+
+    Empty markers are stored under no name.
+
+    Raises:
+        DuplicateNameError: If two leaves have one stored name.
+        InvalidLeafError: If a string has a name under which Orbax could not find it, or an array one that
+            its directory cannot have.
+    """
+    by_name: dict[str, Leaf] = {}
+    for leaf in leaves:
+        if not leaf.spec.is_empty_marker:
+            first = by_name.setdefault(leaf.info.name, leaf)
+            if first is not leaf:
+                raise DuplicateNameError(leaf.info.name, first.info.key_path, leaf.info.key_path)
+
+    strings.encode(leaf for leaf in leaves if leaf.spec.text is not None)
+    if form is not None and not form.ocdbt:
+        check_directories([leaf for leaf in leaves if leaf.spec.shape is not None], form.zarr, single=single)

@@ -1,0 +1,131 @@
+"""Which files make up a safetensors checkpoint, and the tensors of all of them together."""
+
+from __future__ import annotations
+
+__all__ = ("INDEX_SUFFIX", "SUFFIX", "holds_tensors", "read_files")
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.handlers.formats.common.checked_json import as_object, as_string, parse_object
+from penstock.handlers.formats.safetensors.header import FileHeader, read_header
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.stores import Store
+
+SUFFIX: Final = ".safetensors"
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+_USUAL_INDEX: Final = "model.safetensors.index.json"
+_SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+
+
+def holds_tensors(store: Store, path: str) -> bool:
+    """Whether there is a safetensors file at `path`, or a folder with one in it."""
+    kind = store.kind(path)
+    if kind == "file":
+        return path.endswith(SUFFIX)
+
+    return kind == "directory" and any(
+        name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path)
+    )
+
+
+def read_files(store: Store, path: str) -> tuple[FileHeader, ...]:
+    """Read the headers of the file at `path`, or of those in the folder there.
+
+    In a folder an index says which files belong together; `model.safetensors.index.json` if there are
+    several. Without one, every safetensors file does.
+
+    Raises:
+        NotACheckpointError: If there are no such files.
+        CorruptCheckpointError: If a file or a tensor that must be there is not, or a tensor is twice.
+        UnsupportedFormatError: If there are several indices and none has the usual name.
+    """
+    if store.kind(path) == "file":
+        return (read_header(store, path),)
+
+    names = store.list_directory(path)
+    index = _index_of(path, names)
+    if index is None:
+        files = _all_files(path, names)
+        headers = tuple([read_header(store, os.path.join(path, name)) for name in files])
+        _file_of_each(headers)
+        return headers
+
+    weights = _read_index(store, os.path.join(path, index))
+    files = sorted(set(weights.values()))
+    missing = [name for name in files if store.kind(os.path.join(path, name)) != "file"]
+    if missing:
+        problem = f"is missing, and {index!r} refers to it"
+        raise CorruptCheckpointError(os.path.join(path, missing[0]), problem)
+
+    headers = tuple([read_header(store, os.path.join(path, name)) for name in files])
+    _check_index(os.path.join(path, index), weights, _file_of_each(headers))
+    return headers
+
+
+def _index_of(path: str, names: Sequence[str]) -> str | None:
+    found = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    if len(found) > 1 and _USUAL_INDEX not in found:
+        problem = f"holds {len(found)} indices ({', '.join(found)}); open one of the files"
+        raise UnsupportedFormatError(path, problem)
+    if len(found) > 1:
+        return _USUAL_INDEX
+
+    return found[0] if found else None
+
+
+def _all_files(path: str, names: Sequence[str]) -> list[str]:
+    files = [name for name in names if name.endswith(SUFFIX)]
+    if not files:
+        raise NotACheckpointError(path, "holds no safetensors file")
+
+    for name in files:
+        shard = _SHARD.fullmatch(name)
+        if shard is None or int(shard["count"]) > 99_999:
+            continue
+        for number in range(1, int(shard["count"]) + 1):
+            sibling = f"{shard['stem']}-{number:05}-of-{shard['count']}{SUFFIX}"
+            if sibling not in files:
+                raise CorruptCheckpointError(os.path.join(path, sibling), f"is missing; {name!r} is there")
+
+    return files
+
+
+def _read_index(store: Store, path: str) -> Mapping[str, str]:
+    document = parse_object(path, store.read_file(path))
+    weights = as_object(path, "weight_map", document.get("weight_map"))
+    found = {name: as_string(path, f"weight_map[{name!r}]", file) for name, file in weights.items()}
+    for name, file in found.items():
+        # An index may come from anywhere; it must not make its reader open other files.
+        if os.path.basename(file) != file or not file.endswith(SUFFIX):
+            raise CorruptCheckpointError(path, f"{name!r} is said to lie in {file!r}, which is no file here")
+
+    return found
+
+
+def _file_of_each(headers: Sequence[FileHeader]) -> dict[str, str]:
+    """Return the file that each tensor lies in."""
+    found: dict[str, str] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            first = found.setdefault(tensor.name, header.path)
+            if first != header.path:
+                problem = f"holds {tensor.name!r}, which {os.path.basename(first)!r} holds, too"
+                raise CorruptCheckpointError(header.path, problem, key_path=f"[{tensor.name!r}]")
+
+    return found
+
+
+def _check_index(path: str, weights: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Compare what the index says with what the files hold; a tensor it does not list is read, too."""
+    for name, file in weights.items():
+        if name not in found:
+            raise CorruptCheckpointError(
+                path, f"lists {name!r}, which {file!r} does not hold", key_path=f"[{name!r}]"
+            )
+        there = os.path.basename(found[name])
+        if there != file:
+            problem = f"says that {name!r} lies in {file!r}, but it lies in {there!r}"
+            raise CorruptCheckpointError(path, problem, key_path=f"[{name!r}]")

@@ -1,0 +1,226 @@
+"""An opened safetensors checkpoint: its leaves, how to read each, and the trees they can be."""
+
+from __future__ import annotations
+
+__all__ = ("SafetensorsCheckpoint", "open_checkpoint", "recognises")
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, final
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.common.checksummed_reads import with_checksums
+from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads
+from penstock.handlers.formats.orbax.documents.file_names import MARKS, TEMPORARY_SUFFIX, show_key_path
+from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable, StoredLeaves
+from penstock.handlers.formats.safetensors import penstock_metadata as notes
+from penstock.handlers.formats.safetensors.file_set import holds_tensors, read_files
+from penstock.handlers.formats.safetensors.header import FileHeader
+from penstock.handlers.formats.safetensors.header_scanner import Tensor
+from penstock.handlers.formats.safetensors.penstock_metadata import Note
+from penstock.handlers.formats.safetensors.tensor_names import check_tree, empty_marker, split_name
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
+from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Destination, Read
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Written
+
+_FLAT: Final = (KeyKind.MAPPING,)
+
+
+@final
+class StoredTensor(NamedTuple):
+    """What this layout keeps in `StoredLeaf.detail`."""
+
+    file: str  #: absolute
+    offset: int
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SafetensorsCheckpoint:
+    """A file, or a folder of them, opened: a flat dict unless it is split or follows a target.
+
+    Immutable; may be used from several threads.
+    """
+
+    path: str
+    directory: str  #: what holds the file or files
+    leaves: Sequence[StoredLeaf]
+    custom_metadata: Mapping[str, Any] | None
+    note: Note | None  #: what penstock recorded, if it wrote the file
+    committed_at_ns: int | None = None
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    tree_custom_metadata: object = None
+    root_custom_metadata: Mapping[str, Any] | None = None
+    started_at_ns: int | None = None
+
+    def codec(self, number: int) -> str | None:
+        """Nothing: the format has no codecs."""
+        return None
+
+    def stored_nbytes(self, number: int) -> int:
+        """Its bytes, as they are; see `StorageDetails`."""
+        return self.leaves[number].spec.nbytes
+
+    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
+        """Nothing: no checksums are recorded."""
+        return ()
+
+    def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
+        """Plan the reads that fill `region`; see `StoredCheckpoint.reads`. A tensor is one plain chunk."""
+        tensor = stored.detail
+        if not isinstance(tensor, StoredTensor) or not all(start < stop for start, stop in region.bounds):
+            return iter(())
+
+        shape = stored.spec.shape or ()
+        chunk = StoredChunk(tensor.file, tensor.offset, (0,) * len(shape), shape, stored.spec.itemsize)
+        return with_checksums(chunk_reads(index, chunk, region, piece_bytes), {}, piece_bytes)
+
+    def split(self, separator: str) -> SafetensorsCheckpoint:
+        """Return the same leaves as a tree of nested dicts, their names split at `separator`.
+
+        Of a file that penstock wrote, names joined by `.` become the tree that was written, with its
+        lists. Of any other, numbers between dots are keys of dicts: names do not tell lists.
+
+        Raises:
+            SpecError: If one name is another's beginning, so that both cannot stand in one tree.
+        """
+        note = self.note if self.note is not None and separator == "." else Note()
+        leaves: list[StoredLeaf] = []
+        for leaf in self.leaves:
+            name = leaf.info.name
+            keys, kinds = split_name(name, separator, note.paths.get(name))
+            info = ParamInfo(keys, kinds, show_key_path(keys, kinds), leaf.info.directory)
+            leaves.append(replace(leaf, info=info))
+
+        check_tree(self.path, [leaf.info for leaf in self.leaves], [leaf.info for leaf in leaves], separator)
+        return replace(self, leaves=tuple(leaves))
+
+    def following(self, wanted: Sequence[tuple[ParamInfo, Any]]) -> SafetensorsCheckpoint:
+        """Return the same leaves at the places that a target has for their names.
+
+        A target's keys joined by `.` make its names. Files that record no None and no empty containers
+        are taken to have those of the target.
+        """
+        places = {info.name: info for info, _ in wanted}
+        leaves = [_moved(leaf, places.pop(leaf.info.name, None)) for leaf in self.leaves]
+        if self.note is None:
+            for info, value in wanted:
+                marker = empty_marker(value)
+                if marker is not None and info.name in places:
+                    leaves.append(StoredLeaf(info, LeafSpec(marker)))
+
+        return replace(self, leaves=tuple(leaves))
+
+
+def recognises(store: Store, path: str) -> bool:
+    """Whether a finished safetensors file lies at `path`, or a folder of them that is not Orbax's."""
+    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
+        return False
+
+    return store.kind(path) == "file" or not MARKS & set(store.list_directory(path))
+
+
+def open_checkpoint(store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
+    """Read the headers at `path`, a file or a folder; no data.
+
+    Raises:
+        NotACheckpointError: If an item is asked for: there are none in this format.
+        CorruptCheckpointError: If something there is not what it should be; see `read_files`.
+    """
+    if item is not None:
+        raise NotACheckpointError(path, f"is safetensors, which has no items, and so no item {item!r}")
+
+    headers = read_files(store, path)
+    note = _note(headers)
+    about = note or Note()
+    directory = path if store.kind(path) == "directory" else os.path.dirname(path)
+    leaves = StoredLeaves(directory, _table(headers, about))
+    return SafetensorsCheckpoint(path, directory, leaves, _custom_metadata(headers, about), note)
+
+
+def _table(headers: Sequence[FileHeader], note: Note) -> LeafTable:
+    """Put together what is known of every leaf. What many have in common, they share."""
+    names: list[str] = []
+    specs: list[LeafSpec] = []
+    places: list[StoredTensor] = []
+    known: dict[tuple[object, ...], LeafSpec] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            name = tensor.name
+            typestr, impl = note.kinds.get(name, note.kind), note.random_keys.get(name)
+            shared = (typestr, impl, tensor.dtype, tensor.shape)
+            spec = known.get(shared)
+            if spec is None:
+                spec = known[shared] = _spec(header.path, tensor, typestr, impl)
+
+            names.append(name)
+            specs.append(spec)
+            places.append(StoredTensor(header.path, tensor.offset))
+
+    named = set(names)
+    for name, spec in [
+        *[(name, LeafSpec("string", text=text)) for name, text in note.strings.items()],
+        *[(name, LeafSpec(marker)) for name, marker in note.empty.items()],
+    ]:
+        if name in named:
+            problem = f"its note has {name!r}, which is there already"
+            raise CorruptCheckpointError(headers[0].path, problem, key_path=f"[{name!r}]")
+
+        named.add(name)
+        names.append(name)
+        specs.append(spec)
+
+    return LeafTable(
+        keys=[(name,) for name in names],
+        kinds=[_FLAT] * len(names),
+        specs=specs,
+        formats=[None] * len(names),
+        rows={},
+        details=dict(enumerate(places)),
+    )
+
+
+def _note(headers: Sequence[FileHeader]) -> Note | None:
+    for header in headers:
+        if notes.MEMBER in header.metadata:
+            return notes.decode(header.path, header.metadata[notes.MEMBER])
+
+    return None
+
+
+def _spec(path: str, tensor: Tensor, typestr: str, impl: str | None) -> LeafSpec:
+    if impl is not None and (tensor.dtype != "uint32" or not tensor.shape):
+        problem = f"its note says of {tensor.name!r} that it holds PRNG keys, but it is {tensor.dtype}"
+        raise CorruptCheckpointError(path, problem, key_path=f"[{tensor.name!r}]")
+
+    return LeafSpec(
+        typestr=typestr,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        itemsize=numpy_dtype(tensor.dtype).itemsize,
+        chunk_shape=tuple([n or 1 for n in tensor.shape]),
+        random_key_impl=impl,
+    )
+
+
+def _moved(leaf: StoredLeaf, place: ParamInfo | None) -> StoredLeaf:
+    return leaf if place is None else replace(leaf, info=replace(place, directory=leaf.info.directory))
+
+
+def _custom_metadata(headers: Sequence[FileHeader], note: Note) -> Mapping[str, Any] | None:
+    """Join the metadata of all files. Where they disagree, the value is a map from file to text."""
+    found: dict[str, dict[str, str]] = {}
+    for header in headers:
+        for name, text in header.metadata.items():
+            found.setdefault(name, {})[os.path.basename(header.path)] = text
+
+    own = {notes.MEMBER, *note.added}
+    joined: dict[str, Any] = {
+        name: next(iter(texts.values())) if len(set(texts.values())) == 1 else texts
+        for name, texts in found.items()
+        if name not in own
+    }
+    return {**joined, **note.metadata} or None

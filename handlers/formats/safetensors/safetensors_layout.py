@@ -1,0 +1,121 @@
+"""safetensors behind the kernel's `Layout` protocol: one file, or a folder of files and their index."""
+
+from __future__ import annotations
+
+__all__ = ("SafetensorsLayout",)
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.safetensors.file_set import INDEX_SUFFIX, SUFFIX, holds_tensors
+from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
+    SafetensorsCheckpoint,
+    open_checkpoint,
+)
+from penstock.handlers.formats.safetensors.tensor_offsets import (
+    DEFAULT_SHARD_BYTES,
+    SINGLE_FILE,
+    arrange,
+    check_leaf,
+)
+from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.layouts import Arrangement
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SafetensorsLayout:
+    """Writes what every safetensors reader reads, and reads what is one tree of names.
+
+    A path that ends in `.safetensors` is one file. Any other is a folder, which holds
+    `model.safetensors`, or several files with `model.safetensors.index.json`.
+
+    What a tensor cannot say (strings, None, empty containers, lists, PRNG keys) is kept in
+    `__metadata__`, where other readers pass over it; shardings are not kept.
+
+    Args:
+        max_shard_bytes: A file in a folder that would hold more data is followed by another one; by
+            default 5 GB. A single file is never split.
+    """
+
+    max_shard_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_shard_bytes is not None and self.max_shard_bytes <= 0:
+            raise ConfigError("max_shard_bytes", f"must be positive, not {self.max_shard_bytes}")
+
+    def temporary_name(self, path: str) -> str:
+        """The name of the folder in which the file or folder `path` is made.
+
+        Raises:
+            PathError: If `path` is named as an interrupted save is, or is one file that is to be split.
+        """
+        if TEMPORARY_SUFFIX in os.path.basename(path):
+            raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
+        if self.max_shard_bytes is not None and path.endswith(SUFFIX):
+            raise PathError(path, "is one file, which max_shard_bytes cannot split; name a folder")
+
+        return path + TEMPORARY_SUFFIX
+
+    def data_file(self) -> str:
+        return SINGLE_FILE
+
+    def check(self, leaves: Sequence[Leaf]) -> None:
+        """Look at each leaf; see `check_leaf` for what it raises. Names were compared before."""
+        for leaf in leaves:
+            check_leaf(leaf.info, leaf.spec)
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenBatch],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Iterable[Document]:
+        """None: all that there is to say is in the headers, and in the index that `arrange` made.
+
+        Digests are not kept, so a checkpoint of this kind is no base for another one.
+        """
+        return ()
+
+    def arrange(
+        self,
+        path: str,
+        infos: Sequence[ParamInfo],
+        specs: Sequence[LeafSpec],
+        custom_metadata: Mapping[str, Any] | None,
+    ) -> Arrangement:
+        """Decide where each leaf goes; see `arranging.arrange` for what it raises."""
+        most = None if path.endswith(SUFFIX) else self.max_shard_bytes or DEFAULT_SHARD_BYTES
+        return arrange(infos, specs, custom_metadata, most)
+
+    def file_of(self, path: str) -> str | None:
+        """The file that alone becomes `path`; None if it is a folder."""
+        return SINGLE_FILE if path.endswith(SUFFIX) else None
+
+    def recognises(self, store: Store, path: str) -> bool:
+        """Whether there is nothing but safetensors: what else lies in a folder would be lost with it."""
+        if store.kind(path) == "file":
+            return path.endswith(SUFFIX)
+
+        return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path))
+
+    def open(self, store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
+        """Read the headers of a checkpoint; see `open_checkpoint` for what it raises."""
+        if TEMPORARY_SUFFIX in os.path.basename(path):
+            raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
+        if store.kind(path) is None:
+            raise NotACheckpointError(path, "does not exist")
+        if not holds_tensors(store, path):
+            raise NotACheckpointError(path, f"is no safetensors file ({SUFFIX}), nor a folder with one in it")
+
+        return open_checkpoint(store, path, item)

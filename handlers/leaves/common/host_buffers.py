@@ -1,0 +1,101 @@
+"""Host memory that a restore reads into, and that the restored value then keeps."""
+
+from __future__ import annotations
+
+__all__ = ("HostRegion",)
+
+import math
+import sys
+from threading import Lock
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel.memory.buffers import anonymous_memory
+
+_CACHE_LINE = 64  # what jax needs of a buffer to use it in place on a CPU device
+_PAGE = 4096  # what O_DIRECT needs
+_HUGE_PAGE = 1 << 21
+_PAGE_ALIGNED_FROM = 1 << 16
+_HUGE_FROM = 2 * _HUGE_PAGE
+
+
+@final
+class HostRegion:
+    """The kernel's `Destination`: a buffer for one rectangular part of a global array.
+
+    The memory is allocated when it is first looked at, belongs to nobody else, and is never used
+    again for another region: the value that is built may simply keep it. It starts at a multiple of
+    64 bytes, of 4096 from 64 KiB on, and lies in huge pages where the system has them from 4 MiB on.
+
+    Args:
+        bounds: (start, stop) along each axis of the global array; `()` of a 0-d one.
+        dtype: Of the elements, in native byte order.
+    """
+
+    __slots__ = ("_array", "_lock", "bounds", "dtype", "nbytes", "shape")
+
+    def __init__(self, bounds: tuple[tuple[int, int], ...], dtype: np.dtype[Any]) -> None:
+        self.bounds = bounds
+        self.dtype = dtype
+        self.shape = tuple([stop - start for start, stop in bounds])  # a generator takes twice as long
+        self.nbytes = math.prod(self.shape) * dtype.itemsize
+        self._lock = Lock()
+        self._array: npt.NDArray[Any] | None = None
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostRegion:
+        """One region for all of an array."""
+        return cls(tuple([(0, size) for size in shape]), dtype)
+
+    def adopt(self, memory: memoryview) -> None:
+        """Be these bytes, read-only, instead of memory of its own. Before anybody looked at it."""
+        with self._lock:
+            assert self._array is None, "the region has memory already"
+            self._array = np.frombuffer(memory, np.uint8).view(self.dtype).reshape(self.shape)
+
+    def view(self) -> memoryview:
+        """The buffer: writable, contiguous, C order, as bytes. Thread-safe."""
+        return self.array().reshape(-1).view(np.uint8).data
+
+    def array(self) -> npt.NDArray[Any]:
+        """The same memory as an array of `shape` and `dtype`; the same object each time. Thread-safe."""
+        array = self._array
+        if array is None:
+            with self._lock:
+                array = self._array
+                if array is None:
+                    array = self._array = _allocate(self.nbytes).view(self.dtype).reshape(self.shape)
+
+        return array
+
+    def let_go(self) -> None:
+        """Forget the memory: it dies with the last view of it. To be called when nobody fills it."""
+        self._array = None
+
+    def __repr__(self) -> str:
+        state = "not allocated" if self._array is None else "allocated"
+        return f"HostRegion({self.bounds}, {self.dtype.name}, {state})"
+
+
+def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return uninitialised, aligned memory.
+
+    Huge pages halve the time to fill it: without them every 4 KiB costs a page fault (ARCHITECTURE §5).
+    """
+    if sys.platform == "linux" and nbytes >= _HUGE_FROM:
+        whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+        memory = np.frombuffer(anonymous_memory(whole, huge_pages=True), np.uint8)
+        if memory.ctypes.data % _HUGE_PAGE:  # Linux before 6.7 does not place it by itself
+            memory = np.frombuffer(anonymous_memory(whole + _HUGE_PAGE, huge_pages=True), np.uint8)
+
+        return _aligned(memory, nbytes, _HUGE_PAGE)
+
+    alignment = _PAGE if nbytes >= _PAGE_ALIGNED_FROM else _CACHE_LINE
+    return _aligned(np.empty(nbytes + alignment, np.uint8), nbytes, alignment)
+
+
+def _aligned(memory: npt.NDArray[np.uint8], nbytes: int, alignment: int) -> npt.NDArray[np.uint8]:
+    start = -memory.ctypes.data % alignment
+    return memory[start : start + nbytes]

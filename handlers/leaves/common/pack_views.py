@@ -1,0 +1,34 @@
+"""The arrays in a pack, as they lie in its buffer."""
+
+from __future__ import annotations
+
+__all__ = ("pack_views",)
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.kernel.messages.packs import HostPack
+
+
+def pack_views(host: HostPack) -> Iterator[npt.NDArray[Any]]:
+    """Yield an array for each leaf, of its stored shape and dtype, that looks at the pack's buffer.
+
+    Of leaves of one kind that follow each other without gaps, numpy makes the views many at a time.
+    """
+    specs, starts, sizes = host.pack.specs, host.starts, host.pack.sizes
+    at = 0
+    for _, group in itertools.groupby(specs, key=id):
+        stop = at + len(list(group))
+        spec, nbytes = specs[at], sizes[at]
+        shape, dtype = spec.shape or (), numpy_dtype(spec.dtype)
+        if shape and starts[at:stop] == list(range(starts[at], starts[at] + nbytes * (stop - at), nbytes)):
+            yield from np.ndarray((stop - at, *shape), dtype, host.data, starts[at])
+        else:
+            yield from [np.ndarray(shape, dtype, host.data, start) for start in starts[at:stop]]
+
+        at = stop

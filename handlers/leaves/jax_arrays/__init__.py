@@ -1,0 +1,1 @@
+"""The room `handlers/leaves/jax_arrays`."""

@@ -1,0 +1,177 @@
+"""A jax.Array that is filled part by part on its devices, so that the host never holds all of it."""
+
+from __future__ import annotations
+
+__all__ = ("canvas_parts", "join_parts", "place_part")
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, cast, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from penstock.handlers.leaves.common.contiguous_blocks import Box, boxes
+from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.jax_arrays.devices import Device, device_indices, devices_of
+from penstock.handlers.leaves.jax_arrays.placement import Bounds, Placement, bounds_of
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.reads import Target
+
+
+def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool) -> list[Target]:
+    """Cut the regions of a target, each one shard; see `PartsHandler.parts`.
+
+    Shards that hold the same rows are cut alike and go together: what is read for one holds what is
+    read for the others.
+    """
+    placement = cast("Placement", target.detail)
+    if not target.staging_bytes or placement.as_numpy or not _in_main_memory(placement.sharding):
+        return []
+
+    regions = [cast("HostRegion", region) for region in target.regions]
+    together: defaultdict[Bounds, list[HostRegion]] = defaultdict(list)
+    for region in regions:
+        together[region.bounds[:1]].append(region)
+
+    dtype, shape = regions[0].dtype, regions[0].shape  # shards are all of one shape
+    most = max(1, part_bytes // (dtype.itemsize * max(map(len, together.values()))))
+    cuts = list(_chunk_rows(shape, stored.spec.chunk_shape, most) if whole_chunks else boxes(shape, most))
+    if len(cuts) * len(together) < 2:
+        return []
+
+    canvas = _Canvas(placement, stored.spec.shape or (), dtype)
+    return [_part(canvas, group, box) for group in together.values() for box in cuts]
+
+
+def place_part(part: ReadLeaf) -> None:
+    """Put the filled regions of a part on their devices, in place, and let go of their memory. Blocking."""
+    detail = cast("_Part", part.target.detail)
+    detail.canvas.fill(detail, [cast("HostRegion", region) for region in part.target.regions])
+
+
+def join_parts(part: ReadLeaf) -> object:
+    """Return the array that every part has been put into."""
+    return cast("_Part", part.target.detail).canvas.array()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The regions of one part: the same box of several shards."""
+
+    canvas: _Canvas
+    shards: tuple[Bounds, ...]  #: for each region, that of which it is a part
+    starts: tuple[int, ...]  #: of the box, in each shard
+
+
+@final
+class _Canvas:
+    """The shards of one array in the making, each allocated when its first part is put there."""
+
+    __slots__ = ("_dtype", "_homes", "_lock", "_placement", "_shape", "_shards")
+
+    def __init__(self, placement: Placement, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._placement = placement
+        self._shape = shape
+        self._dtype = dtype
+        self._lock = Lock()
+        self._shards: dict[Device | None, jax.Array] = {}
+        self._homes: dict[Bounds, list[Device | None]] = {}
+        if placement.sharding is None:
+            self._homes[tuple([(0, size) for size in shape])] = [None]
+        else:
+            for device, index in device_indices(placement.sharding, shape).items():
+                self._homes.setdefault(bounds_of(index, shape), []).append(device)
+
+    def fill(self, part: _Part, regions: Sequence[HostRegion]) -> None:
+        starts = tuple(map(np.uint32, part.starts))
+        with self._lock, self._width():
+            for region, bounds in zip(regions, part.shards, strict=True):
+                for device in self._homes[bounds]:
+                    shard = self._shards.pop(device, None)
+                    if shard is None:
+                        shard = _blank(bounds, self._dtype, device)
+
+                    self._shards[device] = _paste(shard, _put(region.array(), device), starts)
+
+            # The memory may be read until then, by a copy to the device or, on the host, by the update.
+            cast("Any", jax).block_until_ready(list(self._shards.values()))
+
+        for region in regions:
+            region.let_go()
+
+    def array(self) -> object:
+        sharding, key_impl = self._placement.sharding, self._placement.key_impl
+        value = self._shards.pop(None) if sharding is None else self._joined(sharding)
+        return value if key_impl is None else cast("object", jax.random.wrap_key_data(value, impl=key_impl))
+
+    def _joined(self, sharding: Sharding) -> jax.Array:
+        shards = [self._shards.pop(device) for device in device_indices(sharding, self._shape)]
+        return jax.make_array_from_single_device_arrays(self._shape, sharding, shards)
+
+    def _width(self) -> AbstractContextManager[object]:
+        # Whether jax narrows is a setting of the thread. Who asked for 64 bits by name gets them.
+        return jax.enable_x64(True) if self._placement.wide else nullcontext()
+
+
+def _part(canvas: _Canvas, shards: Sequence[HostRegion], box: Box) -> Target:
+    regions = tuple([_within(shard, box) for shard in shards])
+    detail = _Part(canvas, tuple([shard.bounds for shard in shards]), box.starts)
+    return Target(regions, sum(region.nbytes for region in regions), detail)
+
+
+def _within(shard: HostRegion, box: Box) -> HostRegion:
+    corner = [start + at for (start, _), at in zip(shard.bounds, box.starts, strict=True)]
+    bounds = tuple([(at, at + size) for at, size in zip(corner, box.sizes, strict=True)])
+    return HostRegion(bounds, shard.dtype)
+
+
+def _chunk_rows(shape: tuple[int, ...], chunk_shape: tuple[int, ...], most: int) -> Iterator[Box]:
+    """Cut a shard between rows of chunks; not at all if they do not end where it does."""
+    if not shape or shape[0] % chunk_shape[0]:
+        yield Box((0,) * len(shape), shape, 0)
+        return
+
+    length, row, tail = shape[0], math.prod(shape[1:]), shape[1:]
+    step = max(1, most // (row * chunk_shape[0])) * chunk_shape[0]
+    for at in range(0, length, step):
+        yield Box((at, *(0,) * len(tail)), (min(step, length - at), *tail), at * row)
+
+
+def _in_main_memory(sharding: Sharding | None) -> bool:
+    """Whether arrays of this sharding lie in the memory that their devices compute with."""
+    kind = None if sharding is None else sharding.memory_kind
+    if sharding is None or kind is None:
+        return True
+
+    return all(cast("Any", device).default_memory().kind == kind for device in devices_of(sharding))
+
+
+def _blank(bounds: Bounds, dtype: np.dtype[Any], device: Device | None) -> jax.Array:
+    shape = tuple([stop - start for start, stop in bounds])
+    place = None if device is None else SingleDeviceSharding(cast("Any", device))
+    zeros: Callable[..., jax.Array] = cast("Any", jnp).zeros
+    return zeros(shape, dtype, device=place)
+
+
+def _put(host: npt.NDArray[Any], device: Device | None) -> jax.Array:
+    put: Callable[..., jax.Array] = cast("Any", jax).device_put
+    return put(host) if device is None else put(host, device)
+
+
+def _update(shard: jax.Array, part: jax.Array, starts: tuple[np.uint32, ...]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(shard, part, starts)
+
+
+# The shard is given up, and so updated where it is. Its start is an operand: one compilation serves all
+# parts of a size.
+_paste: Callable[..., jax.Array] = cast("Any", jax).jit(_update, donate_argnums=0)

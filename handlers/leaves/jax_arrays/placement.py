@@ -1,0 +1,139 @@
+"""Where a restored jax.Array is to lie, and making it from host memory."""
+
+from __future__ import annotations
+
+__all__ = ("Bounds", "Placement", "bounds_of", "make_arrays", "split")
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias, cast, final
+
+import jax
+import numpy.typing as npt
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.jax_arrays.devices import Slices, default_device, device_indices, on_host
+from penstock.kernel.messages.restore import ReadLeaf
+
+Bounds: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How the value of one leaf is made from its regions; `Target.detail` of the array handler."""
+
+    sharding: Sharding | None = None  #: of the (key) data; None is jax's default device, uncommitted
+    as_numpy: bool = False  #: jax cannot hold it here as it was saved, so numpy does
+    key_impl: str | None = None  #: wrap the data as typed PRNG keys
+    wide: bool = False  #: of a 64-bit type while jax_enable_x64 is off
+    copied: bool = False  #: into memory of the device's own, though that is the host's
+
+    @property
+    def keeps_regions(self) -> bool:
+        """Whether the value goes on living in the regions' memory."""
+        if self.as_numpy:
+            return True
+
+        return default_device().platform == "cpu" if self.sharding is None else on_host(self.sharding)
+
+
+@lru_cache(maxsize=4096)
+def split(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Bounds, ...]:
+    """Find the distinct parts of an array of `shape` that devices of this process are to hold.
+
+    Raises:
+        ValueError: If the sharding does not divide the shape.
+        IndexError: If it has more axes than the shape.
+    """
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return (tuple([(0, size) for size in shape]),)
+
+    return tuple({bounds_of(index, shape): None for index in device_indices(sharding, shape).values()})
+
+
+def make_arrays(leaves: Sequence[ReadLeaf]) -> list[object]:
+    """Make the value of every leaf; those that lie on one device, all in one call. Blocking.
+
+    On CPU devices the arrays go on living in the regions' memory. To other devices the bytes are
+    copied; this returns when that is done, so that the regions may die.
+    """
+    plans = [cast("Placement", leaf.target.detail) for leaf in leaves]
+    # Whether jax narrows is a setting of the thread. Who asked for 64 bits by name gets them.
+    with jax.enable_x64(True) if any(plan.wide for plan in plans) else nullcontext():
+        loose, placed = _put(leaves, plans)
+        values = [_value(leaf, plan, loose, placed) for leaf, plan in zip(leaves, plans, strict=True)]
+
+    if any(leaf.target.staging_bytes for leaf in leaves):
+        cast("Any", jax).block_until_ready(values)
+
+    return values
+
+
+def _put(
+    leaves: Sequence[ReadLeaf], plans: Sequence[Placement]
+) -> tuple[Iterator[jax.Array], Iterator[jax.Array]]:
+    """Transfer what goes to the default device, and to one device by name, each in the leaves' order."""
+    loose: list[npt.NDArray[Any]] = []
+    placed: list[npt.NDArray[Any]] = []
+    places: list[Sharding] = []
+    for leaf, plan in zip(leaves, plans, strict=True):
+        if plan.as_numpy:
+            continue
+        if plan.sharding is None:
+            loose.append(_host(leaf, plan))
+        elif isinstance(plan.sharding, SingleDeviceSharding):
+            placed.append(_host(leaf, plan))
+            places.append(plan.sharding)
+
+    put = cast("Any", jax).device_put
+    return iter(put(loose)), iter(put(placed, places))
+
+
+def _value(
+    leaf: ReadLeaf, plan: Placement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
+) -> object:
+    if plan.as_numpy:
+        return _host(leaf, plan)
+
+    value: jax.Array
+    if plan.sharding is None:
+        value = next(loose)
+    elif isinstance(plan.sharding, SingleDeviceSharding):
+        value = next(placed)
+    else:
+        value = _sharded(leaf, plan, plan.sharding)
+
+    if plan.key_impl is not None:
+        return cast("object", jax.random.wrap_key_data(value, impl=plan.key_impl))
+
+    return value
+
+
+def _sharded(leaf: ReadLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
+    """Make an array that several devices hold; its shards alias their regions if they can."""
+    shape = leaf.stored.spec.shape or ()
+    parts = {region.bounds: cast("HostRegion", region).array() for region in leaf.target.regions}
+
+    def part(index: Slices | None) -> npt.NDArray[Any]:
+        return _copied_if(plan, parts[bounds_of(index or (), shape)])
+
+    # A fifth of the price of transferring the shards as arrays of their own and joining those.
+    array: jax.Array = cast("Any", jax).make_array_from_callback(shape, sharding, part)
+    return array
+
+
+def bounds_of(index: Slices, shape: tuple[int, ...]) -> Bounds:
+    """The (start, stop) along each axis of what slices select."""
+    return tuple([part.indices(size)[:2] for part, size in zip(index, shape, strict=True)])
+
+
+def _host(leaf: ReadLeaf, plan: Placement) -> npt.NDArray[Any]:
+    return _copied_if(plan, cast("HostRegion", leaf.target.regions[0]).array())
+
+
+def _copied_if(plan: Placement, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return host.copy() if plan.copied else host

@@ -1,0 +1,276 @@
+"""A jax.Array's distinct shards, each on its way to host memory."""
+
+from __future__ import annotations
+
+__all__ = ("PACKED", "BoxCopy", "shard_pieces")
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
+from typing import Any, Final, cast, final
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.dtypes import dtype_name
+from penstock.handlers.leaves.common.chunk_blocks import cast_to, chunk_boxes
+from penstock.handlers.leaves.common.contiguous_blocks import Box, boxes, flat_index, is_contiguous
+from penstock.handlers.leaves.jax_arrays.devices import on_host
+from penstock.kernel.errors import DeletedLeafError
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.written import PiecePlan
+
+PACKED: Final = frozenset({"int2", "int4", "float4_e2m1fn"})
+"""Types of which jax keeps several elements in a byte, and numpy one."""
+
+
+def shard_pieces(
+    value: jax.Array, spec: LeafSpec, piece_bytes: int, *, key_path: str, alias: bool
+) -> Iterator[PiecePlan]:
+    """Plan the pieces of every distinct shard, chunk by chunk, with nothing done yet.
+
+    If what one replica writes is a part of a shard, each part is taken from a device of its own, and
+    the pieces of the devices take turns: so their copies can overlap.
+
+    Args:
+        value: Of any sharding over devices of this process, with at least one element.
+        spec: The dtype it is to have; the part of a shard that a replica writes; and the chunk shape,
+            which divides that.
+        piece_bytes: Bytes of a piece that is copied, at most (but at least one element). What is looked at
+            is one piece: it costs nothing, and whoever bounds what is in flight cuts it.
+        key_path: For errors.
+        alias: Whether to look at the memory of CPU devices instead of copying it.
+    """
+    sharding = value.sharding
+    shape = sharding.shard_shape(value.shape)
+    dtype, itemsize = dtype_name(value.dtype), spec.itemsize
+    most = max(1, piece_bytes // itemsize)
+    host = on_host(sharding)
+    alias = alias and host and dtype not in PACKED
+    if spec.chunk_shape != shape or spec.dtype != dtype:
+        yield from _recut_pieces(value, shape, spec, most, key_path=key_path, alias=alias)
+        return
+
+    whole = math.prod(shape) * itemsize
+    for source in _sources(value, shape, shape):
+        if alias:
+            view = _HostView(value, source.data, key_path)
+            yield PiecePlan(source.shard, 0, whole, 0, partial(view.take, 0, whole))
+            continue
+
+        for box in boxes(shape, most):
+            start, nbytes = box.first * itemsize, box.n_elements * itemsize
+            copy = BoxCopy(value, source.data, box, key_path)
+            yield PiecePlan(source.shard, start, nbytes, nbytes, copy.take, None if host else copy.begin)
+
+
+def _recut_pieces(
+    value: jax.Array, shape: tuple[int, ...], spec: LeafSpec, most: int, *, key_path: str, alias: bool
+) -> Iterator[PiecePlan]:
+    """Plan the pieces of an array that is stored in smaller chunks than shards, or in another dtype."""
+    written = shape if spec.write_shape is None else spec.write_shape
+    sources = list(_sources(value, shape, written))
+    if written == shape:
+        for source in sources:
+            yield from _source_pieces(value, source, spec, most, key_path=key_path, alias=alias)
+
+        return
+
+    # What is copied together has a piece of each device. What is to be encoded must not be cut.
+    least = 1 if spec.codec is None else math.prod(spec.chunk_shape)
+    most = max(most // len(sources), least)
+    turns = [_source_pieces(value, source, spec, most, key_path=key_path, alias=alias) for source in sources]
+    for together in itertools.zip_longest(*turns):
+        yield from filter(None, together)
+
+
+def _source_pieces(
+    value: jax.Array, source: _Source, spec: LeafSpec, most: int, *, key_path: str, alias: bool
+) -> Iterator[PiecePlan]:
+    """Plan the pieces of what one device writes.
+
+    Host memory is looked at only where a piece of it is contiguous, and is not cast.
+    """
+    itemsize, data = spec.itemsize, source.data
+    shape, is_cast = data.shape, dtype_name(value.dtype) != spec.dtype
+    host = on_host(value.sharding)
+    first = source.first_chunk(shape, spec.chunk_shape)
+    view = _HostView(value, data, key_path) if alias else None
+    for chunk, inner in chunk_boxes(source.shape, spec.chunk_shape, most):
+        box = replace(inner, starts=_sum(inner.starts, source.corner))
+        nbytes = box.n_elements * itemsize
+        cost = nbytes + (box.n_elements * value.dtype.itemsize if is_cast else 0)
+        take: Callable[[], memoryview]
+        begin: Callable[[], None] | None = None
+        if view is None:
+            copy = BoxCopy(value, data, box, key_path, spec.dtype)
+            take, begin = copy.take, None if host else copy.begin
+        elif is_contiguous(box, shape) and not is_cast:
+            start = flat_index(box.starts, shape) * itemsize
+            take, cost = partial(view.take, start, start + nbytes), 0
+        else:
+            take = partial(view.copy, box, spec.dtype)
+
+        yield PiecePlan(_sum(first, chunk), box.first * itemsize, nbytes, cost, take, begin)
+
+
+def _sum(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(operator.add, left, right))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What one device writes: a shard, or, if several devices hold the same one, a part of it."""
+
+    shard: tuple[int, ...]  #: grid index of the shard
+    corner: tuple[int, ...]  #: where the part begins in the shard
+    shape: tuple[int, ...]  #: of the part
+    data: jax.Array  #: the whole shard
+
+    def first_chunk(self, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The grid index of its first chunk, in the whole array."""
+        return tuple(
+            [
+                (at * size + start) // chunk
+                for at, size, start, chunk in zip(self.shard, shape, self.corner, chunk_shape, strict=True)
+            ]
+        )
+
+
+def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) -> Iterator[_Source]:
+    """Yield what each device of this process writes.
+
+    Args:
+        value: The array.
+        shape: Of its shards.
+        part: What one replica writes: part k is what the replica k holds of it. The first replica
+            writes all if it is the whole shard.
+    """
+    nowhere = (0,) * len(shape)
+    if value.sharding.num_devices == 1:
+        yield _Source(nowhere, nowhere, shape, value)
+        return
+
+    cut = next((axis for axis, size in enumerate(shape) if part[axis] != size), None)
+    n_parts = 1 if cut is None else shape[cut] // part[cut]
+    for shard in value.addressable_shards:
+        if shard.replica_id < n_parts:
+            index = cast("tuple[slice, ...]", shard.index)
+            at = tuple((along.start or 0) // size for along, size in zip(index, shape, strict=True))
+            corner = nowhere
+            if cut is not None:
+                corner = tuple(
+                    [shard.replica_id * part[cut] if axis == cut else 0 for axis in range(len(shape))]
+                )
+
+            yield _Source(at, corner, part, cast("jax.Array", shard.data))
+
+
+@final
+@dataclass(slots=True)
+class _HostView:
+    """The memory of one shard on a CPU device, as it is.
+
+    As long as a view of it lives, the runtime neither frees nor reuses the memory: what is donated
+    then is copied first. So the array is safe from the moment its first piece is taken.
+    """
+
+    value: jax.Array
+    data: jax.Array
+    key_path: str
+    _view: memoryview | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    def take(self, start: int, stop: int) -> memoryview:
+        with self._lock:
+            if self._view is None:
+                # An array of an unusual layout is strided here, and copied by `reshape`.
+                self._view = _bytes(self._host())
+
+            return self._view[start:stop]
+
+    def copy(self, box: Box, dtype: str) -> memoryview:
+        """Copy a box of it, in another dtype."""
+        return _bytes(cast_to(self._host()[box.slices], dtype, copy=True))
+
+    def _host(self) -> npt.NDArray[Any]:
+        try:
+            return _host_array(self.data)
+        except RuntimeError as error:
+            raise _reason(error, self.value, self.key_path) from error
+
+
+@final
+@dataclass(slots=True)
+class BoxCopy:
+    """One box of a shard on its way to the host, leaving nothing of it with the caller's array."""
+
+    value: jax.Array
+    data: jax.Array
+    box: Box
+    key_path: str
+    stored: str = ""  #: dtype that it is cast to
+    _part: jax.Array | None = None
+
+    def begin(self) -> None:
+        """Start the copy. Not for what is on the host already."""
+        try:
+            self._part = self._cut_out()
+            self._part.copy_to_host_async()
+        except RuntimeError as error:
+            raise _reason(error, self.value, self.key_path) from error
+
+    def take(self) -> memoryview:
+        """Wait for the copy, and return its bytes."""
+        try:
+            part = self._cut_out() if self._part is None else self._part
+            host = _host_array(part)
+        except RuntimeError as error:
+            raise _reason(error, self.value, self.key_path) from error
+
+        self._part = None
+        if self.box.sizes == self.data.shape and on_host(part.sharding) and not _is_packed(part):
+            host = np.array(host, order="C", copy=True)  # of memory on the host, jax gave a view
+
+        return _bytes(cast_to(host, self.stored) if self.stored else host)
+
+    def _cut_out(self) -> jax.Array:
+        if self.box.sizes != self.data.shape:
+            # The device cuts, so that no more than the piece ever comes to the host. Its start is an
+            # operand: one compilation serves all pieces of a size.
+            return _cut(self.data, tuple(map(np.uint32, self.box.starts)), sizes=self.box.sizes)
+
+        # jax keeps the host copy of an array on the array object. This is another object on the same
+        # device memory, so that the copy dies with the piece and not with the caller's array.
+        part = self.data.addressable_data(0)
+        return jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
+
+
+def _is_packed(array: jax.Array) -> bool:
+    return dtype_name(array.dtype) in PACKED
+
+
+def _slice(data: jax.Array, starts: tuple[np.uint32, ...], sizes: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_slice(data, starts, sizes)
+
+
+_cut: Callable[..., jax.Array] = cast("Any", jax).jit(_slice, static_argnames="sizes")
+
+
+def _host_array(data: jax.Array) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.asarray(cast("Any", data))
+    return array
+
+
+def _bytes(host: npt.NDArray[Any]) -> memoryview:
+    return host.reshape(-1).view(np.uint8).data
+
+
+def _reason(error: RuntimeError, value: jax.Array, key_path: str) -> RuntimeError:
+    return DeletedLeafError(key_path) if value.is_deleted() else error

@@ -1,0 +1,79 @@
+"""Small jax.Arrays, restored many at a time."""
+
+from __future__ import annotations
+
+__all__ = ("make_pack", "pack_placements")
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from penstock.handlers.leaves.common.pack_views import pack_views
+from penstock.handlers.leaves.jax_arrays.batched_put import put_small
+from penstock.handlers.leaves.jax_arrays.devices import default_device, on_host
+from penstock.handlers.leaves.jax_arrays.placement import Placement
+from penstock.handlers.leaves.jax_arrays.restore_target import array_target
+from penstock.handlers.leaves.jax_arrays.shards import PACKED
+from penstock.kernel.errors import UnsupportedFormatError
+from penstock.kernel.messages.packs import HostPack
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Target
+
+_NOWHERE = ParamInfo((), (), "")
+
+
+def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> list[Placement | None]:
+    """Decide for each leaf where its array is to lie; None if that must be looked at leaf by leaf.
+
+    A tree has many leaves, and few kinds of them: what is stored and what is wanted is compared once
+    for each kind.
+    """
+    wanted = [None] * len(specs) if likes is None else likes
+    kinds = list(zip(map(id, specs), map(_kind, wanted), strict=True))
+    last = dict(zip(kinds, zip(specs, wanted, strict=True), strict=True))
+    known = {kind: _placement(spec, like) for kind, (spec, like) in last.items()}
+    return list(map(known.__getitem__, kinds))
+
+
+def _kind(like: Any) -> object:
+    """What `array_target` looks at. The objects named by their ids live as long as `like` does."""
+    if isinstance(like, jax.Array):
+        return like.shape, id(like.dtype), id(like.sharding), like.committed, id(type(like))
+
+    return id(like)
+
+
+def _placement(spec: LeafSpec, like: Any) -> Placement | None:
+    try:
+        target = array_target(StoredLeaf(_NOWHERE, spec), like)
+    except UnsupportedFormatError:
+        return None  # it will be raised when the leaf itself is asked for
+    if not isinstance(target, Target) or len(target.regions) != 1 or spec.dtype in PACKED:
+        return None
+
+    placement = cast("Placement", target.detail)
+    single = placement.sharding is None or isinstance(placement.sharding, SingleDeviceSharding)
+    plain = single and not (placement.as_numpy or placement.wide or placement.key_impl)
+    return placement if plain else None
+
+
+def make_pack(host: HostPack) -> list[jax.Array]:
+    """Make the array of every leaf. Blocking."""
+    views = list(pack_views(host))
+    kinds = zip(host.pack.specs, host.pack.details, strict=True)
+    arrays: list[jax.Array] = []
+    at = 0
+    for _, group in itertools.groupby(kinds, key=lambda kind: (id(kind[0]), id(kind[1]))):
+        stop = at + len(list(group))
+        sharding = cast("Placement", host.pack.details[at]).sharding
+        arrays += put_small(views[at:stop], sharding)
+        on_cpu = default_device().platform == "cpu" if sharding is None else on_host(sharding)
+        if not on_cpu:  # the buffer dies with this call
+            cast("Any", jax).block_until_ready(arrays[at:stop])
+
+        at = stop
+
+    return arrays

@@ -1,0 +1,278 @@
+"""Encode the B+tree nodes of an OCDBT index.
+
+Source:
+    TensorStore's OCDBT page, section "B+tree node format".
+"""
+
+from __future__ import annotations
+
+__all__ = ("EncodedTree", "Places", "TreePlan")
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.ocdbt.key_tables import common_prefix, encode_files, encode_keys, shared_prefixes
+from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
+from penstock.handlers.ocdbt.wire_format import (
+    ENVELOPE_BYTES,
+    MAX_NODE_ENTRIES,
+    MAX_OFFSET,
+    NODE_MAGIC,
+    seal,
+    varint,
+    varint_column,
+    varints,
+)
+from penstock.kernel.errors import SpecError
+
+# The most that the varints of one entry take, when every one of them is as long as its field allows.
+_LEAF_ENTRY_BYTES = 3 + 3 + 9 + 1 + 5 + 9
+_INTERIOR_ENTRY_BYTES = 3 + 3 + 3 + 6 * 9
+_NODE_BYTES = ENVELOPE_BYTES + 1 + 3  # with height and number of entries
+_TABLE_BYTES = 40  # of a table of one data file with a name of the usual length
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """An encoded node, as its parent refers to it."""
+
+    first_key: bytes
+    last_key: bytes
+    offset: int  #: in the node file
+    nbytes: int
+    n_keys: int  #: in the leaves below
+    tree_bytes: int  #: of this node and all below
+    indirect_bytes: int  #: of the values in data files, below
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where values lie, in columns: value `i` in `files[file_ids[i]]`, from byte `offsets[i]` on."""
+
+    files: Sequence[str]  #: each once, relative to the database's directory
+    file_ids: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EncodedTree:
+    """The nodes of a tree, encoded."""
+
+    nodes: Sequence[bytes]  #: leaves first, root last
+    root: NodeSummary
+    height: int  #: of the root
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _LeafPlan:
+    """All of a leaf but where its values lie."""
+
+    first_key: bytes
+    last_key: bytes
+    n_keys: int
+    keys: bytes  #: the columns from the number of entries to the kinds of values, encoded
+    inline: bytes  #: the inline values
+    placed: npt.NDArray[np.int64]  #: which of the values in data files are this leaf's, by ascending key
+    indirect_bytes: int
+
+
+@final
+class TreePlan:
+    """The tree of some keys, as far as it does not depend on where the values lie.
+
+    Args:
+        keys: In ascending order, at least one.
+        inline: The value of each key, or None if it lies in a data file.
+        lengths: Bytes of the value of each key.
+        slots: Of each key whose value lies in a data file, in order: which of the `Places` is its.
+        max_node_bytes: See `encode_index`.
+    """
+
+    __slots__ = ("_lengths", "_max_node_bytes", "leaves")
+
+    def __init__(
+        self,
+        keys: list[bytes],
+        inline: list[bytes | None],
+        lengths: list[int],
+        slots: npt.NDArray[np.int64],
+        max_node_bytes: int,
+    ) -> None:
+        self._max_node_bytes = max_node_bytes
+        shared = shared_prefixes(keys)
+        costs = [
+            _LEAF_ENTRY_BYTES + len(key) - common + (0 if value is None else len(value))
+            for key, common, value in zip(keys, [0, *shared], inline, strict=True)
+        ]
+        cuts = _cuts(costs, max_node_bytes, at_least=1)
+        placed_before = np.cumsum([0, *(value is None for value in inline)])
+        self._lengths = np.zeros(len(slots), np.int64)
+        self._lengths[slots] = [n for n, value in zip(lengths, inline, strict=True) if value is None]
+        self.leaves: list[_LeafPlan] = []
+        for i, j in cuts:
+            inherited = common_prefix(keys[i], keys[j - 1]) if len(cuts) > 1 else 0
+            mine = slots[placed_before[i] : placed_before[j]]
+            self.leaves.append(
+                _plan_leaf(keys[i:j], shared[i : j - 1], inline[i:j], lengths[i:j], mine, inherited)
+            )
+
+    def encode(self, places: Places, node_file: str, node_offset: int) -> EncodedTree:
+        """Encode every node.
+
+        Args:
+            places: Where the values lie that are not inline.
+            node_file: The data file that will hold the nodes.
+            node_offset: Where in it the first of them will lie.
+
+        Raises:
+            SpecError: If a value does not lie within a file, or a file's path is no plain relative one.
+        """
+        _check_places(places, self._lengths)
+        encoder = _Encoder(node_file, node_offset, self._max_node_bytes)
+        level = [encoder.leaf(leaf, places) for leaf in self.leaves]
+        while len(level) > 1:
+            level = encoder.parents(level)
+
+        return EncodedTree(encoder.nodes, level[0], encoder.height)
+
+
+def _plan_leaf(
+    keys: list[bytes],
+    shared: list[int],
+    inline: list[bytes | None],
+    lengths: list[int],
+    placed: npt.NDArray[np.int64],
+    inherited: int,
+) -> _LeafPlan:
+    """Encode what is known of one leaf, leaving out the first `inherited` bytes of every key."""
+    values = [value for value in inline if value is not None]
+    longest = max(map(len, values), default=0)
+    if longest > MAX_INLINE_BYTES:
+        raise SpecError(f"an inline value has {longest} bytes; {MAX_INLINE_BYTES} are allowed")
+
+    columns = (
+        varint(len(keys)),
+        *encode_keys(keys, shared, inherited),
+        varints(lengths),
+        bytes([value is None for value in inline]),
+    )
+    indirect_bytes = sum([n for n, value in zip(lengths, inline, strict=True) if value is None])
+    return _LeafPlan(
+        keys[0], keys[-1], len(keys), b"".join(columns), b"".join(values), placed, indirect_bytes
+    )
+
+
+@final
+class _Encoder:
+    """Encodes nodes, level by level from the leaves up."""
+
+    def __init__(self, node_file: str, node_offset: int, max_node_bytes: int) -> None:
+        self.nodes: list[bytes] = []
+        self.height = 0  #: of the level encoded last
+        self._table = encode_files([node_file])
+        self._next_offset = node_offset
+        self._max_node_bytes = max_node_bytes
+
+    def leaf(self, plan: _LeafPlan, places: Places) -> NodeSummary:
+        file_ids = places.file_ids[plan.placed]
+        used = sorted(map(int, np.unique(file_ids)), key=lambda id_: places.files[id_])
+        ranks = np.zeros(len(places.files) + 1, np.int64)
+        ranks[used] = np.arange(len(used))
+        columns = (
+            b"\0",  # the height of a leaf
+            encode_files([places.files[id_] for id_ in used]),
+            plan.keys,
+            varint_column(ranks[file_ids]),
+            varint_column(places.offsets[plan.placed]),
+            plan.inline,
+        )
+        return self._append(columns, plan.first_key, plan.last_key, plan.n_keys, 0, plan.indirect_bytes)
+
+    def parents(self, children: list[NodeSummary]) -> list[NodeSummary]:
+        """Encode the next level."""
+        self.height += 1
+        keys = [child.first_key for child in children]
+        shared = shared_prefixes(keys)
+        costs = [
+            _INTERIOR_ENTRY_BYTES + len(key) - common for key, common in zip(keys, [0, *shared], strict=True)
+        ]
+        # With two children at least, every level is shorter than the one below, however small a node
+        # is to be.
+        cuts = _cuts(costs, self._max_node_bytes, at_least=2)
+        if len(cuts) == 1:
+            return [self._interior(children, shared, inherited=0)]
+
+        return [
+            self._interior(
+                children[i:j], shared[i : j - 1], inherited=common_prefix(keys[i], children[j - 1].last_key)
+            )
+            for i, j in cuts
+        ]
+
+    def _interior(self, children: list[NodeSummary], shared: list[int], inherited: int) -> NodeSummary:
+        """Encode one interior node, leaving out the first `inherited` bytes of every key."""
+        keys = [child.first_key for child in children]
+        prefixes, suffix_lengths, suffixes = encode_keys(keys, shared, inherited)
+        n_keys = [child.n_keys for child in children]
+        tree_bytes = [child.tree_bytes for child in children]
+        indirect_bytes = [child.indirect_bytes for child in children]
+        columns = (
+            bytes((self.height,)),
+            self._table,
+            varint(len(children)),
+            prefixes,
+            suffix_lengths,
+            varints([common_prefix(child.first_key, child.last_key) - inherited for child in children]),
+            suffixes,
+            bytes(len(children)),  # the one file of the table
+            varints([child.offset for child in children]),
+            varints([child.nbytes for child in children]),
+            varints(n_keys),
+            varints(tree_bytes),
+            varints(indirect_bytes),
+        )
+        last_key = children[-1].last_key
+        return self._append(columns, keys[0], last_key, sum(n_keys), sum(tree_bytes), sum(indirect_bytes))
+
+    def _append(
+        self, columns: Sequence[bytes], first: bytes, last: bytes, n_keys: int, below: int, indirect: int
+    ) -> NodeSummary:
+        node = seal(NODE_MAGIC, b"".join(columns))
+        self.nodes.append(node)
+        offset = self._next_offset
+        self._next_offset += len(node)
+        return NodeSummary(first, last, offset, len(node), n_keys, below + len(node), indirect)
+
+
+def _cuts(costs: list[int], max_node_bytes: int, at_least: int) -> list[tuple[int, int]]:
+    """Divide a level into nodes of the size aimed at, as ranges of its entries."""
+    starts = [0]
+    empty = _NODE_BYTES + _TABLE_BYTES
+    total = empty
+    for i, cost in enumerate(costs):
+        total += cost
+        n_entries = i - starts[-1]
+        if n_entries >= MAX_NODE_ENTRIES or (total > max_node_bytes and n_entries >= at_least):
+            starts.append(i)
+            total = empty + cost
+
+    return list(pairwise([*starts, len(costs)]))
+
+
+def _check_places(places: Places, lengths: npt.NDArray[np.int64]) -> None:
+    """Refuse values that no OCDBT database can hold."""
+    offsets: npt.NDArray[Any] = places.offsets
+    bad = np.flatnonzero((offsets < 0) | (lengths < 0) | (offsets > MAX_OFFSET - lengths))
+    if bad.size:
+        at = int(bad[0])
+        file = places.files[int(places.file_ids[at])]
+        raise SpecError(f"{lengths[at]} bytes at {offsets[at]} are no range of {file!r}")

@@ -1,0 +1,196 @@
+"""The two prefix-compressed tables of OCDBT, both ways: sorted keys, and the data files of a node.
+
+Source:
+    TensorStore's OCDBT page, sections "Data file table format" and "B+tree node format".
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "DataFile",
+    "common_prefix",
+    "decode_files",
+    "decode_keys",
+    "encode_files",
+    "encode_keys",
+    "shared_prefixes",
+)
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import add, gt, lt
+from typing import final
+
+from penstock.handlers.ocdbt.key_cache import RememberedKeys
+from penstock.handlers.ocdbt.wire_format import (
+    MAX_KEY_BYTES,
+    MAX_PATH_BYTES,
+    Cursor,
+    path_problem,
+    varint,
+    varints,
+)
+from penstock.kernel.errors import SpecError
+
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """Count the leading bytes in which two keys agree."""
+    # The lowest bit that differs lies in the first byte that differs: two conversions and an xor
+    # cost a tenth of comparing byte by byte.
+    difference = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
+    shorter = min(len(a), len(b))
+    if not difference:
+        return shorter
+
+    return min(((difference & -difference).bit_length() - 1) >> 3, shorter)
+
+
+def shared_prefixes(keys: Iterable[bytes]) -> list[int]:
+    """Count, for every key but the first, the leading bytes it shares with the one before."""
+    return [common_prefix(a, b) for a, b in pairwise(keys)]
+
+
+def encode_keys(keys: list[bytes], shared: Sequence[int], inherited: int) -> tuple[bytes, bytes, bytes]:
+    """Encode the keys of a node as lengths of prefixes, lengths of suffixes, and suffixes.
+
+    Args:
+        keys: In ascending order, at least one.
+        shared: Their `shared_prefixes`.
+        inherited: Leading bytes to leave out, common to all of them and given by the parent node.
+    """
+    suffixes = [key[start:] for key, start in zip(keys, [inherited, *shared], strict=True)]
+    return (
+        varints([start - inherited for start in shared] if inherited else shared),
+        varints([len(suffix) for suffix in suffixes]),
+        b"".join(suffixes),
+    )
+
+
+def decode_keys(
+    cursor: Cursor, count: int, *, interior: bool, known: RememberedKeys | None = None
+) -> tuple[list[bytes], Sequence[int]]:
+    """Read `count` keys, relative to their node.
+
+    Args:
+        cursor: Where they begin.
+        count: At least one.
+        interior: Whether the node is no leaf.
+        known: Keys of other nodes; of a leaf that has the same, its list is returned.
+
+    Returns:
+        The keys, and for an interior node how many leading bytes of each are common to all keys of
+        the child; nothing for a leaf.
+
+    Raises:
+        CorruptCheckpointError: If a length is impossible, or the keys are not in ascending order.
+    """
+    shared = cursor.varints(count - 1)
+    suffixes = cursor.varints(count)
+    inherited = cursor.varints(count) if interior else ()
+    lengths = list(map(add, (0, *shared), suffixes))
+    if any(map(gt, shared, lengths)):
+        raise cursor.origin.corrupt("a key shares more bytes with the key before than that has")
+    if max(lengths) > MAX_KEY_BYTES:
+        raise cursor.origin.corrupt(f"a key of {max(lengths)} bytes")
+    if any(map(gt, inherited, lengths)):
+        raise cursor.origin.corrupt("a child inherits more bytes than its key has")
+
+    stored = (shared, suffixes, cursor.take(sum(suffixes)))
+
+    def decode() -> list[bytes]:
+        keys = list(_keys(*stored))
+        if not all(map(lt, keys, keys[1:])):
+            raise cursor.origin.corrupt("keys are not in ascending order")
+
+        return keys
+
+    return decode() if known is None else known.keys(stored, decode), inherited
+
+
+def _keys(shared: Sequence[int], suffixes: Sequence[int], encoded: bytes) -> Iterator[bytes]:
+    key = b""
+    position = 0
+    for prefix, suffix in zip((0, *shared), suffixes, strict=True):
+        end = position + suffix
+        key = key[:prefix] + encoded[position:end]
+        position = end
+        yield key
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One row of a data file table; empty where there is nothing to refer to."""
+
+    base: str  #: what the paths within a node that lies in this file start with
+    path: str  #: relative to the database's directory
+
+
+def encode_files(paths: Sequence[str]) -> bytes:
+    """Encode a data file table.
+
+    Every base path is left empty: it only matters for nodes of a database below this one.
+
+    Raises:
+        SpecError: If a path is not a plain relative one, or is too long.
+    """
+    for path in paths:
+        if problem := path_problem(path):
+            raise SpecError(problem)
+
+    try:
+        encoded = [path.encode() for path in paths]
+    except UnicodeEncodeError as error:
+        raise SpecError(f"data file path {error.object!r} cannot be encoded as UTF-8") from error
+    if too_long := [path for path in encoded if len(path) > MAX_PATH_BYTES]:
+        raise SpecError(f"data file path of {len(too_long[0])} bytes; {MAX_PATH_BYTES} are allowed")
+    if not encoded:
+        return varint(0)
+
+    prefixes, lengths, suffixes = encode_keys(encoded, shared_prefixes(encoded), inherited=0)
+    return b"".join((varint(len(paths)), prefixes, lengths, bytes(len(paths)), suffixes))
+
+
+def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
+    """Read a data file table.
+
+    Args:
+        cursor: Where it starts.
+        transitive: The base path of the file that the table lies in, as the parent node gave it.
+
+    Raises:
+        CorruptCheckpointError: If a length is impossible, or a path is not a plain relative one.
+    """
+    count = cursor.varint()
+    prefixes = (0, *cursor.varints(count - 1)) if count else ()
+    suffixes = cursor.varints(count)
+    bases = cursor.varints(count)
+    files: list[DataFile] = []
+    path = b""
+    base_before = 0
+    for prefix, suffix, base in zip(prefixes, suffixes, bases, strict=True):
+        length = prefix + suffix
+        if prefix > len(path) or base > length or length > MAX_PATH_BYTES:
+            raise cursor.origin.corrupt("impossible lengths in the table of data files")
+        if prefix > min(base, base_before) and base != base_before:
+            raise cursor.origin.corrupt("a data file shares part of another's name and not its base")
+
+        base_before = base
+        path = path[:prefix] + cursor.take(suffix)
+        files.append(_data_file(cursor, transitive, path[:base], path))
+
+    return files
+
+
+def _data_file(cursor: Cursor, transitive: str, base: bytes, path: bytes) -> DataFile:
+    try:
+        file = DataFile(transitive + base.decode(), transitive + path.decode())
+    except UnicodeDecodeError as error:
+        raise cursor.origin.corrupt(f"data file path {path!r} is not UTF-8") from error
+
+    # The root of a database without keys is said to lie in a file without a name.
+    if path and (problem := path_problem(file.path)):
+        raise cursor.origin.corrupt(problem)
+
+    return file

@@ -1,0 +1,124 @@
+"""Two settings of the interpreter that penstock changes while it works, so that the event loop runs on.
+
+They are the process's, not ours, so this is counted, bounded, undone and can be switched off:
+
+* **The cyclic collector.** A save or restore of thousands of leaves makes enough small objects to set
+  off full collections, each of which walks everything that jax and the application ever made: 130 ms
+  here, with every thread stopped. Meanwhile collections begin after `NET_ALLOCATIONS` container
+  objects instead of 700. It is a threshold and no `gc.disable`, so that whoever else disables,
+  enables or runs the collector gets what he asked for.
+* **The switch interval.** A thread that wants the interpreter waits 5 ms for one that computes; two
+  that compute can pass it to each other meanwhile. With 1 ms the event loop waits less.
+
+Both return to what they were when the last operation has ended, or `MOST_S` after it began, whichever
+comes first; unless somebody else has set them in between: then his value stays.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "MOST_S",
+    "NET_ALLOCATIONS",
+    "SWITCH_INTERVAL_S",
+    "calm_interpreter",
+)
+
+import gc
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
+
+import anyio
+from anyio import CancelScope
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from penstock.kernel.config.config import LoopOptions
+
+T = TypeVar("T")
+
+NET_ALLOCATIONS: Final = 1_000_000
+SWITCH_INTERVAL_S: Final = 0.001
+MOST_S: Final = 5.0
+
+
+@contextmanager
+def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = MOST_S) -> Generator[None]:
+    """Change the settings for the block, or for the first `most_s` of it.
+
+    Args:
+        tasks: Where the timer runs.
+        options: Which of the two.
+        most_s: Seconds.
+    """
+    settings = [
+        setting
+        for setting, wanted in ((COLLECTOR, options.pause_collector), (SWITCHES, options.short_switches))
+        if wanted
+    ]
+    if not settings:
+        yield
+        return
+
+    scope = CancelScope()
+    with ExitStack() as held:
+        for setting in settings:
+            held.enter_context(setting.changed())
+
+        async def end() -> None:
+            with scope:
+                await anyio.sleep(most_s)
+                held.close()
+
+        tasks.start_soon(end, name="penstock calm")
+        try:
+            yield
+        finally:
+            scope.cancel()
+
+
+@final
+class Setting(Generic[T]):
+    """A setting of the process that several may want changed at once. Thread-safe."""
+
+    def __init__(self, get: Callable[[], T], put: Callable[[T], object], meanwhile: Callable[[T], T]) -> None:
+        self._get = get
+        self._put = put
+        self._meanwhile = meanwhile
+        self._lock = Lock()
+        self._users = 0
+        self._changes: list[tuple[T, T]] = []  # what it was, and what we made of it
+
+    @contextmanager
+    def changed(self) -> Generator[None]:
+        """Change it for the block, unless somebody did already; the last to leave changes it back."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                before = self._get()
+                self._put(self._meanwhile(before))
+                self._changes.append((before, self._get()))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    before, ours = self._changes.pop()
+                    if self._get() == ours:
+                        self._put(before)
+
+
+def _rarely(thresholds: tuple[int, int, int]) -> tuple[int, int, int]:
+    young, middle, old = thresholds  # of `young`, 0 is never
+    return (max(young, NET_ALLOCATIONS) if young else 0), middle, old
+
+
+# One of each in a process, because there is one interpreter. They hold nothing while nothing runs.
+COLLECTOR: Final = Setting(gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds), _rarely)
+SWITCHES: Final = Setting(
+    sys.getswitchinterval, sys.setswitchinterval, lambda interval: min(interval, SWITCH_INTERVAL_S)
+)

@@ -1,0 +1,99 @@
+"""One worker thread for calls that should all be made by the same one."""
+
+from __future__ import annotations
+
+__all__ = (
+    "OneThread",
+    "one_thread",
+)
+
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar, final
+
+from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class
+from anyio.abc import TaskGroup
+
+from penstock.kernel.concurrency.threads import LoopHandle, Threads, await_future
+from penstock.kernel.memory.buffers import give_back_freed_memory
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def one_thread() -> AsyncGenerator[OneThread]:
+    """Yield what calls functions in one worker thread, one after the other; the thread ends with the block.
+
+    The allocator has a pool for each thread and keeps there what is freed. What many threads allocate in
+    turn, it keeps as many times. When the thread ends it is told to keep nothing.
+
+    Cancellation:
+        Returns when the call that is being made has ended.
+    """
+    async with create_task_group() as tasks:
+        calls = OneThread(tasks)
+        try:
+            yield calls
+        finally:
+            calls.close()
+
+
+@final
+class OneThread:
+    """Makes calls in the order in which they were asked for, in a thread that begins with the first one."""
+
+    __slots__ = ("_begun", "_calls", "_tasks")
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._begun = False
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call `function(*args)` in the thread.
+
+        Cancellation:
+            As `Threads.run`: a call that has begun is not interrupted, and is waited for.
+        """
+        if not self._begun:
+            self._begun = True
+            self._tasks.start_soon(Threads(1).run, self._serve, name="penstock thread")
+
+        outcome: Future[T] = Future()
+        self._calls.put(lambda: _settle(outcome, function, args))
+        try:
+            return await await_future(outcome)  # cancels a call that has not begun
+        except BaseException:
+            await _over(outcome)
+            raise
+
+    def close(self) -> None:
+        """Have the thread end when it has made the calls that were asked for."""
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # what it returned belongs to others now
+
+        give_back_freed_memory()
+
+
+def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        outcome.set_result(function(*args))
+    except BaseException as error:
+        outcome.set_exception(error)
+
+
+async def _over(outcome: Future[Any]) -> None:
+    over, loop = Event(), LoopHandle()
+    outcome.add_done_callback(lambda _: loop.post(over.set))
+    with CancelScope(shield=True):
+        while not over.is_set():
+            with suppress(get_cancelled_exc_class()):  # asyncio's own goes through every shield
+                await over.wait()

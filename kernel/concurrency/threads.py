@@ -1,0 +1,259 @@
+"""The one door to worker threads, and the one way back from a thread that is not ours."""
+
+from __future__ import annotations
+
+__all__ = (
+    "ForeignFuture",
+    "LoopHandle",
+    "Threads",
+    "await_future",
+)
+
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final
+
+from anyio import CancelScope, CapacityLimiter, Event, get_cancelled_exc_class, to_thread
+from anyio.lowlevel import current_token
+
+from penstock.kernel.errors import ConfigError
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ForeignFuture(Protocol[T_co]):
+    """A future that other threads complete: TensorStore's, or `concurrent.futures.Future`."""
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> object: ...
+    def cancel(self) -> object: ...
+    def result(self) -> T_co: ...
+
+
+T = TypeVar("T")
+
+
+class _AsyncioLoop(Protocol):
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> object: ...
+
+
+class _TrioToken(Protocol):
+    def run_sync_soon(self, callback: Callable[[], object]) -> object: ...
+
+
+@final
+class LoopHandle:
+    """The running event loop, as seen from other threads.
+
+    `anyio.from_thread.run_sync` makes the calling thread wait for the loop; a thread that belongs to
+    a storage driver must not. `post` returns at once, on either backend.
+
+    Raises:
+        anyio.NoEventLoopError: If created outside a running loop.
+    """
+
+    __slots__ = ("_post",)
+
+    def __init__(self) -> None:
+        token = current_token()
+        if token.backend_class.__module__.endswith("trio"):
+            self._post = cast("_TrioToken", token.native_token).run_sync_soon
+        else:
+            self._post = cast("_AsyncioLoop", token.native_token).call_soon_threadsafe
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Have the loop call `callback` soon. From any thread; does nothing if the loop has ended."""
+        try:
+            self._post(callback)
+        except RuntimeError:
+            # asyncio's "Event loop is closed" and trio's RunFinishedError: nobody is waiting any more.
+            return
+
+
+async def await_future(future: ForeignFuture[T]) -> T:
+    """Wait for a future that other threads complete (TensorStore's), without a thread and without polling.
+
+    Returns:
+        The future's result.
+
+    Raises:
+        Exception: Whatever the future raises, untranslated.
+        concurrent.futures.CancelledError: If somebody else cancelled the future.
+
+    Cancellation:
+        Asks the future to cancel and does not wait for it.
+    """
+    done = Event()
+    loop = LoopHandle()
+    future.add_done_callback(lambda _: loop.post(done.set))
+    try:
+        await done.wait()
+    except BaseException:
+        future.cancel()
+        raise
+
+    try:
+        return future.result()
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # TensorStore says asyncio.CancelledError, which would end the task in silence.
+        raise CancelledError("the future was cancelled, and not by who waits for it") from error
+
+
+@final
+class Threads:
+    """Worker threads for blocking calls, at most `limit` at a time.
+
+    One instance serves one event loop; every blocking call of penstock goes through one.
+
+    Args:
+        limit: Threads busy at once; positive.
+    """
+
+    __slots__ = ("_limiter",)
+
+    def __init__(self, limit: int = 8) -> None:
+        if limit <= 0:
+            raise ConfigError("threads", f"must be positive, not {limit}")
+
+        self._limiter = CapacityLimiter(limit)
+
+    @property
+    def busy(self) -> int:
+        """Threads at work now; 0 once everything that was started has ended."""
+        return self._limiter.statistics().borrowed_tokens
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call `function(*args)` in a worker thread.
+
+        Cancellation:
+            The call is not interrupted: the cancellation is delivered once it has returned, so
+            that nothing it does outlives the caller.
+        """
+        call = _Call(function, args)
+        try:
+            return await to_thread.run_sync(call, limiter=self._limiter)
+        except get_cancelled_exc_class():
+            await call.wait_over()
+            raise
+
+    def call_once(self, function: Callable[..., T], *args: Any) -> Callable[[], Awaitable[T]]:
+        """Return what calls `function(*args)` in a thread when first awaited, and then waits for that call.
+
+        For calls that only wait, and that nobody can interrupt. The arguments live as long as the call.
+
+        Cancellation:
+            Does not wait for the call: it goes on in its thread, and can be awaited again.
+        """
+        return _Once(function, args, self._limiter)
+
+
+@final
+class _Once(Generic[T]):
+    """One call in a thread, awaited by many and left by any of them."""
+
+    __slots__ = ("_args", "_call", "_function", "_limiter", "_outcome")
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], limiter: CapacityLimiter) -> None:
+        self._function = function
+        self._args = args
+        self._limiter = limiter
+        self._call: _Call[None] | None = None
+        self._outcome: Future[T] = Future()
+
+    async def __call__(self) -> T:
+        if self._call is None:
+            self._call = call = _Call[None](self._settle, ())
+            try:
+                await to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+            except get_cancelled_exc_class():
+                if not call.has_begun():
+                    self._call = None  # it never will: whoever comes next begins
+                raise
+
+        await await_future(_Uncancelled(self._outcome))
+        return self._outcome.result()
+
+    def _settle(self) -> None:
+        function, args = self._function, self._args
+        self._args = ()  # they live in this frame, and no longer
+        try:
+            self._outcome.set_result(function(*args))
+        except BaseException as error:
+            self._outcome.set_exception(error)
+
+
+@final
+class _Uncancelled(Generic[T]):
+    """A future that those who wait for it do not cancel."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        self._future.add_done_callback(callback)
+
+    def cancel(self) -> object:
+        return False
+
+    def result(self) -> None:
+        return None
+
+
+@final
+class _Call(Generic[T]):
+    """A call in a thread whose end can be waited for once more.
+
+    AnyIO shields its wait for the thread, but asyncio's own `Task.cancel` goes through every shield.
+    """
+
+    __slots__ = ("_args", "_function", "_lock", "_state", "_wake")
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+        self._lock = threading.Lock()
+        self._state: Literal["waiting", "running", "over"] = "waiting"
+        self._wake: Callable[[], object] | None = None
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._state == "over":
+                raise CancelledError  # seen by nobody
+
+            self._state = "running"
+        try:
+            return self._function(*self._args)
+        finally:
+            with self._lock:
+                self._state = "over"
+            if self._wake is not None:
+                self._wake()
+
+    def has_begun(self) -> bool:
+        """Whether the call runs or ran; if not, it never will."""
+        with self._lock:
+            if self._state == "waiting":
+                self._state = "over"
+                return False
+
+            return True
+
+    async def wait_over(self) -> None:
+        """Wait until the call has returned; one that has not begun never will."""
+        event, loop = Event(), LoopHandle()
+        with self._lock:
+            if self._state != "running":
+                self._state = "over"
+                return
+
+            self._wake = lambda: loop.post(event.set)
+
+        with CancelScope(shield=True):
+            while not event.is_set():
+                with suppress(get_cancelled_exc_class()):
+                    await event.wait()

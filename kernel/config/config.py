@@ -1,0 +1,158 @@
+"""What can be configured, and where from: defaults < TOML file < environment < arguments.
+
+    [memory]
+    limit_bytes = "2GiB"         # PENSTOCK_MEMORY__LIMIT_BYTES=2GiB
+    save_concurrent_bytes = "64MiB"
+
+    [store]
+    io = "buffered"              # PENSTOCK_STORE__IO=buffered
+
+    [format]
+    codec = "auto"               # PENSTOCK_FORMAT__CODEC=auto
+
+    [stopping]
+    sigterm_s = 30               # PENSTOCK_STOPPING__SIGTERM_S=30
+
+    [save]
+    piece_bytes = "16MiB"
+    stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
+
+    [save.write]                 # the options of a stage, known to that stage alone
+    concurrency = 4              # PENSTOCK_SAVE__WRITE__CONCURRENCY=4
+
+The file is named by `PENSTOCK_CONFIG` or by the caller.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "Config",
+    "FlowOptions",
+    "LoopOptions",
+    "MemoryOptions",
+    "StoreOptions",
+)
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+from penstock.kernel.config.option_layers import ENVIRONMENT_PREFIX, TABLES, load_options, sourced
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.config.shutdown_options import StoppingOptions
+from penstock.kernel.errors import ConfigError
+
+MIB = 2**20
+FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """`[memory]`: the budget that all saves and restores share."""
+
+    limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+    save_device_host_concurrent_bytes: int | None = field(default=None, metadata={"positive": True})
+    """Of these, how many saves may hold staged; None for all."""
+    save_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
+    """Bytes that may be on their way to storage at once, of all saves together."""
+    restore_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
+    """Bytes that may be on their way from storage at once, of all restores together."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """`[loop]`: settings of the whole interpreter, changed while penstock works; see `kernel.calm`."""
+
+    pause_collector: bool = True  #: the cyclic garbage collector runs rarely meanwhile
+    short_switches: bool = True  #: threads take turns at the interpreter every millisecond meanwhile
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`[store]`: how the local file system is used. A store that the caller brings has its own options."""
+
+    io: Literal["auto", "direct", "buffered"] = "auto"  #: past the page cache, or through it
+
+
+@dataclass(frozen=True, slots=True)
+class FlowOptions:
+    """`[restore]`, and the better part of `[save]`: how large messages get, and which stages they pass."""
+
+    piece_bytes: int = field(default=16 * MIB, metadata={"positive": True})
+    batch_leaves: int = field(default=2048, metadata={"positive": True})
+    batch_bytes: int = field(default=4 * MIB, metadata={"positive": True})
+    stages: tuple[str, ...] | None = None  #: by name, ours or those of entry points; None: the usual ones
+    stage_options: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict[str, Any], metadata={TABLES: True}
+    )
+    """Stage name -> option -> `Given`, checked when the stage itself is configured."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SaveFlowOptions(FlowOptions):
+    """`[save]`: what is looked at or copied piece by piece may be many leaves in one message.
+
+    The fewer messages, the fewer trips to a thread until all is staged, while the threads that write
+    already keep the processors busy.
+    """
+
+    batch_bytes: int = field(default=4096 * MIB, metadata={"positive": True})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All options. Made by hand, or by `Config.load`."""
+
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    save: SaveFlowOptions = field(default_factory=SaveFlowOptions)
+    restore: FlowOptions = field(default_factory=FlowOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    format: SaveFormat = field(default_factory=SaveFormat)
+    stopping: StoppingOptions = field(default_factory=StoppingOptions)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> Config:
+        """Read the configuration. Blocking: reads one file.
+
+        Args:
+            path: A TOML file; None for the one that `PENSTOCK_CONFIG` names, if any.
+            environ: Variables to look at instead of those of the process.
+            arguments: What outranks both, as nested mappings: `{"memory": {"limit_bytes": "2GiB"}}`.
+
+        Raises:
+            ConfigError: If the file cannot be read, an option is unknown, or a value does not fit.
+                Every variable whose name begins with `PENSTOCK_` must be an option.
+        """
+        variables = dict(os.environ if environ is None else environ)
+        named = variables.pop(FILE_VARIABLE, "")
+        file, told_by = (os.fspath(path), "argument") if path is not None else (named, FILE_VARIABLE)
+        toml = sourced(_read(file, told_by), file) if file else {}
+        return load_options(cls, toml=toml, environ=variables, arguments=arguments)
+
+    def changed(self, arguments: Mapping[str, object]) -> Config:
+        """Return a copy with some options changed, given and checked as the arguments of `load`."""
+        return load_options(self, arguments=arguments)
+
+
+def _read(path: str, told_by: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError("config", f"cannot read {path!r}: {error.strerror}", told_by) from error
+    except ValueError as error:  # not TOML, or not even UTF-8
+        raise ConfigError("config", f"{path!r} is not TOML: {error}", told_by) from error

@@ -1,0 +1,130 @@
+"""How a checkpoint is to be stored: the options of a whole one, and those of a single leaf."""
+
+from __future__ import annotations
+
+__all__ = (
+    "SaveArgs",
+    "SaveFormat",
+    "check_codec",
+)
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeGuard, cast, final
+
+from penstock.kernel.errors import ConfigError, SpecError
+
+_ZSTD: Final = re.compile(r"zstd:([1-9][0-9]?)")
+_LEVELS: Final = range(1, 23)
+_DEFAULT_LEVEL: Final = 1  # of noise, more levels save nothing; see docs/howto/choose-a-format.md
+_LEAST: Final[Mapping[str, int]] = {
+    "chunk_byte_size": 1,
+    "ocdbt_target_data_file_size": 0,
+    "replica_parallel_min_bytes": 0,
+}
+"""Options that are bytes, or None, and the least that each may be."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SaveFormat:
+    """`[format]`: how arrays are stored. Every combination is read by Orbax 0.12, v0 and v1, and by penstock.
+
+    Attributes:
+        ocdbt: Whether all arrays lie in one OCDBT database, or each in a directory of its own.
+        zarr: The version of the zarr format.
+        codec: `"none"`, `"zstd"`, `"zstd:<level>"` with a level from 1 to 22, or `"auto"`: zstd for each
+            leaf whose bytes are found to compress well. Leaves below 16 KiB are stored as they are.
+        chunk_byte_size: Cut shards into equal chunks of at most so many bytes, as Orbax would. By default
+            a shard is one chunk, or some of about 16 MiB with a codec.
+        ocdbt_target_data_file_size: A data file that has grown to so many bytes is followed by another
+            one; 0: never. By default the option `file_bytes` of the stage `write` says it.
+        replica_parallel: Whether the replicas of a shard write a part of it each, where its first axis
+            that can be divided by their number lets them. Else the first replica writes all of it.
+        replica_parallel_min_bytes: Shards are divided only into parts of at least so many bytes.
+        rich_types: Whether it is recorded which sequences are tuples, and of which class named tuples
+            are. penstock then restores tuples without a target; Orbax does if it is told to look.
+    """
+
+    ocdbt: bool = True
+    zarr: Literal[2, 3] = 2
+    codec: str = "none"
+    chunk_byte_size: int | None = field(default=None, metadata={"positive": True})
+    ocdbt_target_data_file_size: int | None = None
+    replica_parallel: bool = False
+    replica_parallel_min_bytes: int = 1 << 20
+    rich_types: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ocdbt", "replica_parallel", "rich_types"):
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"format.{name}", f"must be true or false, not {getattr(self, name)!r}")
+
+        if not _is_int(self.zarr) or self.zarr not in (2, 3):
+            raise ConfigError("format.zarr", f"must be 2 or 3, not {self.zarr!r}")
+
+        check_codec("format.codec", self.codec, others=("none", "auto", "zstd"))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < least):
+                what = "positive" if least else "0 or more"
+                raise ConfigError(f"format.{name}", f"must be {what}, in whole bytes, not {value!r}")
+
+    @property
+    def leaf_codec(self) -> str | None:
+        """What goes into `LeafSpec.codec`: None, `"auto"`, or `"zstd:<level>"`."""
+        match self.codec:
+            case "none":
+                return None
+            case "zstd":
+                return f"zstd:{_DEFAULT_LEVEL}"
+            case codec:
+                return codec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SaveArgs:
+    """How one leaf is to be stored; None for what the format of the checkpoint says.
+
+    Attributes:
+        dtype: Of the stored elements, as anything that numpy takes for a dtype. Values are cast to it as
+            C would, and nothing records what they were.
+        chunk_byte_size: See `SaveFormat`.
+        shard_axes: Axes that are cut into single indices first, as Orbax does.
+
+    Raises:
+        SpecError: If no leaf could be stored so.
+    """
+
+    dtype: Any = None
+    chunk_byte_size: int | None = None
+    shard_axes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        size, axes = self.chunk_byte_size, cast("object", self.shard_axes)
+        if size is not None and (not _is_int(size) or size <= 0):
+            raise SpecError(f"chunk_byte_size must be positive, in whole bytes, not {size!r}")
+
+        listed = tuple(cast("Sequence[object]", axes)) if isinstance(axes, tuple | list) else None
+        if listed is None or not all(_is_int(axis) and axis >= 0 for axis in listed):
+            raise SpecError(f"shard_axes must be axes counted from 0, as in (0, 2), not {axes!r}")
+
+        object.__setattr__(self, "shard_axes", listed)
+
+
+def check_codec(key: str, codec: object, *, others: Sequence[str] = ()) -> None:
+    """Refuse what is no codec with its level, nor one of `others`.
+
+    Raises:
+        ConfigError: About the option `key`.
+    """
+    found = _ZSTD.fullmatch(codec) if isinstance(codec, str) else None
+    if codec not in others and (found is None or int(found[1]) not in _LEVELS):
+        words = " or ".join([*map(repr, others), "'zstd:<1 to 22>'"])
+        raise ConfigError(key, f"must be {words}, not {codec!r}")
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,358 @@
+"""Bytes that may be held at once: leases on them, and the line of those who wait for some."""
+
+from __future__ import annotations
+
+__all__ = (
+    "AccountStatistics",
+    "ByteAccount",
+    "ByteLease",
+    "acquire_from_both",
+)
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Final, final
+
+from anyio import Event
+from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
+
+from penstock.kernel.errors import ConfigError, LeaseTooLargeError
+
+PATIENCE: Final = 4
+"""Limits' worth of bytes that the prioritised may take ahead of somebody who waits; then it is his turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountStatistics:
+    """A snapshot of one account."""
+
+    limit: int  #: bytes that may be leased at once
+    leased: int  #: bytes held by live leases
+    peak: int  #: the most that was ever leased at once
+    tasks_waiting: int  #: tasks blocked in `acquire`
+    waited_s: float  #: seconds that finished waits took, over all tasks
+
+
+@dataclass(eq=False, slots=True)
+class _Room:
+    limit: int
+    leased: int = 0
+    peak: int = 0
+    waited_s: float = 0.0
+
+    def fits(self, nbytes: int) -> bool:
+        return self.leased + nbytes <= self.limit or self.leased == 0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    nbytes: int
+    flow: str
+    rooms: tuple[_Room, ...]  #: that of its flow, if it has one, and the whole
+    turn: Event
+
+
+@final
+class ByteAccount:
+    """Hand out leases on bytes.
+
+    The prioritised wait before the others, but not for ever: after `PATIENCE` limits' worth of bytes
+    that went to them past somebody who waits, it is that one's turn. Among equals the flows (saves,
+    restores) get equal bytes while both wait, and within a flow nobody overtakes.
+
+    A flow may have a limit of its own within the whole (`bound`). Who waits because of it stands in
+    nobody's way but that of his own flow.
+
+    To be used from one event loop; `release` only, never `acquire`, may be reached through a batch
+    that is dropped.
+
+    Args:
+        limit: Bytes that may be leased at once; positive.
+        name: The option that sets it, for errors.
+
+    Raises:
+        ConfigError: If `limit` is not positive.
+    """
+
+    __slots__ = ("_bounded", "_overtaken", "_prioritised", "_waiting", "_whole")
+
+    def __init__(self, limit: int, name: str = "memory.limit_bytes") -> None:
+        if limit <= 0:
+            raise ConfigError(name, f"must be positive, not {limit}")
+
+        self._whole = _Room(limit)
+        self._bounded: dict[str, _Room] = {}
+        self._overtaken = 0
+        self._prioritised = _Line()
+        self._waiting = _Line()
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be leased at once."""
+        return self._whole.limit
+
+    def limit_of(self, flow: str) -> int:
+        """Bytes that one flow may lease at once."""
+        bounded = self._bounded.get(flow)
+        return self.limit if bounded is None else min(self.limit, bounded.limit)
+
+    def resize(self, limit: int) -> None:
+        """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""
+        assert limit > 0
+        self._whole.limit = limit
+        self._grant()
+
+    def bound(self, flow: str, limit: int) -> None:
+        """Give a flow a limit of its own, or change it. To be called first before it leases anything."""
+        self._bounded.setdefault(flow, _Room(limit)).limit = limit
+        self._grant()
+
+    async def acquire(
+        self, nbytes: int, *, prioritised: bool = False, admit_oversize: bool = False, flow: str = ""
+    ) -> ByteLease:
+        """Wait until `nbytes` are free and lease them.
+
+        Args:
+            nbytes: Bytes to lease; 0 is granted at once.
+            prioritised: Wait before those that are not.
+            admit_oversize: Let a request above the limit in once nothing else is leased, alone,
+                instead of refusing it.
+            flow: Whose bytes they are; flows that wait share evenly.
+
+        Returns:
+            A lease. Whoever holds it releases it, exactly where the bytes die.
+
+        Raises:
+            LeaseTooLargeError: If `nbytes` exceeds the limit and `admit_oversize` is not set.
+            ValueError: If `nbytes` is negative.
+
+        Cancellation:
+            Always a checkpoint. A cancelled call leaves the account as it found it, also when the
+            grant and a native `Task.cancel` meet in one tick.
+        """
+        _refuse_negative(nbytes)
+        if nbytes > self.limit_of(flow) and not admit_oversize:
+            raise LeaseTooLargeError(nbytes, self.limit_of(flow))
+
+        rooms = self._rooms(flow)
+        await checkpoint_if_cancelled()
+        if nbytes and (self._waiting or self._prioritised or not _fits(rooms, nbytes)):
+            line = self._prioritised if prioritised else self._waiting
+            await self._wait(_Waiter(nbytes, flow, rooms, Event()), line)
+        else:
+            _take(rooms, nbytes)
+            await self._checkpoint(rooms, nbytes)
+
+        return ByteLease(nbytes, partial(self._give_back, rooms))
+
+    def statistics(self, flow: str | None = None) -> AccountStatistics:
+        """Return a snapshot of the whole, or of a flow that is bounded, for tests and for logs."""
+        room = self._whole if flow is None else self._bounded[flow]
+        waiting = sum([line.waiting(flow) for line in (self._prioritised, self._waiting)])
+        return AccountStatistics(room.limit, room.leased, room.peak, waiting, room.waited_s)
+
+    async def _wait(self, waiter: _Waiter, line: _Line) -> None:
+        line.append(waiter)
+        since = time.perf_counter()
+        # A prioritised newcomer may fit although the head of the other line does not.
+        self._grant()
+        try:
+            await waiter.turn.wait()
+        except BaseException:
+            if waiter.turn.is_set():  # granted and cancelled in the same tick
+                self._give_back(waiter.rooms, waiter.nbytes)
+            else:
+                line.remove(waiter)
+                self._grant()
+
+            raise
+        finally:
+            for room in waiter.rooms:
+                room.waited_s += time.perf_counter() - since
+
+    async def _checkpoint(self, rooms: tuple[_Room, ...], nbytes: int) -> None:
+        """Let others run, so that a loop of grants cannot starve them."""
+        try:
+            await cancel_shielded_checkpoint()
+        except BaseException:  # a native Task.cancel goes through every shield
+            self._give_back(rooms, nbytes)
+            raise
+
+    def _rooms(self, flow: str) -> tuple[_Room, ...]:
+        bounded = self._bounded.get(flow)
+        return (self._whole,) if bounded is None else (bounded, self._whole)
+
+    def _give_back(self, rooms: tuple[_Room, ...], nbytes: int) -> None:
+        for room in rooms:
+            room.leased -= nbytes
+
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._prioritised or self._waiting:
+            found = self._next()
+            if found is None or not self._whole.fits(found.nbytes):
+                return
+
+            ahead = self._prioritised.serve(found)
+            if not ahead:
+                self._waiting.serve(found)
+
+            self._overtaken = self._overtaken + found.nbytes if ahead and self._waiting else 0
+            _take(found.rooms, found.nbytes)
+            found.turn.set()
+
+    def _next(self) -> _Waiter | None:
+        """Find whose turn it is: the first whose flow has room, if nobody else of that flow comes before."""
+        lines = (self._prioritised, self._waiting)
+        if self._overtaken >= PATIENCE * self.limit:
+            lines = (self._waiting, self._prioritised)
+
+        full: set[str] = set()
+        for line in lines:
+            for waiter in line.heads():
+                if waiter.flow not in full and waiter.rooms[0].fits(waiter.nbytes):
+                    return waiter
+                if waiter.rooms[0] is self._whole:
+                    return waiter  # nobody fits before it does
+
+                full.add(waiter.flow)
+
+        return None
+
+
+@final
+class _Line:
+    """Who waits: each flow in order of arrival, and the flows by how many bytes they got meanwhile."""
+
+    __slots__ = ("_flows", "_served")
+
+    def __init__(self) -> None:
+        self._flows: dict[str, deque[_Waiter]] = {}
+        self._served: dict[str, int] = {}  # while anybody waits
+
+    def __bool__(self) -> bool:
+        return bool(self._flows)
+
+    def waiting(self, flow: str | None) -> int:
+        return sum([len(line) for name, line in self._flows.items() if flow is None or name == flow])
+
+    def append(self, waiter: _Waiter) -> None:
+        if waiter.flow not in self._flows:
+            # Who did not wait has no claim to what others got in that time.
+            least = min([self._served[flow] for flow in self._flows], default=0)
+            self._served[waiter.flow] = max(self._served.get(waiter.flow, 0), least)
+            self._flows[waiter.flow] = deque()
+
+        self._flows[waiter.flow].append(waiter)
+
+    def heads(self) -> list[_Waiter]:
+        """The first of each flow, of the one that got least before the others."""
+        return [self._flows[flow][0] for flow in sorted(self._flows, key=self._served.__getitem__)]
+
+    def serve(self, waiter: _Waiter) -> bool:
+        """Let a head go, if it is one of this line."""
+        flow = self._flows.get(waiter.flow)
+        if flow is None or flow[0] is not waiter:
+            return False
+
+        self._served[waiter.flow] += waiter.nbytes
+        self.remove(waiter)
+        return True
+
+    def remove(self, waiter: _Waiter) -> None:
+        flow = self._flows[waiter.flow]
+        flow.remove(waiter)
+        if not flow:
+            del self._flows[waiter.flow]
+        if not self._flows:
+            self._served.clear()
+
+
+@final
+class ByteLease:
+    """Bytes on loan from an account, or from two; travels with the piece that needs them."""
+
+    __slots__ = ("_give_back", "_nbytes")
+
+    def __init__(self, nbytes: int, *give_back: Callable[[int], None]) -> None:
+        self._nbytes = nbytes
+        self._give_back = give_back
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes still on loan through this lease."""
+        return self._nbytes
+
+    def split(self, nbytes: int) -> ByteLease:
+        """Move `nbytes` of this lease into a new one, to be released apart from it."""
+        _refuse_negative(nbytes)
+        if nbytes > self._nbytes:
+            raise LeaseTooLargeError(nbytes, self._nbytes)
+
+        self._nbytes -= nbytes
+        return ByteLease(nbytes, *self._give_back)
+
+    def joined(self, other: ByteLease) -> ByteLease:
+        """Return one lease for this one and one on as many bytes of another account; both are empty then."""
+        assert self._nbytes == other._nbytes
+        nbytes, self._nbytes, other._nbytes = self._nbytes, 0, 0
+        return ByteLease(nbytes, *self._give_back, *other._give_back)
+
+    def release(self) -> None:
+        """Give the bytes back. Never blocks, and may be called again."""
+        if self._nbytes:
+            nbytes, self._nbytes = self._nbytes, 0
+            for give_back in self._give_back:
+                give_back(nbytes)
+
+    def __enter__(self) -> ByteLease:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+async def acquire_from_both(
+    inner: ByteAccount, outer: ByteAccount, nbytes: int, *, prioritised: bool = False, flow: str = ""
+) -> ByteLease:
+    """Lease the same bytes from two accounts, first from the one that fewer share.
+
+    Whoever waits for the outer one holds bytes of the inner one, so nobody may take them the other
+    way round. What exceeds a limit is admitted alone.
+
+    Cancellation:
+        As `ByteAccount.acquire`.
+    """
+    lease = await inner.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=flow)
+    try:
+        other = await outer.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=flow)
+    except BaseException:
+        lease.release()
+        raise
+
+    return lease.joined(other)
+
+
+def _fits(rooms: tuple[_Room, ...], nbytes: int) -> bool:
+    return all(room.fits(nbytes) for room in rooms)
+
+
+def _take(rooms: tuple[_Room, ...], nbytes: int) -> None:
+    for room in rooms:
+        room.leased += nbytes
+        room.peak = max(room.peak, room.leased)
+
+
+def _refuse_negative(nbytes: int) -> None:
+    if nbytes < 0:
+        raise ValueError(f"a lease cannot be of {nbytes} bytes: it is negative")

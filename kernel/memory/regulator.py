@@ -1,0 +1,212 @@
+"""The memory regulator: the one budget of host bytes that all pipelines of a kernel share."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Flow",
+    "MemoryRegulator",
+    "RegulatorStatistics",
+)
+
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, final
+
+from penstock.kernel.config.units import parse_bytes
+from penstock.kernel.errors import ClosedError, ConfigError
+from penstock.kernel.memory.byte_account import AccountStatistics, ByteAccount, ByteLease
+from penstock.kernel.memory.memory_limit import MemorySource, SystemMemory, adjusted_limit, auto_limit
+
+Flow: TypeAlias = Literal["save", "restore"]
+"""Which way bytes go."""
+
+IN_FLIGHT_BYTES: Final = 128 * 2**20
+"""Enough to keep a disk busy; more only waits in its queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegulatorStatistics:
+    """A snapshot of a `MemoryRegulator`: of all host bytes together, and of each account."""
+
+    limit: int  #: bytes that may be leased at once
+    leased: int  #: bytes held by live leases
+    peak: int  #: the most that was ever leased at once
+    tasks_waiting: int  #: tasks blocked in `acquire`
+    waited_s: float  #: seconds that finished waits took, over all tasks
+    accounts: Mapping[str, AccountStatistics]
+    """By the name of the option that limits it: `save_device_host_concurrent_bytes`,
+    `save_concurrent_bytes`, `restore_concurrent_bytes`."""
+
+
+@final
+class MemoryRegulator:
+    """The host bytes that saves and restores hold, and the bytes on their way to and from storage.
+
+    Saves and restores, of one `Checkpointer` or of several that are given the same regulator, share
+    the limit evenly while both wait. To be used from one event loop at a time.
+
+    Args:
+        limit: Host bytes that all of them together may hold: a number, a text such as `"2GiB"`, or
+            `"auto"`: as the machine or the control group allows, adjusted while a `Checkpointer`
+            that uses it is open.
+        save_device_host_concurrent_bytes: Of these, how many saves may hold staged; by default all.
+        save_concurrent_bytes: Bytes that may be on their way to storage at once.
+        restore_concurrent_bytes: Bytes that may be on their way from storage at once.
+        source: What `"auto"` looks at, instead of the system.
+
+    Raises:
+        ConfigError: If a limit is not positive, or no number of bytes.
+    """
+
+    __slots__ = (
+        "_auto",
+        "_entered",
+        "_host",
+        "_in_flight",
+        "_staged_limit",
+        "_thread",
+        "_whole",
+        "watcher",
+    )
+
+    def __init__(
+        self,
+        limit: int | str = "auto",
+        *,
+        save_device_host_concurrent_bytes: int | str | None = None,
+        save_concurrent_bytes: int | str = IN_FLIGHT_BYTES,
+        restore_concurrent_bytes: int | str = IN_FLIGHT_BYTES,
+        source: MemorySource | None = None,
+    ) -> None:
+        self._auto: MemorySource | None = None
+        whole = limit
+        if limit == "auto":
+            self._auto = SystemMemory() if source is None else source
+            reading = self._auto.read()
+            whole = auto_limit(reading)
+            limit = adjusted_limit(whole, whole, 0, reading)
+
+        staged = save_device_host_concurrent_bytes
+        self._staged_limit = (
+            None if staged is None else _account("save_device_host_concurrent_bytes", staged).limit
+        )
+        self._host = _account("limit_bytes", limit)
+        self._whole = _bytes("limit_bytes", whole)
+        self._host.bound("save", self._host.limit if self._staged_limit is None else self._staged_limit)
+        self._in_flight = {
+            "save": _account("save_concurrent_bytes", save_concurrent_bytes),
+            "restore": _account("restore_concurrent_bytes", restore_concurrent_bytes),
+        }
+        self.watcher: object | None = None  #: who adjusts the limit, if it is to be adjusted
+        self._entered = 0
+        self._thread = 0
+
+    @property
+    def limit(self) -> int:
+        """Host bytes that may be leased at once, at present."""
+        return self._host.limit
+
+    def limit_of(self, flow: Flow) -> int:
+        """Host bytes that saves, or that restores, may hold at once, at present."""
+        return self._host.limit_of(flow)
+
+    @property
+    def whole(self) -> int:
+        """What the limit was in the beginning; it never becomes more."""
+        return self._whole
+
+    @property
+    def source(self) -> MemorySource | None:
+        """What the limit follows, if it is `"auto"`."""
+        return self._auto
+
+    def resize(self, limit: int) -> None:
+        """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""
+        if self._staged_limit is None:
+            self._host.bound("save", limit)
+
+        self._host.resize(limit)
+
+    def in_flight(self, flow: Flow) -> ByteAccount:
+        """The account of bytes on their way to or from storage."""
+        return self._in_flight[flow]
+
+    async def acquire(
+        self,
+        nbytes: int,
+        *,
+        prioritised: bool = False,
+        admit_oversize: bool = False,
+        flow: Flow | None = None,
+    ) -> ByteLease:
+        """Wait until `nbytes` of host memory are free and lease them.
+
+        Args:
+            nbytes: Bytes to lease; 0 is granted at once.
+            prioritised: Wait before those that are not.
+            admit_oversize: Let a request above the limit in once nothing else is leased, alone,
+                instead of refusing it.
+            flow: Who asks; what saves hold counts as staged, too.
+
+        Returns:
+            A lease. Whoever holds it releases it, exactly where the bytes die.
+
+        Raises:
+            LeaseTooLargeError: If `nbytes` exceeds the limit and `admit_oversize` is not set.
+            ValueError: If `nbytes` is negative.
+
+        Cancellation:
+            As `ByteAccount.acquire`.
+        """
+        return await self._host.acquire(
+            nbytes, prioritised=prioritised, admit_oversize=admit_oversize, flow=flow or ""
+        )
+
+    def statistics(self) -> RegulatorStatistics:
+        """Return a snapshot, for tests and for logs."""
+        host = self._host.statistics()
+        return RegulatorStatistics(
+            host.limit,
+            host.leased,
+            host.peak,
+            host.tasks_waiting,
+            host.waited_s,
+            {
+                "save_device_host_concurrent_bytes": self._host.statistics("save"),
+                "save_concurrent_bytes": self._in_flight["save"].statistics(),
+                "restore_concurrent_bytes": self._in_flight["restore"].statistics(),
+            },
+        )
+
+    @contextmanager
+    def used(self) -> Generator[None]:
+        """Say that the event loop of this thread uses it.
+
+        Raises:
+            ClosedError: If another one does: waiting there would not be woken by a release here.
+        """
+        here = threading.get_ident()
+        if self._entered and self._thread != here:
+            raise ClosedError("the MemoryRegulator is in use by the event loop of another thread")
+
+        self._thread = here
+        self._entered += 1
+        try:
+            yield
+        finally:
+            self._entered -= 1
+
+
+def _account(name: str, limit: int | str) -> ByteAccount:
+    return ByteAccount(_bytes(name, limit), f"memory.{name}")
+
+
+def _bytes(name: str, value: int | str) -> int:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise ConfigError(f"memory.{name}", str(error)) from None

@@ -1,0 +1,337 @@
+"""The handle on a save that goes on in the background."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Milestone",
+    "Progress",
+    "SaveFuture",
+    "SavePromise",
+)
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from types import TracebackType
+from typing import Any, final
+
+from anyio import Event
+from anyio.lowlevel import checkpoint
+
+from penstock.kernel.concurrency.fork import HomeProcess
+from penstock.kernel.concurrency.threads import LoopHandle
+from penstock.kernel.errors import RunningLoopError
+from penstock.kernel.events import get_logger
+from penstock.kernel.messages.save import SaveReport
+
+
+class Milestone(IntEnum):
+    """The points a save passes, in order."""
+
+    PLANNED = 1  #: every leaf was looked at and can be stored; nothing is written yet
+    STAGED = 2  #: the state may be mutated, deleted or donated
+    WRITTEN = 3  #: array bytes are durable
+    COMMITTED = 4  #: index and metadata are durable, under a temporary name
+    FINALIZED = 5  #: durable and visible under its own name
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a save or restore is; totals are 0 until it is planned."""
+
+    leaves_done: int
+    leaves_total: int
+    bytes_done: int
+    bytes_total: int
+
+
+@final
+class _State:
+    """What a future and its promise share. Every field is touched under the lock."""
+
+    __slots__ = (
+        "callbacks",
+        "cancel",
+        "error",
+        "home",
+        "lock",
+        "loop_thread",
+        "progress",
+        "reached",
+        "report",
+        "retrieved",
+        "traceback",
+        "wakers",
+    )
+
+    def __init__(self, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
+        self.home = HomeProcess()
+        self.lock = threading.Lock()
+        self.loop_thread = threading.get_ident()
+        self.reached = 0
+        self.report: SaveReport | None = None
+        self.error: BaseException | None = None
+        self.traceback: TracebackType | None = None
+        self.retrieved = False
+        self.cancel = cancel
+        self.progress = progress
+        self.wakers: list[tuple[int, Callable[[], object]]] = []
+        self.callbacks: list[tuple[int, Callable[[], object]]] = []
+
+    def is_over(self, milestone: int) -> bool:
+        return self.reached >= milestone or self.error is not None
+
+
+@final
+class SaveFuture:
+    """A save in progress: await it, poll it, wait for it in a thread, or cancel it.
+
+    It can be awaited any number of times, by any number of tasks, on asyncio and on trio, also from
+    another event loop than the one that saves.
+
+    ```python
+    save = await checkpointer.save(path, state)   # staged: the state may change now
+    report = await save                           # durable and visible
+    ```
+    """
+
+    __slots__ = ("_path", "_state")
+
+    def __init__(self, path: str, state: _State) -> None:
+        self._path = path
+        self._state = state
+
+    def __repr__(self) -> str:
+        return f"<SaveFuture {self._path!r} {self.status}>"
+
+    def __await__(self) -> Generator[Any, Any, SaveReport]:
+        return self._report().__await__()
+
+    @property
+    def path(self) -> str:
+        """Where the checkpoint is going."""
+        return self._path
+
+    @property
+    def milestone(self) -> Milestone | None:
+        """The last milestone passed; None before the first."""
+        reached = self._state.reached
+        return Milestone(reached) if reached else None
+
+    @property
+    def status(self) -> str:
+        """One word: `starting`, the name of the last milestone, or `failed`."""
+        if self._state.error is not None:
+            return "failed"
+
+        return self.milestone.name.lower() if self.milestone is not None else "starting"
+
+    @property
+    def done(self) -> bool:
+        """Whether the save is over, well or not."""
+        return self._state.is_over(Milestone.FINALIZED)
+
+    @property
+    def progress(self) -> Progress:
+        """Leaves and bytes written so far, of how many."""
+        return self._state.progress()
+
+    async def planned(self) -> None:
+        """Wait until every leaf was looked at. Errors of the input are raised here."""
+        await self.wait(Milestone.PLANNED)
+
+    async def staged(self) -> None:
+        """Wait until the state may be mutated, deleted or donated."""
+        await self.wait(Milestone.STAGED)
+
+    async def written(self) -> None:
+        """Wait until the array bytes are durable."""
+        await self.wait(Milestone.WRITTEN)
+
+    async def committed(self) -> None:
+        """Wait until everything is durable under the temporary name."""
+        await self.wait(Milestone.COMMITTED)
+
+    async def finalized(self) -> SaveReport:
+        """Wait until the checkpoint is durable and visible; the same as awaiting the future."""
+        return await self._report()
+
+    async def wait(self, milestone: Milestone) -> None:
+        """Wait until the save has passed `milestone`.
+
+        Raises:
+            PenstockError: What the save failed with, if it failed before.
+            ForkedError: In a fork of the process that saves.
+
+        Cancellation:
+            Always a checkpoint. Cancelling the wait does not cancel the save.
+        """
+        if self._state.is_over(milestone):
+            await checkpoint()
+        else:
+            self._state.home.check(f"the save of {self._path!r}")
+            event = Event()
+            loop = LoopHandle()
+            with self._waking(milestone, lambda: loop.post(event.set)):
+                await event.wait()
+
+        self._raise_unless(milestone)
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Wait in a thread until the checkpoint is durable and visible.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Raises:
+            TimeoutError: If the save is still going on after `timeout`.
+            RunningLoopError: If called in the thread of the loop that saves, which would never end.
+            ForkedError: In a fork of the process that saves.
+        """
+        if not self.done:
+            self._state.home.check(f"the save of {self._path!r}")
+            if threading.get_ident() == self._state.loop_thread:
+                raise RunningLoopError("result() would block the event loop that saves; await the future")
+
+            event = threading.Event()
+            with self._waking(Milestone.FINALIZED, event.set):
+                if not event.wait(timeout):
+                    raise TimeoutError(f"the save of {self._path!r} is {self.status} after {timeout} s")
+
+        self._raise_unless(Milestone.FINALIZED)
+        assert self._state.report is not None
+        return self._state.report
+
+    def exception(self) -> BaseException | None:
+        """Return what the save failed with, or None. Does not wait."""
+        if self._state.error is not None:
+            self._state.retrieved = True
+
+        return self._state.error
+
+    def add_done_callback(
+        self, callback: Callable[[SaveFuture], object], *, milestone: Milestone = Milestone.FINALIZED
+    ) -> None:
+        """Call `callback(self)` once `milestone` is passed or the save has failed.
+
+        It is called in the thread of the loop that saves, or at once if that is over. What it
+        raises is logged and goes no further.
+        """
+
+        def call() -> None:
+            try:
+                callback(self)
+            except Exception:
+                get_logger().exception("save.callback_failed", path=self._path)
+
+        with self._state.lock:
+            if not self._state.is_over(milestone):
+                self._state.callbacks.append((milestone, call))
+                return
+
+        call()
+
+    def cancel(self) -> None:
+        """Ask the save to stop and to undo what it did. From any thread; does not wait.
+
+        Whoever awaits the save gets `SaveCancelledError`. Too late after COMMITTED, and then ignored.
+
+        Raises:
+            ForkedError: In a fork of the process that saves.
+        """
+        if not self.done:
+            self._state.home.check(f"the save of {self._path!r}")
+            self._state.cancel()
+
+    async def _report(self) -> SaveReport:
+        await self.wait(Milestone.FINALIZED)
+        assert self._state.report is not None
+        return self._state.report
+
+    def _raise_unless(self, milestone: Milestone) -> None:
+        if self._state.reached < milestone and self._state.error is not None:
+            self._state.retrieved = True
+            # With its first traceback, or it would grow with every await.
+            raise self._state.error.with_traceback(self._state.traceback)
+
+    @contextmanager
+    def _waking(self, milestone: Milestone, wake: Callable[[], object]) -> Generator[None]:
+        """Have `wake` called when `milestone` is passed or the save fails, while the context lasts."""
+        entry = (milestone, wake)
+        with self._state.lock:
+            over = self._state.is_over(milestone)
+            if not over:
+                self._state.wakers.append(entry)
+        if over:
+            wake()
+        try:
+            yield
+        finally:
+            with self._state.lock:
+                if entry in self._state.wakers:
+                    self._state.wakers.remove(entry)
+
+
+@final
+class SavePromise:
+    """The kernel's side of a `SaveFuture`. Used in the loop that saves, and only there.
+
+    Args:
+        path: Where the checkpoint is going.
+        cancel: Called by `SaveFuture.cancel`, from any thread.
+        progress: Called by `SaveFuture.progress`, from any thread.
+    """
+
+    __slots__ = ("_state", "future")
+
+    def __init__(self, path: str, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
+        self._state = _State(cancel, progress)
+        self.future = SaveFuture(path, self._state)
+
+    @property
+    def error_unseen(self) -> BaseException | None:
+        """The failure, if there is one that nobody was told of yet."""
+        return None if self._state.retrieved else self._state.error
+
+    def mark_seen(self) -> None:
+        """Note that somebody was told of the failure."""
+        self._state.retrieved = True
+
+    def reach(self, milestone: Milestone) -> None:
+        """Pass a milestone, and every earlier one. The last is passed by `finish`, which has the report."""
+        self._pass(min(milestone, Milestone.COMMITTED))
+
+    def finish(self, report: SaveReport) -> None:
+        """Pass the last milestone."""
+        with self._state.lock:
+            self._state.report = report
+
+        self._pass(Milestone.FINALIZED)
+
+    def fail(self, error: BaseException) -> None:
+        """End the save with an error, for everything not yet reached. Nothing changes after the end."""
+        with self._state.lock:
+            if not self._state.is_over(Milestone.FINALIZED):
+                self._state.traceback = error.__traceback__
+                self._state.error = error
+
+        self._announce()
+
+    def _pass(self, milestone: Milestone) -> None:
+        with self._state.lock:
+            if self._state.error is None:
+                self._state.reached = max(self._state.reached, milestone)
+
+        self._announce()
+
+    def _announce(self) -> None:
+        state = self._state
+        with state.lock:
+            due = [call for at, call in (*state.wakers, *state.callbacks) if state.is_over(at)]
+            state.wakers = [entry for entry in state.wakers if not state.is_over(entry[0])]
+            state.callbacks = [entry for entry in state.callbacks if not state.is_over(entry[0])]
+
+        for call in due:
+            call()

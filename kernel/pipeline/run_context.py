@@ -1,0 +1,153 @@
+"""What a stage may use while it runs: one `SaveRun` or `RestoreRun` for each save or restore."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Outline",
+    "ProgressMeter",
+    "References",
+    "RestoreRun",
+    "Run",
+    "RunLimits",
+    "SaveRun",
+)
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
+from weakref import ReferenceType
+
+from penstock.kernel.pipeline.futures import Progress
+from penstock.kernel.pipeline.shared_objects import Shared
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
+    from penstock.kernel.concurrency.threads import Threads
+    from penstock.kernel.memory.byte_account import ByteLease
+    from penstock.kernel.memory.regulator import Flow, MemoryRegulator
+    from penstock.kernel.messages.restore_options import Change, Recipe
+    from penstock.kernel.messages.save import Background, WrittenBatch
+    from penstock.kernel.plugins.handler_registry import HandlerRegistry
+    from penstock.kernel.protocols.coordinator import Coordinator
+    from penstock.kernel.protocols.layouts import Layout
+    from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+    from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.storage.workspace import Workspace
+
+References: TypeAlias = "Mapping[str, ReferenceType[Any]]"
+"""Stored name -> the object that was saved or restored under it, if it can never change."""
+
+
+@final
+class ProgressMeter:
+    """Counts leaves and bytes. Written in the event loop, read from any thread."""
+
+    __slots__ = ("bytes_done", "bytes_total", "leaves_done", "leaves_total")
+
+    def __init__(self) -> None:
+        self.leaves_done = self.leaves_total = self.bytes_done = self.bytes_total = 0
+
+    def plan(self, leaves: int, nbytes: int) -> None:
+        """Set the totals."""
+        self.leaves_total, self.bytes_total = leaves, nbytes
+
+    def advance(self, leaves: int, nbytes: int) -> None:
+        """Count work done."""
+        self.leaves_done += leaves
+        self.bytes_done += nbytes
+
+    def snapshot(self) -> Progress:
+        """Return the figures as they are now."""
+        return Progress(self.leaves_done, self.leaves_total, self.bytes_done, self.bytes_total)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """How large messages get, in one place because several stages must agree on it."""
+
+    piece_bytes: int  #: a leaf's bytes travel in pieces of at most about this many
+    batch_leaves: int  #: small leaves travel together, at most so many
+    batch_bytes: int  #: and at most so many bytes together
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What every stage may use."""
+
+    path: str  #: absolute
+    registry: HandlerRegistry
+    memory: MemoryRegulator
+    threads: Threads
+    store: Store
+    layout: Layout
+    coordinator: Coordinator
+    events: BoundLogger
+    limits: RunLimits
+    flow: ClassVar[Flow]
+    shared: Shared = field(default_factory=Shared)
+    progress: ProgressMeter = field(default_factory=ProgressMeter)
+
+    async def lease(self, nbytes: int, key_path: str, *, prioritised: bool) -> ByteLease:
+        """Wait for `nbytes` of the shared budget; what exceeds all of it is admitted alone, and told.
+
+        Args:
+            nbytes: Host bytes.
+            key_path: The first leaf that they are for.
+            prioritised: Wait before those that are not.
+
+        Cancellation:
+            As `MemoryRegulator.acquire`.
+        """
+        if nbytes > self.memory.limit_of(self.flow):
+            self.events.warning("memory.oversize", key_path=key_path, nbytes=nbytes)
+
+        return await self.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=self.flow)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class SaveRun(Run):
+    """What the stages of a save may use."""
+
+    flow: ClassVar[Flow] = "save"
+    workspace: Workspace
+    started_ns: int  #: wall clock, nanoseconds since the epoch
+    custom_metadata: Mapping[str, Any] | None = None
+    base: str | None = None  #: an earlier checkpoint, whose files may be shared
+    folder: str = ""  #: where the tree lies in the checkpoint, if all of it lies in one directory
+    by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
+    save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
+    preallocate: bool = True  #: whether the bytes to be written are known; set by the first stage
+    planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
+    specs: Sequence[LeafSpec] = ()  #: of the same leaves, for a layout that must know them all beforehand
+    kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
+    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
+    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
+    """What can never change of what is saved, by stored name; set by the first stage."""
+    background: list[Background] = field(default_factory=list["Background"])
+    """What third-party handlers do by themselves; waited for before the workspace is discarded."""
+    undo_s: float = 60.0  #: how long third parties have to come to an end when the save is given up
+    on_hang: Callable[[Background], object] | None = None  #: told of a coroutine of theirs that then did not
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class RestoreRun(Run):
+    """What the stages of a restore may use."""
+
+    flow: ClassVar[Flow] = "restore"
+    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
+    """What can never change of what was restored, by stored name; set by the last stage."""
+    directory: str = ""  #: what holds the tree: the checkpoint, or an item in it; set by the first stage
+    outline: Outline | None = None  #: set by the planning stage, used to put the tree together
+    recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
+    changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The shape of a result: how many values it takes, and how they become a tree."""
+
+    infos: Sequence[ParamInfo]  #: one for each value, in flatten order
+    unflatten: Callable[[Sequence[object]], object]

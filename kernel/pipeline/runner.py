@@ -1,0 +1,234 @@
+"""Runs a pipeline once: makes the streams, drives the stages, and turns failure into one exception."""
+
+from __future__ import annotations
+
+__all__ = (
+    "PipelineResult",
+    "run_pipeline",
+)
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, final
+
+from anyio import (
+    CancelScope,
+    EndOfStream,
+    create_memory_object_stream,
+    create_task_group,
+    get_cancelled_exc_class,
+)
+from anyio.lowlevel import checkpoint_if_cancelled
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from penstock.kernel.errors import PenstockError, PipelineError
+from penstock.kernel.messages.statistics import StageMeter, StageStatistics
+from penstock.kernel.pipeline.futures import Milestone
+from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.stage import drive, receiving, release_dropped
+
+RunT = TypeVar("RunT")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """What came out of the last stage, and what each stage did."""
+
+    value: Any
+    stages: tuple[StageStatistics, ...]
+
+
+async def run_pipeline(
+    pipeline: Pipeline[RunT],
+    run: RunT,
+    message: object,
+    *,
+    on_milestone: Callable[[Milestone], object] | None = None,
+) -> PipelineResult:
+    """Send `message` through every stage and return the last message that comes out.
+
+    Args:
+        pipeline: At least one stage.
+        run: Given to each stage's `open`.
+        message: The first stage's only input; held no longer than that stage holds it.
+        on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
+
+    Returns:
+        The last message of the last stage, with the figures of every stage.
+
+    Raises:
+        BaseException: What the first stage to fail raised, as it is, with the stage's name in a note
+            (and in `.stage`, if it is a `PenstockError`). The other stages are cancelled. An
+            interrupt goes before a failure.
+        PipelineError: If the pipeline is empty, a stage has no worker or ended early without an
+            error, or nothing comes out of the last one.
+
+    Cancellation:
+        Cancels every stage and returns when all of them have ended; messages under way are released.
+    """
+    meters = [StageMeter(slot.name, _workers_of(slot)) for slot in pipeline]
+    if not meters:
+        raise PipelineError("a pipeline needs at least one stage")
+
+    feed, inlet = create_memory_object_stream[Any](1)
+    with feed:
+        feed.send_nowait(message)
+
+    del message  # a tree that was staged must not live on because of this frame
+    outcome = _Outcome()
+    slots = zip(pipeline, meters, strict=True)
+    tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
+    await _run_stages(tasks, inlet, outcome)
+
+    # Raised here, where no group is being handled that would become its context.
+    failure = outcome.take_failure()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+    if outcome.cut_short:
+        raise PipelineError(f"stage {outcome.cut_short[0]!r} ended early: something it awaited was cancelled")
+    if not outcome.results:
+        raise PipelineError(f"nothing came out of the last stage, {pipeline.names[-1]!r}")
+
+    value = outcome.results.pop()
+    outcome.drop_results()  # any that came before it
+    return PipelineResult(value, tuple(meter.statistics() for meter in meters))
+
+
+async def _run_stages(
+    tasks: Sequence[_SlotTask], inlet: MemoryObjectReceiveStream[Any], outcome: _Outcome
+) -> None:
+    """Connect the stages and run them; what failed is in the outcome, and only a cancellation is raised."""
+    try:
+        async with create_task_group() as stages:
+            for task in tasks:
+                outlet, following = create_memory_object_stream[Any](task.slot.queue)
+                stages.start_soon(
+                    task, inlet, outlet, stages.cancel_scope, name=f"penstock stage {task.slot.name}"
+                )
+                inlet = following
+
+            stages.start_soon(_collect, inlet, outcome.results, name="penstock result")
+    except BaseExceptionGroup:
+        outcome.drop_results()
+        if not outcome.failures:
+            raise
+    except BaseException:
+        outcome.drop_results()
+        raise
+
+    if outcome.cut_short and not outcome.failures:
+        outcome.drop_results()
+        await checkpoint_if_cancelled()  # then they were cut short by that
+
+
+@final
+class _Outcome:
+    """How a run ends: what came out, or who failed first."""
+
+    __slots__ = ("cut_short", "failing", "failures", "results")
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.failures: list[BaseException] = []
+        self.cut_short: list[str] = []  #: stages that were cancelled; in a run that was not, an error
+        self.failing = False  #: from the moment of the first failure, before its stage has cleaned up
+
+    def note(self, error: BaseException, stage: str) -> None:
+        """Keep the first failure in `error`, or that the stage was cancelled."""
+        first = _first_failure(error)
+        if first is None:
+            self.cut_short.append(stage)
+            return
+
+        first.add_note(f"in stage {stage!r}")
+        if isinstance(first, PenstockError) and first.stage is None:
+            first.stage = stage
+
+        self.failures.append(first)
+
+    def drop_results(self) -> None:
+        for message in self.results:
+            release_dropped(message)
+
+        self.results.clear()
+
+    def take_failure(self) -> BaseException | None:
+        """Return what matters and forget the rest: an interrupt before a failure, the first before others."""
+        interrupts = [error for error in self.failures if isinstance(error, (KeyboardInterrupt, SystemExit))]
+        failures = [*interrupts, *self.failures]
+        self.failures.clear()  # tracebacks refer to frames that refer to this object
+        return failures[0] if failures else None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _SlotTask:
+    """What one stage's task needs."""
+
+    slot: Slot[Any]
+    run: Any
+    meter: StageMeter
+    outcome: _Outcome
+    on_milestone: Callable[[Milestone], object] | None
+
+    async def __call__(
+        self,
+        inlet: MemoryObjectReceiveStream[Any],
+        outlet: MemoryObjectSendStream[Any],
+        siblings: CancelScope,
+    ) -> None:
+        with receiving(inlet), outlet:
+            try:
+                complete = await self._drive(inlet, outlet)
+                milestone = self.slot.milestone
+                if complete and milestone and self.on_milestone and not self.outcome.failing:
+                    self.on_milestone(milestone)
+            except BaseException as error:
+                self.outcome.note(error, self.slot.name)
+                # Before the outlet closes, which tells the next stage that all has come.
+                siblings.cancel()
+                raise
+
+    async def _drive(
+        self, inlet: MemoryObjectReceiveStream[Any], outlet: MemoryObjectSendStream[Any]
+    ) -> bool:
+        stage = self.slot.stage
+        complete: list[bool] = []
+        async with stage.open(self.run) as actor:
+            try:
+                complete.append(await drive(actor, stage.concurrency, inlet, outlet, self.meter))
+            except BaseException:
+                self.outcome.failing = True
+                raise
+
+        if not complete:
+            raise PipelineError("the stage's context swallowed an error")
+
+        return complete[0]
+
+
+async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) -> None:
+    # One by one: of a comprehension that is cancelled nothing remains to be released.
+    with receiving(inlet), suppress(EndOfStream):
+        while True:
+            results.append(await inlet.receive())
+
+
+def _workers_of(slot: Slot[Any]) -> int:
+    if slot.stage.concurrency < 1:
+        raise PipelineError(f"stage {slot.name!r} needs at least one worker, not {slot.stage.concurrency}")
+
+    return slot.stage.concurrency
+
+
+def _first_failure(error: BaseException) -> BaseException | None:
+    """Return the first exception in `error` that is no cancellation, however deep in groups."""
+    if isinstance(error, BaseExceptionGroup):
+        found = map(_first_failure, cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        return next((failure for failure in found if failure is not None), None)
+
+    return None if isinstance(error, get_cancelled_exc_class()) else error

@@ -1,0 +1,237 @@
+"""How one actor is driven: who owns which stream end, and what a vanished peer means.
+
+A stage is a value that knows its options; `open(run)` makes the actor of one run out of it, and the
+end of that context is the end of the actor. An actor is a callable from one message to the next, or
+to an async iterator of them. It never sees a stream, a task group or a sibling.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "Actor",
+    "Finishing",
+    "FunctionStage",
+    "Stage",
+    "drive",
+    "receiving",
+    "release_dropped",
+)
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, final, runtime_checkable
+
+from anyio import BrokenResourceError, EndOfStream, WouldBlock, create_task_group
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from penstock.kernel.errors import PipelineError
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from penstock.kernel.messages.statistics import StageMeter
+
+Actor: TypeAlias = Callable[[Any], "Awaitable[Any] | AsyncIterator[Any]"]
+"""One message in; one message, None for none, or an async iterator of messages out (None is one, too)."""
+
+RunT_contra = TypeVar("RunT_contra", contravariant=True)
+
+
+@runtime_checkable
+class Stage(Protocol[RunT_contra]):
+    """One step of a pipeline: a frozen value holding options. `concurrency` workers share an actor."""
+
+    @property
+    def concurrency(self) -> int: ...
+
+    def open(self, run: RunT_contra, /) -> AbstractAsyncContextManager[Actor]:
+        """Make the actor of one run. Whatever it holds is given back when the context ends.
+
+        Cancellation:
+            The context may be left at any time by cancellation. Clean-up that must happen is
+            shielded, with a bound.
+        """
+        ...
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """An actor that has something to say, or to do, after its last message."""
+
+    def finish(self) -> AsyncIterator[Any]:
+        """Yield what remains. Called once, after every worker has ended without an error."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FunctionStage:
+    """A stage made of a plain `async def f(message) -> message`: no options, nothing to close."""
+
+    function: Actor
+    concurrency: int = 1
+
+    @asynccontextmanager
+    async def open(self, run: object, /) -> AsyncGenerator[Actor]:
+        """Yield the function itself."""
+        yield self.function
+
+
+@final
+class _ConsumerLeft(Exception):
+    """Not an error: it unwinds a worker that nobody listens to any more."""
+
+
+async def drive(
+    actor: Actor,
+    concurrency: int,
+    inlet: MemoryObjectReceiveStream[Any],
+    outlet: MemoryObjectSendStream[Any],
+    meter: StageMeter,
+) -> bool:
+    """Run `actor` over `inlet` until upstream closes it, then let it finish.
+
+    A consumer that left means stop quietly: its own error is the one worth reporting, and whatever
+    such a stop cuts off is caught by the count of leaves before finalize. The caller closes both
+    ends afterwards, the inlet by `receiving`. After an error it first cancels the other stages:
+    to the one downstream, a closed outlet says that all messages have come.
+
+    Returns:
+        Whether every message was passed on; False if the consumer left before.
+
+    Raises:
+        BaseException: What the worker raised; of several workers, an ExceptionGroup. A worker alone that
+            was cancelled by something it awaited, and by nobody else, raises that.
+        PipelineError: If one of several was.
+    """
+    port = _Port(outlet, meter)
+    try:
+        await _work_together(actor, concurrency, inlet, port)
+        if isinstance(actor, Finishing):
+            await _forward(0, actor.finish(), port, 0)
+    except* _ConsumerLeft:
+        complete = False
+    else:
+        complete = True
+
+    return complete
+
+
+async def _work_together(
+    actor: Actor, concurrency: int, inlet: MemoryObjectReceiveStream[Any], port: _Port
+) -> None:
+    ended: list[int] = []
+    if concurrency == 1:  # as most stages: a task fewer, and a save is staged the sooner
+        await _work(0, actor, inlet, port, ended)
+        return
+
+    async with create_task_group() as workers:
+        for worker in range(concurrency):
+            workers.start_soon(_work, worker, actor, inlet, port, ended)
+
+    # A task group takes a cancellation that it did not ask for (an asyncio future cancelled by
+    # others) for the quiet end of a task. The message that the worker had is lost.
+    if len(ended) < concurrency:
+        await checkpoint_if_cancelled()  # that may just not have come through to here
+        raise PipelineError("a worker ended early: something that it awaited was cancelled")
+
+
+@contextmanager
+def receiving(inlet: MemoryObjectReceiveStream[Any]) -> Generator[None]:
+    """Close `inlet` at the end, and release the messages that are still in it."""
+    with inlet:
+        try:
+            yield
+        finally:
+            _drain(inlet)
+
+
+def release_dropped(message: object) -> None:
+    """Give back what a message holds that nobody will receive."""
+    release = getattr(message, "release", None)
+    if release is not None:
+        release()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """The outlet, with what happens to a message that cannot be delivered."""
+
+    outlet: MemoryObjectSendStream[Any]
+    meter: StageMeter
+
+    async def send(self, message: Any) -> None:
+        since = time.perf_counter()
+        try:
+            await self.outlet.send(message)
+        except BrokenResourceError:
+            release_dropped(message)
+            raise _ConsumerLeft from None
+        except BaseException:
+            release_dropped(message)  # cancelled while offering it: nobody else will ever hold it
+            raise
+
+        self.meter.passed(time.perf_counter() - since)
+
+
+async def _work(
+    worker: int, actor: Actor, inlet: MemoryObjectReceiveStream[Any], port: _Port, ended: list[int]
+) -> None:
+    waiting_since = time.perf_counter()
+    async for message in inlet:
+        nbytes: int = getattr(message, "nbytes", 0)
+        port.meter.took(nbytes, time.perf_counter() - waiting_since)
+        try:
+            await _handle(worker, actor, message, port, nbytes)
+        except BaseException:
+            release_dropped(message)
+            raise
+
+        del message  # a worker that waits keeps no bytes alive
+        waiting_since = time.perf_counter()
+
+    ended.append(worker)
+
+
+async def _handle(worker: int, actor: Actor, message: Any, port: _Port, nbytes: int) -> None:
+    result = actor(message)
+    if isinstance(result, AsyncIterator):
+        await _forward(worker, result, port, nbytes)
+        return
+
+    with port.meter.working(worker, nbytes):
+        produced = await result
+
+    if produced is not None:
+        await port.send(produced)
+
+
+async def _forward(worker: int, produced: AsyncIterator[Any], port: _Port, nbytes: int) -> None:
+    try:
+        while True:
+            with port.meter.working(worker, nbytes):
+                try:
+                    message = await anext(produced)
+                except StopAsyncIteration:
+                    return
+
+            nbytes = 0  # counted with the first stretch of work
+            await port.send(message)
+            del message  # it is the receiver's now, while the next one is made
+    finally:
+        # Actors yield from async generators; one that is left half-way is closed here and not by
+        # the garbage collector, which would do it in some other task.
+        close = getattr(produced, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _drain(inlet: MemoryObjectReceiveStream[Any]) -> None:
+    while True:
+        try:
+            release_dropped(inlet.receive_nowait())
+        except (WouldBlock, EndOfStream):
+            return

@@ -1,0 +1,39 @@
+"""What other distributions bring along: their entry points, found and loaded one by one."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Plugin",
+    "find_plugins",
+)
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """An entry point that was found and not yet imported."""
+
+    name: str  #: of the entry point
+    distribution: str  #: that declares it, as `name version`
+    load: Callable[[], Any]  #: blocking; imports the distribution's code and may raise anything
+
+    def __str__(self) -> str:
+        return f"entry point {self.name!r} of {self.distribution}"
+
+
+def find_plugins(group: str) -> tuple[Plugin, ...]:
+    """List the entry points of `group` on `sys.path`, in order of name; nothing is imported.
+
+    Blocking: reads the metadata of every installed distribution.
+    """
+    found = (Plugin(point.name, _distribution(point), point.load) for point in entry_points(group=group))
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.distribution)))
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"

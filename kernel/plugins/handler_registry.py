@@ -1,0 +1,224 @@
+"""Which handler a leaf goes to, by its Python type or by the type name found on disk."""
+
+from __future__ import annotations
+
+__all__ = ("HandlerRegistry",)
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import final
+
+from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.plugins.entry_points import find_plugins
+from penstock.kernel.plugins.handler_entries import (
+    Entry,
+    Handler,
+    MakesWorker,
+    entries_of,
+    entry_of,
+    handler_name,
+    type_name,
+)
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
+
+GROUP = "penstock.handlers"
+
+
+@dataclass(slots=True)
+class _State:
+    """All that changes, guarded by the registry's lock."""
+
+    explicit: dict[type, Entry] = field(default_factory=dict[type, Entry])
+    plugged_in: dict[type, list[Entry]] = field(default_factory=dict[type, list[Entry]])
+    to_load: bool = True
+    cache: dict[type, Handler] = field(default_factory=dict[type, Handler])
+
+    def copy(self) -> _State:
+        plugged_in = {type_: list(entries) for type_, entries in self.plugged_in.items()}
+        return _State(dict(self.explicit), plugged_in, self.to_load, dict(self.cache))
+
+    def entries(self, type_: type) -> list[Entry]:
+        """What claims exactly this type; what was registered by hand outranks entry points."""
+        return [self.explicit[type_]] if type_ in self.explicit else self.plugged_in.get(type_, [])
+
+    def types(self) -> tuple[type, ...]:
+        return tuple({**self.explicit, **self.plugged_in})
+
+
+@final
+class HandlerRegistry:
+    """Handlers by leaf type. A value that is passed to a Checkpointer; there is no global one.
+
+    A type is handled by the handler registered for exactly this type; else for the first of its
+    bases in method resolution order; else for an abstract base class that it is a subclass of, where
+    the more specific one wins and a tie is an error. `object` fits last of all.
+
+    Other distributions add handlers through the entry-point group `penstock.handlers`. Each entry
+    point names a function without parameters that returns a mapping from type to handler::
+
+        def handlers() -> dict[type, LeafHandler | TypeHandler]:
+            return {QuantisedArray: QuantisedArrayHandler()}
+
+    They are loaded by the first lookup that finds nothing exact, and cannot replace what was
+    registered by hand. Two that claim one type are an error when that type is looked up.
+
+    Thread-safe.
+
+    Args:
+        entry_points: Whether to consult the entry points at all.
+    """
+
+    __slots__ = ("_lock", "_state")
+
+    def __init__(self, *, entry_points: bool = True) -> None:
+        self._lock = RLock()  # re-entrant, because the error of a lookup lists what is known
+        self._state = _State(to_load=entry_points)
+
+    def register(
+        self,
+        type_: type,
+        handler: LeafHandler | AdaptedHandler | TypeHandler | MakesWorker,
+        *,
+        override: bool = False,
+    ) -> None:
+        """Handle leaves of `type_`, and of its subclasses unless they have a handler of their own.
+
+        Args:
+            type_: A class, an abstract base class, or a `runtime_checkable` protocol of methods.
+            handler: An instance. One with the batch protocol only is adapted, and one that makes its own
+                stand-in is asked for that.
+            override: Replace the handler that is registered for this very type.
+
+        Raises:
+            HandlerError: If the type has a handler already, `handler` is none, or `type_` is no
+                class that `issubclass` accepts.
+        """
+        entry = entry_of(type_, handler)
+        with self._lock:
+            before = self._state.explicit.get(type_)
+            if before is not None and not override:
+                raise HandlerError(
+                    f"{type_name(type_)} is handled by {handler_name(before.given)} already; "
+                    f"pass override=True to let {handler_name(handler)} replace it"
+                )
+
+            self._state.explicit[type_] = entry
+            self._state.cache.clear()
+
+    def lookup(self, type_: type, key_path: str) -> Handler:
+        """Find the handler for a leaf of this type.
+
+        Args:
+            type_: Its exact type.
+            key_path: Where the leaf stands, for the error.
+
+        Raises:
+            NoHandlerError: If nothing fits.
+            AmbiguousHandlerError: If two handlers fit equally well.
+            HandlerError: If an entry point is broken; the message names its distribution.
+
+        Blocking: The first lookup that finds nothing exact imports the entry points. All others are
+            one look into a dict, or a short search whose result is kept.
+        """
+        handler = self._state.cache.get(type_)
+        if handler is not None:
+            return handler
+
+        with self._lock:
+            if type_ not in self._state.explicit:
+                self._load_entry_points()
+
+            entries = self._fitting(type_)
+            if not entries:
+                raise NoHandlerError(key_path, type_name(type_), self.known())
+
+            handler = _the_only_one(type_name(type_), entries, key_path)
+            self._state.cache[type_] = handler
+            return handler
+
+    def for_typestr(self, typestr: str, key_path: str) -> Handler:
+        """Find the handler that wrote a leaf, by the type name found on disk.
+
+        Of two handlers with this name, that of the more general type is taken: one for a subclass
+        of `np.ndarray` may store it as `np.ndarray` without taking over all arrays.
+
+        Raises:
+            NoHandlerError: If no handler has this type name.
+            AmbiguousHandlerError: If handlers of unrelated types do.
+            HandlerError: If an entry point is broken; the message names its distribution.
+        """
+        with self._lock:
+            entries = _named(typestr, self._state.explicit.values())
+            if not entries:
+                self._load_entry_points()
+                plugged_in = [entry for group in self._state.plugged_in.values() for entry in group]
+                entries = _named(typestr, plugged_in)
+
+            if not entries:
+                raise NoHandlerError(key_path, f"the stored type {typestr!r}", self.known_typestrs())
+
+            types = _most(lambda a, b: issubclass(b, a), [entry.type_ for entry in entries])
+            general = [entry for entry in entries if entry.type_ in types]
+            return _the_only_one(f"the stored type {typestr!r}", general, key_path)
+
+    def copy(self) -> HandlerRegistry:
+        """Return an independent registry with the same handlers."""
+        copied = HandlerRegistry()
+        with self._lock:
+            copied._state = self._state.copy()
+
+        return copied
+
+    def known(self) -> tuple[str, ...]:
+        """Names of the types with a handler, sorted. Loads nothing."""
+        with self._lock:
+            return tuple(sorted(type_name(type_) for type_ in self._state.types()))
+
+    def known_typestrs(self) -> tuple[str, ...]:
+        """Type names, as stored on disk, that can be read; sorted. Loads nothing."""
+        with self._lock:
+            types = self._state.types()
+            return tuple(sorted({entry.handler.typestr for t in types for entry in self._state.entries(t)}))
+
+    def _fitting(self, type_: type) -> list[Entry]:
+        for base in type_.__mro__:
+            entries = [] if base is object else self._state.entries(base)
+            if entries:
+                return entries
+
+        abstract = [base for base in self._state.types() if issubclass(type_, base)]
+        return [entry for base in _most(issubclass, abstract) for entry in self._state.entries(base)]
+
+    def _load_entry_points(self) -> None:
+        if not self._state.to_load:
+            return
+
+        plugged_in: dict[type, list[Entry]] = {}
+        for plugin in find_plugins(GROUP):
+            for entry in entries_of(plugin):
+                plugged_in.setdefault(entry.type_, []).append(entry)
+
+        self._state.plugged_in = plugged_in
+        self._state.to_load = False  # not before, so that what is broken is told each time
+
+
+def _named(typestr: str, entries: Iterable[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.handler.typestr == typestr]
+
+
+def _most(closer: Callable[[type, type], bool], types: list[type]) -> list[type]:
+    """Keep the types that no other one is closer than."""
+    return [a for a in types if not any(closer(b, a) and not closer(a, b) for b in types)]
+
+
+def _the_only_one(what: str, entries: list[Entry], key_path: str) -> Handler:
+    first = entries[0]
+    for other in entries[1:]:
+        if other.given is not first.given and other.given != first.given:
+            error = AmbiguousHandlerError(what, handler_name(first.given), handler_name(other.given))
+            error.key_path = key_path
+            raise error
+
+    return first.handler

@@ -1,0 +1,116 @@
+"""Which stage a name in a config file means: ours, or one that another distribution brings along."""
+
+from __future__ import annotations
+
+__all__ = ("StageRegistry",)
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar, cast, final
+
+from penstock.kernel.errors import PipelineError
+from penstock.kernel.plugins.entry_points import Plugin, find_plugins
+
+StageT = TypeVar("StageT")
+
+GROUP = "penstock.stages"
+
+
+@final
+class StageRegistry(Generic[StageT]):
+    """Stage factories by name: callables that take options by keyword and return a stage.
+
+    The class of a stage that is a dataclass is such a factory. Other distributions add stages
+    through the entry-point group `penstock.stages`; the name of the entry point is the name of the
+    stage. One is imported only when it is asked for, and none replaces a stage registered by hand.
+
+    Args:
+        factories: Stages to begin with.
+        entry_points: Whether to consult the entry points at all.
+    """
+
+    __slots__ = ("_entry_points", "_factories")
+
+    def __init__(
+        self, factories: Mapping[str, Callable[..., StageT]] | None = None, *, entry_points: bool = True
+    ) -> None:
+        self._factories: dict[str, Callable[..., StageT]] = dict(factories or {})
+        self._entry_points = entry_points
+
+    def register(self, name: str, factory: Callable[..., StageT], *, override: bool = False) -> None:
+        """Let `name` mean `factory`.
+
+        Raises:
+            PipelineError: If the name is taken and `override` is not set; the message names both.
+        """
+        before = self._factories.get(name)
+        if before is not None and not override:
+            raise PipelineError(
+                f"the stage {name!r} is {_name(before)} already; "
+                f"pass override=True to let {_name(factory)} replace it"
+            )
+
+        self._factories[name] = factory
+
+    def factory(self, name: str) -> Callable[..., StageT]:
+        """Find what makes the stage called `name`.
+
+        Raises:
+            PipelineError: If there is none, if two distributions claim the name, or if the entry
+                point is broken; the message names the distributions.
+
+        Blocking: A name that was not registered by hand is looked for among the entry points, once.
+        """
+        if name not in self._factories:
+            self._factories[name] = cast("Callable[..., StageT]", _load(self._plugin(name)))
+
+        return self._factories[name]
+
+    def create(self, name: str, **options: Any) -> StageT:
+        """Make the stage called `name`.
+
+        Raises:
+            PipelineError: As `factory` does.
+            TypeError: If the factory does not take these options.
+        """
+        return self.factory(name)(**options)
+
+    def names(self) -> tuple[str, ...]:
+        """Names that mean a stage, those of entry points included; sorted. Imports nothing."""
+        return tuple(sorted({*self._factories, *(plugin.name for plugin in self._plugins())}))
+
+    def copy(self) -> StageRegistry[StageT]:
+        """Return an independent registry with the same stages."""
+        return StageRegistry(self._factories, entry_points=self._entry_points)
+
+    def _plugins(self) -> tuple[Plugin, ...]:
+        return find_plugins(GROUP) if self._entry_points else ()
+
+    def _plugin(self, name: str) -> Plugin:
+        fitting = [plugin for plugin in self._plugins() if plugin.name == name]
+        if len(fitting) > 1:
+            both = f"{fitting[0].distribution} and {fitting[1].distribution}"
+            raise PipelineError(f"the stage {name!r} is claimed by {both}; register one of them by hand")
+        if not fitting:
+            names = self.names()
+            near = get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+            raise PipelineError(f"no stage is called {name!r}{hint}")
+
+        return fitting[0]
+
+
+def _load(plugin: Plugin) -> object:
+    try:
+        factory = plugin.load()
+    except Exception as error:
+        raise PipelineError(f"{plugin} is broken: {type(error).__name__}: {error}") from error
+
+    if not callable(factory):
+        raise PipelineError(f"{plugin} is broken: {factory!r} cannot be called to make a stage")
+
+    return factory
+
+
+def _name(factory: Callable[..., object]) -> str:
+    return f"{factory.__module__}.{getattr(factory, '__qualname__', type(factory).__qualname__)}"

@@ -1,0 +1,97 @@
+"""What a leaf is, apart from its value: where it stands in its tree, and what is stored of it."""
+
+from __future__ import annotations
+
+__all__ = (
+    "KeyKind",
+    "KeyPath",
+    "LeafSpec",
+    "ParamInfo",
+    "StoredLeaf",
+)
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLeaf:
+    """One leaf found on disk."""
+
+    info: ParamInfo
+    spec: LeafSpec
+    detail: object = None  #: the layout's own, handed back to it when the leaf is read
+
+
+KeyPath: TypeAlias = tuple[str, ...]
+"""The keys from the root to a leaf, as they are stored: `("opt", "0", "mu")`."""
+
+
+class KeyKind(IntEnum):
+    """What container a key indexes; the numbers are those of the on-disk format, as far as it has them."""
+
+    SEQUENCE = 1  #: an index of a list, a tuple, or a node registered without key names
+    MAPPING = 2  #: a dict key, a namedtuple field, an attribute
+    TUPLE = 3  #: an index of what is known to be a tuple; never written
+
+
+@dataclass(frozen=True, slots=True)
+class ParamInfo:
+    """Where a leaf stands: in its tree, and on the medium."""
+
+    keys: KeyPath
+    kinds: tuple[KeyKind, ...]  #: one for each key
+    key_path: str  #: for people, as `jax.tree_util.keystr` prints it: `['opt'][0].mu`
+    directory: str = ""  #: the checkpoint being written or read, for handlers with files of their own
+    nodes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Where it is to be recorded: of each node on the way, root first, and of the leaf itself, `tuple`,
+    or module and class of a named tuple, as in `optax:EmptyState`, or nothing."""
+    name: str = field(init=False, compare=False, repr=False)
+    """The stored name: the keys joined by dots, with no escaping."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", ".".join(self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """What is stored of one leaf: everything but its bytes and its place in the tree."""
+
+    typestr: str  #: `jax.Array`, `np.ndarray`, `scalar`, `string`, an empty marker, or a user's own
+    shape: tuple[int, ...] | None = None  #: None when no array bytes are stored
+    dtype: str = ""  #: by name, as zarr v3 spells it: `float32`, `bfloat16`, `int4`
+    itemsize: int = 0  #: bytes of one stored element
+    chunk_shape: tuple[int, ...] = ()  #: divides `shape`; every axis at least 1
+    write_shape: tuple[int, ...] | None = None  #: of a jax.Array: the part that one replica writes
+    text: str | None = None  #: the value of a string leaf
+    sharding: str | None = None  #: of a jax.Array: its sharding as a JSON text
+    random_key_impl: str | None = None  #: of a typed PRNG key: the name of its implementation
+    codec: str | None = None
+    """How a save encodes each chunk: `zstd:3`, or `auto` while that is not decided; None: not at all."""
+    n_replicas: int = 1  #: of a jax.Array to be saved: devices that hold the same shard, over all processes
+    shapes_recorded: bool = (
+        True  #: of a jax.Array to be saved: whether its `write_shape` and key are recorded
+    )
+
+    nbytes: int = field(init=False, compare=False, repr=False)
+    """Array bytes stored in all, uncompressed."""
+    chunk_nbytes: int = field(init=False, compare=False, repr=False)
+    """Bytes of one whole chunk, uncompressed; 0 if the array has no elements."""
+
+    def __post_init__(self) -> None:
+        # Counted once: every stage asks, and thousands of leaves share one spec.
+        nbytes = 0 if self.shape is None else math.prod(self.shape) * self.itemsize
+        object.__setattr__(self, "nbytes", nbytes)
+        object.__setattr__(self, "chunk_nbytes", math.prod(self.chunk_shape) * self.itemsize if nbytes else 0)
+
+    @property
+    def is_single_chunk(self) -> bool:
+        """Whether it has array bytes and all of them are one chunk."""
+        return self.nbytes > 0 and self.nbytes == self.chunk_nbytes
+
+    @property
+    def is_empty_marker(self) -> bool:
+        """Whether this stands for None or for a container with nothing in it."""
+        return self.typestr in {"None", "Dict", "List", "Tuple", "NamedTuple"}

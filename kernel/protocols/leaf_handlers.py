@@ -1,0 +1,232 @@
+"""The interfaces: what plugs into the kernel, and what the kernel promises to what is plugged in.
+
+Nothing of penstock is imported here but the messages. Whoever writes a store, a layout or a handler
+needs this file and `messages.py`, and nothing else.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "BufferHandler",
+    "ChunkingHandler",
+    "LeafHandler",
+    "PackingHandler",
+    "PartsHandler",
+    "SigningHandler",
+    "SnapshotHandler",
+    "TypeHandler",
+    "Waitable",
+)
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from penstock.kernel.errors import TreeDifference
+from penstock.kernel.messages.packs import HostPack
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import PiecePlan
+
+
+@runtime_checkable
+class ChunkingHandler(Protocol):
+    """What a `LeafHandler` may add, so that its leaves may be cut, cast and encoded as was asked for."""
+
+    @property
+    def follows_spec(self) -> bool:
+        """Whether `pieces` yields chunks of `leaf.spec.chunk_shape` in `leaf.spec.dtype`, whatever they are.
+
+        The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
+        allows it.
+        """
+        ...
+
+
+@runtime_checkable
+class PartsHandler(Protocol):
+    """What a `LeafHandler` may add, so that a leaf larger than the memory budget is restored in parts.
+
+    What its value becomes out of lies in the parts' `Target.detail`: the handler itself holds no state.
+    """
+
+    def parts(
+        self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
+    ) -> Sequence[Target]:
+        """Cut what `target` decided into parts that are filled, and put in their places, one by one.
+
+        Allocates nothing.
+
+        Args:
+            stored: The leaf on disk.
+            target: What the handler's own `target` returned for it.
+            part_bytes: Upper bound for the regions of a part, unless that is less than an element or,
+                with `whole_chunks`, a row of chunks.
+            whole_chunks: Cut only where the stored chunks end, for each is decoded as a whole.
+
+        Returns:
+            Targets whose regions together hold what those of `target` would, and whose `staging_bytes`
+            are those of their own regions. Nothing if it cannot be cut.
+        """
+        ...
+
+    def place(self, part: ReadLeaf) -> None:
+        """Put what the filled regions of a part hold in its place. Blocking; their memory is let go of.
+
+        Called once for each part, in any order, perhaps by several threads at once.
+        """
+        ...
+
+    def join(self, part: ReadLeaf) -> Any:
+        """Return the value. Called once, with any of the parts, when every one is in its place."""
+        ...
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Waitable(Protocol):
+    """All that is asked of the futures a `TypeHandler` returns: a blocking `result`."""
+
+    def result(self, timeout: float | None = None) -> object: ...
+
+
+@runtime_checkable
+class TypeHandler(Protocol):
+    """The batch protocol of the field: what a third party implements for a leaf type of its own.
+
+    `serialize` returns once the values are copied (they may change afterwards) with one future for
+    each piece of background work; `deserialize` returns the values. `infos[i].directory` is the
+    checkpoint directory, or that of an item in it; a handler may put files there, named after
+    `infos[i].name`.
+    """
+
+    def typestr(self) -> str: ...
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[Waitable]: ...
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[Any]: ...
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]: ...
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        """Bytes that saving and that restoring each value holds on the host."""
+        ...
+
+    def finalize(self, directory: str) -> None:
+        """Called once per save and directory, after every future is done and before the commit."""
+        ...
+
+
+class LeafHandler(Protocol):
+    """The streaming protocol: a leaf to its pieces on the host, and buffers back to a value.
+
+    One instance serves many saves and restores at once, so it holds no state of theirs.
+    """
+
+    @property
+    def typestr(self) -> str:
+        """The type name that `_METADATA` records."""
+        ...
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        """Say what would be stored of `value`. Reads no array bytes, writes nothing.
+
+        Raises:
+            InvalidLeafError: If the value cannot be stored; the message says why.
+            DeletedLeafError: If the array is deleted or donated.
+        """
+        ...
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        """Plan how the leaf gets to the host, each piece that is copied of at most about `piece_bytes`.
+
+        Together the pieces cover every chunk of `leaf.spec` once, chunk by chunk, in order of
+        `start` within a chunk. A piece with `cost` 0 looks at memory that nobody will change; it may
+        be larger, since `limit_bytes` cuts it.
+
+        Raises:
+            DeletedLeafError: From here or from `take`, if the array is gone.
+        """
+        ...
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Decide what to read so that `build` can make what `like` asks for, or say what differs.
+
+        Args:
+            stored: The leaf on disk; of any typestr.
+            like: A concrete value, an abstract one, or a type; ignored unless `has_like`.
+            has_like: False for a restore without a target: the saved type, where it can be had here.
+        """
+        ...
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        """Make the values from the filled regions of each leaf's target. Blocking.
+
+        Returns:
+            One value per leaf, in order.
+        """
+        ...
+
+
+@runtime_checkable
+class PackingHandler(LeafHandler, Protocol):
+    """What a `LeafHandler` may add, so that its small leaves are read and built many at a time."""
+
+    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
+        """Decide for many leaves at once what `target` would.
+
+        Args:
+            specs: Of the leaves on disk, of any typestr.
+            likes: What each is to be; None for a restore without a target.
+
+        Returns:
+            For each leaf the handler's own detail, if all of its bytes in C order are what
+            `build_pack` needs; else None, and `target` will be asked.
+        """
+        ...
+
+    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+        """Make the values, in order; none may keep the memory of `pack.data`. Blocking."""
+        ...
+
+
+@runtime_checkable
+class BufferHandler(Protocol):
+    """What a `LeafHandler` may add, so that its small leaves are gathered and not staged one by one."""
+
+    def buffer(self, leaf: Leaf) -> Any:
+        """Return an object whose buffer (PEP 688) is the one chunk of `leaf`, to be copied at once; or None.
+
+        None sends the leaf through `pieces`, and so does whatever is raised while the bytes are copied.
+        Blocking.
+        """
+        ...
+
+
+@runtime_checkable
+class SigningHandler(Protocol):
+    """What a `LeafHandler` may add, so that a tree that is saved again need not be described again."""
+
+    def signature(self, value: Any) -> object:
+        """Return a value that is cheap to make and to compare: while it is equal, so is the `LeafSpec`.
+
+        None if there is no such value. What `describe` would refuse for another reason than its
+        signature (a deleted array) has none.
+        """
+        ...
+
+
+@runtime_checkable
+class SnapshotHandler(Protocol):
+    """What a `LeafHandler` may add, so that the same object need not be written twice."""
+
+    @property
+    def immutable(self) -> bool:
+        """Whether a value never changes: while it is the same object, its bytes are the same."""
+        ...

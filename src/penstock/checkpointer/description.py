@@ -1,0 +1,187 @@
+"""What a checkpoint holds, without its bytes."""
+
+from __future__ import annotations
+
+__all__ = ("CheckpointMetadata", "LeafMetadata", "describe_checkpoint")
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from penstock.kernel.protocols.checkpoints import LeafColumns, StorageDetails, StoredCheckpoint, ZarrDetails
+from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.stores import Store
+from penstock.stages.pytree.flattening import nest_columns
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the descriptions of all leaves of a checkpoint look at."""
+
+    leaves: Sequence[StoredLeaf]
+    specs: Sequence[LeafSpec]
+    details: StorageDetails | None
+
+    @classmethod
+    def of(cls, checkpoint: StoredCheckpoint) -> _Stored:
+        leaves = checkpoint.leaves
+        specs = leaves.specs if isinstance(leaves, LeafColumns) else [leaf.spec for leaf in leaves]
+        return cls(leaves, specs, checkpoint if isinstance(checkpoint, StorageDetails) else None)
+
+
+@final
+class LeafMetadata:
+    """What is known of one leaf without reading it. Immutable; equal to one that says the same."""
+
+    __slots__ = ("_at", "_stored")
+
+    def __init__(self, stored: _Stored, at: int) -> None:
+        self._stored = stored
+        self._at = at
+
+    @property
+    def name(self) -> str:
+        """The stored name, keys joined by dots."""
+        return self._info.name
+
+    @property
+    def key_path(self) -> str:
+        """For people: `['opt'][0]['mu']`."""
+        return self._info.key_path
+
+    @property
+    def kind(self) -> str:
+        """The recorded type: `jax.Array`, `np.ndarray`, `scalar`, `string`, `None`, ..."""
+        return self._spec.typestr
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """None if it is no array."""
+        return self._spec.shape
+
+    @property
+    def dtype(self) -> str:
+        """By name; empty if it is no array."""
+        return self._spec.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Uncompressed; 0 if it is no array."""
+        return self._spec.nbytes
+
+    @property
+    def stored_nbytes(self) -> int | None:
+        """Bytes that its chunks take, encoded as they are; 0 if it is no array, None if nobody can tell."""
+        details = self._stored.details
+        return None if details is None else details.stored_nbytes(self._at)
+
+    @property
+    def codec(self) -> str | None:
+        """What its chunks went through: `zstd:3`, `blosc:lz4:5`; None if nothing."""
+        details = self._stored.details
+        return None if details is None else details.codec(self._at)
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        return self._spec.chunk_shape
+
+    @property
+    def write_shape(self) -> tuple[int, ...] | None:
+        """Of a jax.Array: the part that one replica wrote, as recorded."""
+        return self._spec.write_shape
+
+    @property
+    def sharding(self) -> Mapping[str, Any] | None:
+        """As recorded, a fresh copy each time; its devices need not be here."""
+        text = self._spec.sharding
+        found: Mapping[str, Any] | None = json.loads(text) if text else None
+        return found
+
+    @property
+    def random_key_impl(self) -> str | None:
+        """Of a typed PRNG key: the name of its implementation."""
+        return self._spec.random_key_impl
+
+    @property
+    def _spec(self) -> LeafSpec:
+        return self._stored.specs[self._at]
+
+    @property
+    def _info(self) -> ParamInfo:
+        return self._stored.leaves[self._at].info
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LeafMetadata):
+            return NotImplemented
+
+        return (self._spec, self.name, self.key_path) == (other._spec, other.name, other.key_path)
+
+    def __hash__(self) -> int:
+        return hash((self._spec, self.name))
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        return f"LeafMetadata({self.name!r}, {spec.typestr!r}, shape={spec.shape}, dtype={spec.dtype!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMetadata:
+    """What a checkpoint holds."""
+
+    path: str  #: of the checkpoint: as asked for, or the latest step there
+    tree: Any = field(
+        repr=False
+    )  #: as a restore without a target gives it, with a `LeafMetadata` for each leaf
+    leaves: tuple[LeafMetadata, ...] = field(repr=False)  #: the same, in order
+    custom_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the checkpoint or step
+    committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
+    tree_custom_metadata: Any = None  #: the caller's own that Orbax keeps with the tree, any JSON
+    root_custom_metadata: Mapping[str, Any] | None = (
+        None  #: of the directory of steps, if `metadata` was asked of one
+    )
+    started_at_ns: int | None = None  #: when the save began, as `committed_at_ns`
+    uses_zarr3: bool = False  #: whether arrays are of zarr version 3, as it is recorded
+
+    @property
+    def nbytes(self) -> int:
+        """Array bytes in all, uncompressed."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def stored_nbytes(self) -> int | None:
+        """Bytes that all arrays take, encoded as they are; None if that cannot be told."""
+        found = [leaf.stored_nbytes for leaf in self.leaves]
+        known = [nbytes for nbytes in found if nbytes is not None]
+        return sum(known) if len(known) == len(found) else None
+
+
+def describe_checkpoint(
+    layout: Layout, store: Store, path: str, item: str | None = None
+) -> CheckpointMetadata:
+    """Read the documents of a checkpoint, and nothing else. Blocking.
+
+    Raises:
+        CorruptCheckpointError: If there is no checkpoint, or a damaged one.
+    """
+    checkpoint = layout.open(store, path, item)
+    found, leaves = _Stored.of(checkpoint), checkpoint.leaves
+    if isinstance(leaves, LeafColumns):
+        keys, kinds = leaves.keys, leaves.kinds
+    else:
+        keys, kinds = [leaf.info.keys for leaf in leaves], [leaf.info.kinds for leaf in leaves]
+
+    described = tuple([LeafMetadata(found, at) for at in range(len(leaves))])
+    return CheckpointMetadata(
+        checkpoint.path,
+        nest_columns(keys, kinds, described),
+        described,
+        checkpoint.custom_metadata,
+        checkpoint.committed_at_ns,
+        checkpoint.tree_custom_metadata,
+        checkpoint.root_custom_metadata,
+        found.details.started_at_ns if found.details is not None else None,
+        isinstance(checkpoint, ZarrDetails) and checkpoint.uses_zarr3,
+    )

@@ -1,0 +1,142 @@
+"""The pipelines that penstock runs unless told otherwise."""
+
+from __future__ import annotations
+
+__all__ = (
+    "First",
+    "configured_pipeline",
+    "fitting_pipeline",
+    "prioritised",
+    "restore_pipeline",
+    "save_pipeline",
+)
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from penstock.kernel.config.config import FlowOptions
+from penstock.kernel.pipeline.futures import Milestone
+from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+from penstock.kernel.pipeline.stage import Stage
+from penstock.kernel.plugins.stage_registry import StageRegistry
+from penstock.kernel.protocols.layouts import ArrangedLayout, FormattedLayout, Layout
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.stages.assemble import Assemble
+from penstock.stages.commit import Commit
+from penstock.stages.device_to_host import DeviceToHost
+from penstock.stages.encode import Encode
+from penstock.stages.finalize import Finalize
+from penstock.stages.flatten import Flatten
+from penstock.stages.host_to_device import HostToDevice
+from penstock.stages.limit_bytes import LimitBytes
+from penstock.stages.locate import Locate
+from penstock.stages.plan import Plan
+from penstock.stages.prioritise import Prioritise
+from penstock.stages.read import Read
+from penstock.stages.write import Write
+from penstock.stages.write_arranged import WriteArranged
+
+RunT = TypeVar("RunT")
+First: TypeAlias = Callable[[KeyPath], bool]
+"""Says which leaves come first, by stored key path."""
+
+STAGED_AHEAD = 4096
+"""Messages that may wait behind `device_to_host`. It is what lets a save be staged long before it is
+written; the regulator bounds the bytes copied for them, and what was not copied costs none."""
+
+
+UNLIMITED = 1 << 62  # bytes of a data file
+
+
+def save_pipeline(layout: Layout | None = None) -> Pipeline[SaveRun]:
+    """Return the seven stages of a save, each with its default options.
+
+    Args:
+        layout: What is written; by default Orbax's. One whose files begin with where everything lies
+            has a stage of its own to write them.
+    """
+    arranged = isinstance(layout, ArrangedLayout)
+    return Pipeline(
+        (
+            Slot("flatten", Flatten(), Milestone.PLANNED),
+            Slot("prioritise", Prioritise()),
+            Slot("device_to_host", DeviceToHost(), Milestone.STAGED, queue=STAGED_AHEAD),
+            Slot("limit_bytes", LimitBytes()),
+            Slot("write", WriteArranged() if arranged else Write(), Milestone.WRITTEN, queue=1),
+            Slot("commit", Commit(), Milestone.COMMITTED),
+            Slot("finalize", Finalize()),
+        )
+    )
+
+
+def fitting_pipeline(pipeline: Pipeline[SaveRun], layout: Layout) -> Pipeline[SaveRun]:
+    """Return `pipeline` as saving in the format of a layout needs it.
+
+    With a codec there is a stage `encode` behind `device_to_host`, unless one is called so already. The
+    size of data files becomes an option of `write`.
+
+    Raises:
+        PipelineError, ConfigError: If the stage `write` has no such option.
+    """
+    if not isinstance(layout, FormattedLayout):
+        return pipeline
+
+    form, names = layout.save_format, pipeline.names
+    if form.leaf_codec is not None and "encode" not in names and "device_to_host" in names:
+        slots: list[Slot[SaveRun]] = []
+        for slot in pipeline:
+            slots.append(slot)
+            if slot.name == "device_to_host":
+                slots.append(Slot("encode", Encode()))
+
+        pipeline = Pipeline(tuple(slots))
+
+    size = form.ocdbt_target_data_file_size
+    if size is None or not form.ocdbt:
+        return pipeline
+
+    return pipeline.configure("write", file_bytes=size or UNLIMITED)
+
+
+def restore_pipeline() -> Pipeline[RestoreRun]:
+    """Return the stages of a restore, each with its default options."""
+    return Pipeline(
+        (
+            Slot("locate", Locate()),
+            Slot("plan", Plan()),
+            Slot("prioritise", Prioritise()),
+            Slot("limit_bytes", LimitBytes()),
+            Slot("read", Read(), queue=1),
+            Slot("host_to_device", HostToDevice()),
+            Slot("assemble", Assemble()),
+        )
+    )
+
+
+def prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
+    """Return `pipeline` with the leaves that `first` says in front."""
+    return pipeline if first is None else pipeline.configure("prioritise", first=first)
+
+
+def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipeline[RunT]:
+    """Return `pipeline` as the configuration wants it: its stages by name, then their options.
+
+    A name in `options.stages` means the stage of that name in `pipeline`, with its milestone, or
+    one that a distribution offers under the entry-point group `penstock.stages`.
+
+    Raises:
+        PipelineError: If a name means nothing, or occurs twice.
+        ConfigError: If a stage has no such option, or a value does not fit.
+    """
+    if options.stages is not None:
+        ours = {slot.name: slot for slot in pipeline}
+        plugged_in: StageRegistry[Stage[Any]] = StageRegistry(
+            {slot.name: type(slot.stage) for slot in pipeline}
+        )
+        slots = [
+            ours[name] if name in ours else Slot(name, plugged_in.create(name)) for name in options.stages
+        ]
+        pipeline = Pipeline(tuple(slots))
+
+    return pipeline.configured(options.stage_options)

@@ -1,0 +1,163 @@
+"""How saves meet the end of their process: its exit, a SIGTERM, a fork."""
+
+from __future__ import annotations
+
+__all__ = ("Stopping",)
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
+from typing import Any, final
+
+from anyio import Event, create_task_group, move_on_after
+
+from penstock.checkpointer.background_saves import BackgroundSaves
+from penstock.kernel.concurrency.fork import HomeProcess
+from penstock.kernel.concurrency.threads import LoopHandle
+from penstock.kernel.config.shutdown_options import StoppingOptions
+from penstock.kernel.pipeline.futures import SaveFuture
+
+LOOK_S = 0.2  # between two looks at whether the threads that matter still run
+
+
+@final
+class Stopping:
+    """What one Checkpointer does about the end of its process.
+
+    Args:
+        options: What is wanted.
+        background: The saves it is about.
+    """
+
+    __slots__ = ("_background", "_came", "_home", "_loop", "_options", "_previous", "_sigterm_came", "keeps")
+
+    def __init__(self, options: StoppingOptions, background: BackgroundSaves) -> None:
+        self._options = options
+        self._background = background
+        self._home = HomeProcess()
+        self._loop: LoopHandle | None = None
+        self._came: Event | None = None
+        self._previous: Any = None
+        self._sigterm_came = False
+        self.keeps: object = None  #: not to be collected before the loop that this belongs to
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this is the process that it was entered in, and not a fork of that."""
+        return self._home.is_here
+
+    @property
+    def sigterm_came(self) -> bool:
+        """Whether a SIGTERM is being held back, or was."""
+        return self._sigterm_came
+
+    def check_process(self) -> None:
+        """Raise `ForkedError` in a fork of the process that it was entered in."""
+        self._home.check("this Checkpointer")
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[None]:
+        """Be ready, in the loop that runs, for what may come while the Checkpointer is open."""
+        self._home, self._loop, self._came = HomeProcess(), LoopHandle(), Event()
+        if self._options.sigterm_s <= 0:
+            yield
+            return
+
+        async with create_task_group() as watch:
+            watch.start_soon(self._wait_and_go, self._came, name="penstock SIGTERM")
+            with self.holding_sigterm():
+                yield
+
+            watch.cancel_scope.cancel()
+
+    def keep_alive(self, save: SaveFuture) -> None:
+        """Have the interpreter wait for a save at its end, if the loop's thread would die with it.
+
+        The main thread is never waited for: once its code has ended, no loop runs there.
+        """
+        loop_thread = threading.current_thread()
+        if self._options.at_exit == "abandon" or not loop_thread.daemon:
+            return
+
+        # No daemon, and so joined by the interpreter before it ends: that is all it is for.
+        keeper = threading.Thread(
+            target=_keep_alive,
+            args=(save, loop_thread, self._options.at_exit_s),
+            name=f"penstock keeps alive {save.path}",
+            daemon=False,
+        )
+        keeper.start()
+
+    @contextmanager
+    def holding_sigterm(self) -> Generator[None]:
+        """Hold SIGTERM back in this context while saves are under way, if that is wanted.
+
+        Nothing outside the main thread, where Python lets nobody handle signals.
+        """
+        wanted = self._options.sigterm_s > 0 and threading.current_thread() is threading.main_thread()
+        if not wanted:
+            yield
+            return
+
+        self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _on_sigterm(self, _: int, __: FrameType | None) -> None:
+        """Begin to wait for the saves; the second time, or without any, let the signal do what it does."""
+        if self._sigterm_came or self._loop is None or self._came is None or not self._background.under_way:
+            self._sigterm_came = True
+            self._let_go()
+            return
+
+        self._sigterm_came = True
+        self._loop.post(self._came.set)
+
+    async def _wait_and_go(self, came: Event) -> None:
+        await came.wait()
+        with move_on_after(self._options.sigterm_s):
+            await self._background.wait_ended()
+
+        # To the main thread, which may be another one than the loop's; handled there as the second.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _let_go(self) -> None:
+        if signal.getsignal(signal.SIGTERM) != self._on_sigterm:
+            return
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
+        if self._sigterm_came:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _keep_alive(save: SaveFuture, loop_thread: threading.Thread, most_s: float) -> None:
+    """Return when the save is over, or cannot be any more."""
+    over = threading.Event()
+    save.add_done_callback(lambda _: over.set())
+    ending_since: float | None = None
+    while not over.wait(LOOK_S):
+        if not loop_thread.is_alive():
+            return
+        if threading.main_thread().is_alive():
+            continue
+
+        ending_since = time.monotonic() if ending_since is None else ending_since
+        if time.monotonic() - ending_since > most_s:
+            _tell(f"the save of {save.path!r} did not end within {most_s:g} s of the interpreter's end")
+            return
+
+    # Else there is code yet that it can be raised to.
+    if not threading.main_thread().is_alive() and save.exception() is not None:
+        _tell(f"the save of {save.path!r} failed while the interpreter ended: {save.exception()}")
+
+
+def _tell(problem: str) -> None:
+    """Tell a person, for there is no code any more that could be told."""
+    sys.stderr.write(f"penstock: {problem}\n")

@@ -1,0 +1,100 @@
+"""Restoring several items of one checkpoint, by name."""
+
+from __future__ import annotations
+
+__all__ = ("ItemsKeywords", "restore_items")
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, TypedDict, cast
+
+from penstock.checkpointer.engine import Engine
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import NotACheckpointError, SpecError, UnsupportedFormatError
+from penstock.kernel.protocols.checkpoints import FoundItems, ItemKind, ListedItems
+
+_ARRAY: Final = "checkpoint"
+"""What Orbax calls the only leaf of an item that is one array."""
+
+
+class ItemsKeywords(TypedDict, total=False):
+    """Keyword arguments of `restore_items`; see `penstock.restore_items`."""
+
+    like: Mapping[str, Any] | None
+    items: Iterable[str] | None
+    mmap: bool
+
+
+async def restore_items(
+    engine: Engine,
+    threads: Threads,
+    restore: Callable[..., Awaitable[Any]],
+    path: str,
+    *,
+    like: Mapping[str, Any] | None = None,
+    items: Iterable[str] | None = None,
+    mmap: bool = False,
+) -> dict[str, Any]:
+    """Return the values of the items of the checkpoint at `path`, all of one and the same checkpoint.
+
+    Args:
+        engine: Of a Checkpointer.
+        threads: Where blocking calls go.
+        restore: Restores one item: `restore(path, item=name)`, or with a target `like` too.
+        path: Absolute.
+        like: Targets, by item.
+        items: Which; None for all.
+        mmap: As for `restore`.
+
+    Raises:
+        SpecError: If `like` has what is not asked for.
+        UnsupportedFormatError: If the checkpoint has no items.
+        NotACheckpointError: If it has not all that are asked for.
+    """
+    layout = engine.layout
+    if not isinstance(layout, ListedItems):
+        raise UnsupportedFormatError(path, f"a {type(layout).__name__} knows no items")
+
+    found = await threads.run(layout.items, engine.store, path)
+    targets: Mapping[str, Any] = {} if like is None else like
+    chosen = _chosen(found, targets, items)
+    one = partial(restore, mmap=mmap)
+
+    async def read() -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name in chosen:
+            target = {"like": targets[name]} if name in targets else {}
+            values[name] = await _restore_one(one, found.path, name, found.kinds[name], target)
+
+        return values
+
+    return await engine.read_unchanged(found.path, threads, read)
+
+
+def _chosen(found: FoundItems, like: Mapping[str, Any], names: Iterable[str] | None) -> list[str]:
+    if isinstance(names, str):
+        raise SpecError(f"items must be a list of names, not {names!r}")
+    if not isinstance(cast("object", like), Mapping):
+        raise SpecError(f"like must be a mapping from items to targets, not a {type(like).__name__}")
+
+    chosen = list(found.kinds if names is None else names)
+    for name in (*chosen, *like):
+        if name not in found.kinds:
+            listed = ", ".join(found.kinds)
+            raise NotACheckpointError(found.path, f"has no item {name!r} (its items: {listed})")
+    for name in like:
+        if name not in chosen:
+            raise SpecError(f"like has {name!r}, which is not among the items asked for")
+
+    return chosen
+
+
+async def _restore_one(
+    restore: Callable[..., Awaitable[Any]], path: str, name: str, kind: ItemKind, target: dict[str, Any]
+) -> Any:
+    match kind:
+        case "array":
+            wrapped = {key: {_ARRAY: value} for key, value in target.items()}
+            return (await restore(path, item=name, **wrapped))[_ARRAY]
+        case _:
+            return await restore(path, item=name, **target)

@@ -1,0 +1,61 @@
+"""One restore: its pipeline, run again if the checkpoint is replaced meanwhile."""
+
+from __future__ import annotations
+
+__all__ = ("RestoreTask",)
+
+import time
+from typing import Any, final
+
+from penstock.checkpointer.engine import Engine
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.messages.restore import RestoreRequest
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.stages.reuse.value_cache import KnownValues
+
+
+@final
+class RestoreTask:
+    """Restores one tree, and remembers what a later save may take for unchanged.
+
+    Args:
+        engine: Of the Checkpointer.
+        threads: Of the Checkpointer.
+        pipeline: The stages.
+        request: What is wanted.
+    """
+
+    __slots__ = ("_engine", "_pipeline", "_request", "_threads")
+
+    def __init__(
+        self, engine: Engine, threads: Threads, pipeline: Pipeline[RestoreRun], request: RestoreRequest
+    ) -> None:
+        self._engine = engine
+        self._threads = threads
+        self._pipeline = pipeline
+        self._request = request
+
+    async def __call__(self) -> tuple[Any, RestoreRun]:
+        """Return the tree, and the run that knows what was done."""
+        path = self._request.path
+        tree, run = await self._engine.read_unchanged(path, self._threads, self._once)
+        if run.references:
+            identity = await self._threads.run(run.store.identity, path)
+            run.shared.of(KnownValues).remember(path, identity, {run.directory: run.references})
+
+        return tree, run
+
+    async def _once(self) -> tuple[Any, RestoreRun]:
+        run = self._engine.restore_run(self._request.path, self._threads)
+        since = time.perf_counter()
+        result = await run_pipeline(self._pipeline, run, self._request)
+        self._engine.events.info(
+            "restore.finished",
+            path=run.path,
+            n_leaves=run.progress.leaves_total,
+            nbytes=run.progress.bytes_done,
+            seconds=time.perf_counter() - since,
+        )
+        return result.value.tree, run

@@ -1,0 +1,89 @@
+"""Saving several named items as one checkpoint."""
+
+from __future__ import annotations
+
+__all__ = ("Array", "Composite", "Json", "NumpyRandomKey", "Proto", "PyTree", "RandomKey", "for_items")
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from penstock.checkpointer.engine import Engine, SaveKeywords
+from penstock.checkpointer.pipelines import First
+from penstock.handlers.formats.items.composite_layout import ItemsLayout
+from penstock.handlers.formats.items.item_parts import take_apart
+from penstock.handlers.formats.items.item_types import (
+    Array,
+    Composite,
+    Json,
+    NumpyRandomKey,
+    Proto,
+    PyTree,
+    RandomKey,
+)
+from penstock.handlers.formats.items.single_item_layout import OneTreeLayout
+from penstock.kernel.config.save_format import SaveArgs
+from penstock.kernel.errors import SpecError
+from penstock.kernel.pipeline.shared_objects import Shared
+from penstock.kernel.protocols.layouts import FormattedLayout
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.stages.reuse.value_cache import KnownValues
+
+T = TypeVar("T")
+
+
+def for_items(
+    engine: Engine, items: Composite, keywords: SaveKeywords, first: First | None
+) -> tuple[Engine, object, SaveKeywords, First | None]:
+    """Return what saves the items, and the tree that it saves: the only one, or one of all their leaves.
+
+    What was asked for leaves of the tree of items is asked for those of that tree, then.
+
+    Which trees were planned is not shared by saves of several items: their names mean other files.
+
+    Raises:
+        SpecError: If they cannot be saved.
+    """
+    if not isinstance(engine.layout, FormattedLayout):
+        raise SpecError(f"a {type(engine.layout).__name__} holds one tree, not several items")
+    parts = take_apart(items)
+    if OneTreeLayout.fits(engine.layout, parts):
+        ((name, tree),) = parts.tree.items()
+        engine = replace(engine, layout=OneTreeLayout(engine.layout, parts))
+        if "save_args" in keywords:
+            keywords = {**keywords, "save_args": _below(name, keywords["save_args"])}
+
+        return engine, tree, keywords, None if first is None else _with_name(name, first)
+
+    shared = Shared.with_objects({KnownValues: engine.shared.of(KnownValues)})
+    return (
+        replace(engine, layout=ItemsLayout(engine.layout, parts), shared=shared),
+        parts.tree,
+        keywords,
+        first,
+    )
+
+
+def _below(name: str, asked: Any) -> Any:
+    """Of `save_args` for a tree of items, those for one item.
+
+    Raises:
+        SpecError: If there is something for another one, that has no arrays.
+    """
+    if isinstance(asked, SaveArgs):
+        return asked
+    if callable(asked):
+        return _with_name(name, asked)
+    if not isinstance(asked, Mapping):
+        return asked
+
+    given = dict(cast("Mapping[str, object]", asked))
+    found = given.pop(name, None)
+    if any(value is not None for value in given.values()):
+        raise SpecError(f"save_args are for {', '.join(map(repr, given))}, and {name!r} alone has arrays")
+
+    return found
+
+
+def _with_name(name: str, function: Callable[[KeyPath], T]) -> Callable[[KeyPath], T]:
+    return lambda keys: function((name, *keys))

@@ -1,0 +1,198 @@
+"""One save in the background: its task, its scope, and what is undone when it fails."""
+
+from __future__ import annotations
+
+__all__ = ("SaveTask",)
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import final
+
+from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_after
+
+from penstock.kernel.concurrency.threads import LoopHandle
+from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
+from penstock.kernel.messages.save import Background, SaveReport, TreeToSave
+from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.runner import run_pipeline
+
+CLEANING_S = 60.0
+
+
+@final
+class SaveTask:
+    """Runs one save to its end and tells its future. Never raises but when it is cancelled.
+
+    Args:
+        pipeline: The stages.
+        run: What they use.
+        tree: What to save.
+        turn: Held while saving, so that saves to one path follow each other.
+        undo_s: How long a save that ends badly waits for what third-party handlers write.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_hung",
+        "_pipeline",
+        "_promise",
+        "_run",
+        "_scope",
+        "_staged_s",
+        "_started",
+        "_tree",
+        "_turn",
+        "_undo_s",
+    )
+
+    def __init__(
+        self,
+        pipeline: Pipeline[SaveRun],
+        run: SaveRun,
+        tree: TreeToSave,
+        turn: Lock,
+        undo_s: float = CLEANING_S,
+    ) -> None:
+        loop = LoopHandle()
+        self._pipeline = pipeline
+        self._run = run
+        self._tree = tree
+        self._turn = turn
+        self._undo_s = run.undo_s = undo_s
+        run.on_hang = self._leave_behind
+        self._hung: HandlerFailedError | None = None
+        self._scope = CancelScope()
+        self._ended = Event()
+        self._started = time.perf_counter()
+        self._staged_s = float("nan")
+        self._promise = SavePromise(run.path, lambda: loop.post(self.cancel), run.progress.snapshot)
+
+    @property
+    def future(self) -> SaveFuture:
+        """The caller's handle."""
+        return self._promise.future
+
+    @property
+    def promise(self) -> SavePromise:
+        """The kernel's side of it."""
+        return self._promise
+
+    def cancel(self) -> None:
+        """Stop, unless the commit is through: then the checkpoint is as good as there. In the loop only."""
+        if (self.future.milestone or 0) < Milestone.COMMITTED:
+            self._scope.cancel()
+
+    async def wait_ended(self) -> None:
+        """Wait until nothing of the save runs any more, and what it left behind is gone."""
+        await self._ended.wait()
+
+    async def __call__(self) -> None:
+        """Save."""
+        try:
+            with self._scope:
+                await self._save()
+        except get_cancelled_exc_class():
+            self._give_up()
+            raise
+        except Exception as error:
+            self._run.events.error("save.failed", path=self._run.path, error=repr(error))
+            self._promise.fail(error)
+        except BaseException as interrupt:
+            self._promise.fail(interrupt)  # a thread may be waiting for the result
+            raise
+        finally:
+            self._ended.set()
+
+        if not self.future.done:
+            self._give_up()
+
+    async def _save(self) -> None:
+        run = self._run
+        async with self._turn:
+            run.events.info("save.started", path=run.path)
+            try:
+                result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
+            except BaseException as error:
+                with CancelScope(shield=True):  # both parts have a bound
+                    await self._undo(error)
+
+                raise
+            finally:
+                if self._hung is None:
+                    run.workspace.release()
+
+        report: SaveReport = replace(
+            result.value,
+            staged_s=self._staged_s,
+            durable_s=time.perf_counter() - self._started,
+            peak_leased_bytes=run.memory.statistics().peak,
+            stages=result.stages,
+        )
+        run.events.info(
+            "save.finalized",
+            path=run.path,
+            n_leaves=report.n_leaves,
+            nbytes=report.nbytes,
+            durable_s=report.durable_s,
+        )
+        self._promise.finish(report)
+
+    async def _undo(self, because: BaseException) -> None:
+        run = self._run
+        with move_on_after(self._undo_s):
+            for work in run.background:
+                self._hung = self._hung_in(work)
+                with suppress(Exception):  # why the save fails is known already
+                    await work.wait()
+
+            self._hung = None
+
+        if self._hung is not None:
+            # The handler may write on, so nobody may build there: whoever waits for it in a thread holds it.
+            run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(self._hung))
+            because.add_note(str(self._hung))
+            return
+
+        try:
+            with move_on_after(CLEANING_S):
+                await run.workspace.discard()
+        except StorageError as error:
+            run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(error))
+            because.add_note(f"what was written could not be removed: {error}")
+
+    def _hung_in(self, work: Background) -> HandlerFailedError:
+        problem = f"{work.what} did not end within {self._undo_s:g} s of the save's end"
+        return HandlerFailedError(
+            work.key_path,
+            work.handler,
+            f"{problem}; {self._run.workspace.temporary!r} stays, and stays held, until it does",
+        )
+
+    def _leave_behind(self, work: Background) -> None:
+        """Be over, as far as others can see. What hangs is a coroutine, and nobody can end that."""
+        error = self._hung_in(work)
+        self._run.events.warning("save.left_behind", path=self._run.workspace.temporary, error=repr(error))
+        self._promise.fail(error)
+        self._ended.set()
+
+    def _reach(self, milestone: Milestone) -> None:
+        if milestone >= Milestone.STAGED and self._staged_s != self._staged_s:  # still NaN
+            self._staged_s = time.perf_counter() - self._started
+
+        self._run.events.debug(f"save.{milestone.name.lower()}", path=self._run.path)
+        self._promise.reach(milestone)
+
+    def _give_up(self) -> None:
+        published = " after it was published" if self._run.workspace.published else ""
+        self._run.events.info("save.cancelled", path=self._run.path)
+        if self.future.done:
+            return
+        if self._hung is not None:
+            self._promise.fail(self._hung)
+            return
+
+        self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
+        self._promise.mark_seen()  # whoever cancelled it knows

@@ -1,0 +1,234 @@
+"""A restore whose values come one by one, each as soon as it is complete."""
+
+from __future__ import annotations
+
+__all__ = ("LeafStream", "StreamKeywords", "Streams")
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, TypedDict, final
+
+from anyio import (
+    CancelScope,
+    ClosedResourceError,
+    EndOfStream,
+    Event,
+    create_memory_object_stream,
+    get_cancelled_exc_class,
+)
+from anyio.abc import TaskGroup
+
+from penstock.checkpointer.engine import Engine
+from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
+from penstock.kernel.concurrency.threads import LoopHandle, Threads
+from penstock.kernel.errors import ClosedError, PenstockError, StorageError
+from penstock.kernel.messages.restore import Only, Order, RestoreRequest
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.storage.read_lock import hold_for_reading
+from penstock.stages.deliver import Deliver
+from penstock.stages.reorder import InOrder
+
+
+class StreamKeywords(TypedDict, total=False):
+    """Keyword arguments of `stream`.
+
+    Attributes:
+        like: As for `restore`.
+        order: Which leaves come first: shell patterns over dotted names, what fits the first of them
+            before what fits the second; or a function from the key path to anything that can be
+            compared, the least first. By default each comes as soon as it is complete.
+        only: As for `restore`.
+        item: As for `restore`.
+        pipeline: Stages for this restore alone; its `assemble` and `prioritise` are replaced.
+    """
+
+    like: Any
+    order: Order | None
+    only: Only | None
+    item: str | None
+    pipeline: Pipeline[RestoreRun] | None
+
+
+@final
+class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
+    """The leaves of a checkpoint, as pairs of key path and value. An async iterator; may be a context, too.
+
+    Nothing is read ahead of the taker but what fits into the bytes in flight, so a value that is not
+    taken holds the others back. Leaving the loop early stops the reading: at once if `aclose` is
+    awaited or the context left, or soon after the stream is dropped.
+
+    Raises:
+        StorageError: If something else was put at the path meanwhile; all values until then are of what was
+            there first.
+        PenstockError: What `Checkpointer.restore` raises, at the value that cannot be had.
+    """
+
+    __slots__ = ("_loop", "_reading")
+
+    def __init__(self, reading: _Reading) -> None:
+        self._reading = reading
+        self._loop = LoopHandle()
+
+    async def __anext__(self) -> tuple[KeyPath, Any]:
+        return await self._reading.next_value()
+
+    async def aclose(self) -> None:
+        """Stop reading, and return when every byte is given back. Idempotent."""
+        self._reading.stop()
+        await self._reading.wait_ended()
+
+    async def __aenter__(self) -> LeafStream:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        with CancelScope(shield=True):  # bounded by the reads under way
+            await self.aclose()
+
+    def __del__(self) -> None:
+        self._loop.post(self._reading.stop)  # perhaps in another thread
+
+
+@final
+class Streams:
+    """The streams of one Checkpointer, which end with it."""
+
+    __slots__ = ("_readings",)
+
+    def __init__(self) -> None:
+        self._readings: list[_Reading] = []
+
+    def open(
+        self,
+        engine: Engine,
+        tasks: TaskGroup,
+        threads: Threads,
+        pipeline: Pipeline[RestoreRun],
+        path: str,
+        options: StreamKeywords,
+    ) -> LeafStream:
+        """Begin to read when the first value is asked for."""
+        only, item = options.get("only"), options.get("item")
+        request = RestoreRequest(path, options.get("like"), "like" in options, item=item, only=only)
+        pipeline, order = options.get("pipeline") or pipeline, options.get("order")
+        self._readings = [reading for reading in self._readings if not reading.has_ended]
+        reading = _Reading(engine, tasks, threads, pipeline, request, order)
+        self._readings.append(reading)
+        return LeafStream(reading)
+
+    def stop(self) -> None:
+        """Stop all of them."""
+        for reading in self._readings:
+            reading.stop()
+
+
+@final
+class _Reading:
+    """What goes on behind a stream. It knows nothing of the stream, which may be dropped."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: TaskGroup,
+        threads: Threads,
+        pipeline: Pipeline[RestoreRun],
+        request: RestoreRequest,
+        order: Order | None,
+    ) -> None:
+        self._engine = engine
+        self._tasks = tasks
+        self._threads = threads
+        self._request = request
+        self._send, self._receive = create_memory_object_stream[tuple[KeyPath, Any]](0)
+        pipeline = pipeline.replace("assemble", Deliver(self._take, order, self._check))
+        if order is not None:
+            pipeline = pipeline.replace("prioritise", InOrder(order))
+
+        self._pipeline = pipeline
+        self._scope = CancelScope()
+        self._ended = Event()
+        self._started = False
+        self._identity: object = None  # of what is read
+        self._replaced: StorageError | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    async def next_value(self) -> tuple[KeyPath, Any]:
+        if not self._started:
+            self._started = True
+            self._tasks.start_soon(self._read)
+
+        try:
+            return await self._receive.receive()
+        except ClosedResourceError:
+            raise ClosedError("the stream was closed") from None
+        except EndOfStream:
+            pass  # what is raised below has a cause of its own, or none
+
+        await self._ended.wait()
+        self._receive.close()
+        error, self._error = self._error, None
+        if error is None:
+            raise StopAsyncIteration
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def stop(self) -> None:
+        """End it. In the loop only."""
+        self._scope.cancel()
+        self._receive.close()
+        self._send.close()
+        if not self._started:
+            self._started = True
+            self._ended.set()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    async def _take(self, keys: KeyPath, value: object) -> None:
+        await self._send.send((keys, value))
+
+    async def _read(self) -> None:
+        try:
+            with self._scope, self._send:
+                await self._run()
+        except get_cancelled_exc_class():
+            raise
+        except Exception as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    async def _run(self) -> None:
+        engine, path = self._engine, self._request.path
+        async with hold_for_reading(engine.store, self._threads, path):
+            self._identity = await self._threads.run(engine.store.identity, path)
+            run = engine.restore_run(path, self._threads)
+            with calm_interpreter(self._tasks, engine.config.loop):
+                try:
+                    await run_pipeline(self._pipeline, run, self._request)
+                except PenstockError as error:
+                    if error is not self._replaced:
+                        await self._check(error)  # then that is why
+                    raise
+
+            await self._check()
+
+    async def _check(self, because_of: PenstockError | None = None) -> None:
+        """Raise unless what is read is still there."""
+        path = self._request.path
+        if self._identity != await self._threads.run(self._engine.store.identity, path):
+            self._replaced = StorageError("read", path, "was replaced while it was being read")
+            raise self._replaced from because_of

@@ -1,0 +1,288 @@
+"""`penstock demo`: train, save meanwhile, kill in the middle of a save, resume, compare bit for bit."""
+
+from __future__ import annotations
+
+__all__ = ("DemoOptions", "require_followed", "run_demo")
+
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, final
+
+import anyio
+from anyio import Event, create_task_group, move_on_after
+
+from penstock.cli.demo import report
+from penstock.cli.demo.process import TrainingLog, run_training
+from penstock.cli.demo.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
+from penstock.cli.demo.scratch import end_on_signal, open_directory
+from penstock.cli.demo.texts import read_text
+from penstock.cli.demo.timeline import draw, timeline_of
+from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.terminal_output import CommandError, Output
+
+PATIENCE_S = 30.0  # with the second process, once the first one has ended
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the command line says."""
+
+    text: Path | None = None  #: None: penstock's own
+    steps: int = 190
+    every: int = 30
+    size: str = "full"
+    seconds: float = 75.0  #: to aim at, by training fewer steps on a slow machine
+    keep: Path | None = None  #: None: a temporary directory, removed at the end
+    picture: Path = field(default=Path("penstock-demo-timeline.svg"))
+
+
+def run_demo(options: DemoOptions, output: Output) -> int:
+    """Run the demo and return the exit status: 0, or 128 + the signal that ended it.
+
+    Raises:
+        CommandError: If it cannot run, or if what it is to show is not so.
+        OSError: If its files cannot be written.
+    """
+    if options.steps < 3 * options.every or options.every < 1:
+        raise CommandError("it takes three saves at least: make --steps three times --every, or more")
+
+    text, what = read_text(options.text)
+    with open_directory(options.keep, output) as directory:
+        (directory / "text.txt").write_text(text, "utf-8")
+        demo = _Demo(options, output, directory)
+        return anyio.run(demo, f"{what}, {len(text):,} characters")
+
+
+@final
+class _Demo:
+    """The four acts, and what the three processes have told."""
+
+    def __init__(self, options: DemoOptions, output: Output, directory: Path) -> None:
+        self._options = options
+        self._output = output
+        self._directory = directory
+        self._began = time.monotonic()
+        self._reference = self._killed = self._resumed = self._follower = TrainingLog()
+        self._news = Event()
+
+    async def __call__(self, text: str) -> int:
+        received: list[int] = []
+        failure: Exception | None = None
+        async with create_task_group() as tasks:
+            tasks.start_soon(end_on_signal, tasks.cancel_scope, received)
+            try:
+                await self._train(text)
+                await self._kill()
+                await self._resume()
+                self._conclude()
+            except Exception as error:
+                failure = error  # raised below, as it is and not in a group
+
+            tasks.cancel_scope.cancel()
+
+        if failure is not None:
+            raise failure
+        if received:
+            self._output.say(f"\nended by {signal.Signals(received[0]).name}")
+
+        return 128 + received[0] if received else 0
+
+    async def _train(self, text: str) -> None:
+        options, output = self._options, self._output
+        output.headline("1  Train, and save while training goes on")
+        output.say(f"A small transformer learns {text}.")
+        output.say(f"It saves every {options.every} steps; each step donates the state that is being saved.")
+        output.say("A second process follows it: restores steps as they come, and trains one step from each.")
+        failure: Exception | None = None
+        async with create_task_group() as beside:
+            beside.start_soon(self._follow)
+            try:
+                self._reference = await self._process("reference", options.steps, seconds=options.seconds)
+                with move_on_after(PATIENCE_S):
+                    await self._caught_up()
+            except Exception as error:
+                failure = error  # raised below, as it is and not in a group
+
+            beside.cancel_scope.cancel()
+
+        if failure is not None:
+            raise failure
+
+        if len(self._reference.steps) < options.steps:
+            output.say(f"It ended early, to keep the demo near {options.seconds:.0f} s on this machine.")
+
+        started, losses = self._reference.started, _losses(self._reference)
+        assert started is not None
+        output.say(
+            f"{started.n_parameters:,} parameters, {len(losses)} steps, "
+            f"loss {losses[0]:.2f} to {fmean(losses[-10:]):.2f} (mean of ten)  {report.curve(losses)}"
+        )
+
+    async def _kill(self) -> None:
+        output = self._output
+        last = len(self._reference.steps)
+        hold_at = max(2, round(0.6 * (last // self._options.every))) * self._options.every
+        output.headline("2  Kill it in the middle of a save")
+        output.say(f"The same from the start, in a new process, which dies while it saves step {hold_at}.")
+        output.say("So that it surely dies half-way, that one save has a stage more, before `commit`, which")
+        output.say("lets half of the bytes pass and then waits. Training goes on meanwhile.")
+        self._killed = await self._process("run", last, hold_at=hold_at)
+        log = self._killed
+        if log.returncode != -signal.SIGKILL or log.held is None:
+            raise CommandError(f"the process was to be killed, and ended with status {log.returncode}")
+
+        output.say(
+            f"Sent SIGKILL after step {log.steps[-1].step}: step {hold_at} was staged, "
+            f"{format_bytes(log.held.nbytes)} of it were written. On disk are now:"
+        )
+        output.table(await anyio.to_thread.run_sync(report.disk_table, self._directory / "run"))
+
+    async def _resume(self) -> None:
+        output = self._output
+        output.headline("3  Resume in a new process")
+        self._resumed = await self._process("run", len(self._reference.steps))
+        if self._resumed.restored is None:
+            raise CommandError("the new process found no checkpoint")
+
+    def _conclude(self) -> None:
+        output, options = self._output, self._options
+        output.headline("4  The verdict")
+        reference = report.losses_of(self._reference)
+        other = report.losses_of(self._killed, self._resumed)
+        assert self._resumed.restored is not None
+        resumed_from = self._resumed.restored.step
+        steps = [1, resumed_from, resumed_from + 1, self._killed.steps[-1].step, len(reference)]
+        output.table(report.loss_table(reference, other, sorted(set(steps))))
+        logs = {"uninterrupted": self._reference, "killed": self._killed, "resumed": self._resumed}
+        self._compare()
+        output.say("")
+        output.table(report.save_table(logs))
+        save = _most_telling(self._reference)
+        options.picture.write_text(draw(timeline_of(self._reference, save)), "utf-8")
+        output.say(f"\nThe stages of the save of step {save.step}, as a picture: {options.picture}")
+        if options.keep is not None:
+            output.say(f"The checkpoints: {self._directory}; look at one with `penstock inspect`")
+
+        output.say(f"{time.monotonic() - self._began:.0f} s in all.")
+
+    def _compare(self) -> None:
+        last = len(self._reference.steps)
+        assert self._resumed.restored is not None
+        n_killed, first = self._killed.steps[-1].step, self._resumed.restored.step + 1
+        _require_equal("killed", self._reference, self._killed, range(1, n_killed + 1))
+        _require_equal("resumed", self._reference, self._resumed, range(first, last + 1))
+        require_followed(self._reference, self._follower)
+        self._output.success(
+            f"Bit-equal: all {n_killed} losses before the kill and all {last + 1 - first} after the resume "
+            "are those of the uninterrupted run."
+        )
+        followed = self._follower.followed
+        peak, limit = max(step.peak_bytes for step in followed), followed[0].limit_bytes
+        self._output.success(
+            f"Bit-equal, too: what the second process found from the {len(followed)} steps that it restored, "
+            f"with {format_bytes(peak)} of its {format_bytes(limit)} of memory."
+        )
+
+    async def _follow(self) -> None:
+        """Run the second process beside the first, until this is cancelled."""
+
+        def note(log: TrainingLog, record: Record) -> bool:
+            self._follower = log
+            if isinstance(record, FollowedStep):
+                self._output.say(report.describe_followed(record))
+
+            self._news.set()
+            self._news = Event()
+            return False
+
+        try:
+            await run_training(self._common("reference"), note, "follower")
+        except (OSError, ValueError) as error:  # that it found nothing is noticed in the end
+            self._output.say(f"the second process failed: {error}")
+
+    async def _caught_up(self) -> None:
+        """Wait until the second process has evaluated the last step that the first one saved."""
+        last = self._reference.saves[-1].step
+        while not any(step.step == last for step in self._follower.followed):
+            await self._news.wait()
+
+    def _common(self, folder: str) -> dict[str, Any]:
+        directory = self._directory / folder
+        directory.mkdir(exist_ok=True)
+        return {
+            "directory": str(directory),
+            "text": str(self._directory / "text.txt"),
+            "size": self._options.size,
+        }
+
+    async def _process(self, folder: str, steps: int, **more: Any) -> TrainingLog:
+        """Run a training process under a progress bar, and say what it saves."""
+        options = {
+            **self._common(folder),
+            "steps": steps,
+            "every": self._options.every,
+            "began": time.monotonic(),
+            **more,
+        }
+        with self._output.bar(steps) as bar:
+
+            def watch(log: TrainingLog, record: Record) -> bool:
+                if isinstance(record, FinishedStep):
+                    bar.show(record.step, f"loss {float.fromhex(record.loss):.2f}")
+                elif isinstance(record, DurableSave):
+                    self._output.say(report.describe_save(record))
+                elif isinstance(record, Restored):
+                    self._output.say(report.describe_restore(record))
+
+                return _is_in_the_middle(log)
+
+            log = await run_training(options, watch)
+
+        if log.returncode and log.held is None:
+            raise CommandError(
+                f"a training process ended with status {log.returncode}:\n{log.errors.strip()}"
+            )
+
+        return log
+
+
+def _is_in_the_middle(log: TrainingLog) -> bool:
+    """Whether the held save is staged and half written, and a step was done since it began."""
+    held = log.held
+    if held is None or log.steps[-1].step == held.step:
+        return False
+
+    return any(staged.step == held.step for staged in log.staged)
+
+
+def _require_equal(name: str, reference: TrainingLog, other: TrainingLog, steps: range) -> None:
+    differing = report.differing_steps(report.losses_of(reference), report.losses_of(other), steps)
+    if differing:
+        raise CommandError(
+            f"NOT bit-equal: the {name} process differs from the uninterrupted one in the losses of "
+            f"{len(differing)} of {len(steps)} steps, first in step {differing[0]}"
+        )
+
+
+def require_followed(reference: TrainingLog, follower: TrainingLog) -> None:
+    """Whatever was evaluated from outside must be what the trainer itself had in its next step."""
+    if not follower.followed:
+        raise CommandError(f"the second process evaluated nothing:\n{follower.errors.strip()}")
+
+    losses = report.losses_of(reference)
+    for step in follower.followed:
+        if losses.get(step.step + 1, step.loss) != step.loss:
+            problem = f"the second process restored another state of step {step.step}"
+            raise CommandError(f"NOT bit-equal: {problem}")
+
+
+def _losses(log: TrainingLog) -> list[float]:
+    return [float.fromhex(step.loss) for step in log.steps]
+
+
+def _most_telling(log: TrainingLog) -> DurableSave:
+    """Choose the save during which most training steps were done; of several, the last."""
+    return max(log.saves, key=lambda save: (log.steps_during(save), save.step))

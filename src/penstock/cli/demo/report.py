@@ -1,0 +1,130 @@
+"""What the demo concludes from the records, as text."""
+
+from __future__ import annotations
+
+__all__ = (
+    "curve",
+    "describe_followed",
+    "describe_restore",
+    "describe_save",
+    "differing_steps",
+    "disk_table",
+    "loss_table",
+    "losses_of",
+    "save_table",
+)
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from penstock.cli.demo.process import TrainingLog
+from penstock.cli.demo.records import DurableSave, FollowedStep, Restored
+from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.terminal_output import Table
+from penstock.kernel.messages.statistics import bottleneck
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def losses_of(*logs: TrainingLog) -> dict[int, str]:
+    """Return the loss of each step as its hexadecimal text; where logs overlap, the last one counts."""
+    return {step.step: step.loss for log in logs for step in log.steps}
+
+
+def differing_steps(
+    reference: Mapping[int, str], other: Mapping[int, str], steps: Iterable[int]
+) -> list[int]:
+    """Return those of `steps` whose loss is not the same to the last bit, or that one side lacks."""
+    return [step for step in steps if step not in reference or reference[step] != other.get(step)]
+
+
+def curve(losses: Sequence[float], width: int = 40) -> str:
+    """Draw losses as one line of bars."""
+    if not losses:
+        return ""
+
+    groups = [losses[at * len(losses) // width : (at + 1) * len(losses) // width] for at in range(width)]
+    means = [sum(group) / len(group) for group in groups if group]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def describe_restore(found: Restored) -> str:
+    """Say in a line what a process resumes from."""
+    return (
+        f"Found step {found.step}, passed over {', '.join(found.passed_over) or 'nothing'}; restored "
+        f"{found.n_leaves} leaves, {format_bytes(found.nbytes)}, in {found.seconds * 1e3:.0f} ms."
+    )
+
+
+def describe_save(save: DurableSave) -> str:
+    """Say in a line what a save was."""
+    return (
+        f"  saved step {save.step}: staged after {save.staged_s * 1e3:.0f} ms, "
+        f"durable after {save.durable_s * 1e3:.0f} ms"
+    )
+
+
+def describe_followed(step: FollowedStep) -> str:
+    """Say in a line what a process that follows found."""
+    return (
+        f"    followed: restored step {step.step} in {step.restored_s * 1e3:.0f} ms, "
+        f"next loss {float.fromhex(step.loss):.2f}"
+    )
+
+
+def save_table(logs: Mapping[str, TrainingLog]) -> Table:
+    """Make the table of every save, by the name of the process that made it."""
+    columns = (
+        "process", "step", "leaves", "bytes", "staged ms", "durable ms", "loop stall ms", "steps meanwhile",
+        "bottleneck",
+    )  # fmt: skip
+    return Table(columns, [row for name, log in logs.items() for row in _save_rows(name, log)])
+
+
+def loss_table(reference: Mapping[int, str], other: Mapping[int, str], steps: Sequence[int]) -> Table:
+    """Make the table that shows the losses of some steps, decimal and to the last bit."""
+    rows: list[tuple[str, ...]] = []
+    for step in steps:
+        ours, theirs = reference.get(step, "none"), other.get(step, "none")
+        loss = f"{float.fromhex(ours):.4f}" if step in reference else ""
+        rows.append((str(step), loss, ours, theirs, "equal" if ours == theirs else "DIFFERENT"))
+
+    return Table(("step", "loss", "uninterrupted", "killed and resumed", ""), rows, n_left=0)
+
+
+def disk_table(directory: Path) -> Table:
+    """Make the table of what lies in a directory of checkpoints."""
+    rows: list[tuple[str, ...]] = []
+    for entry in sorted(directory.iterdir(), key=_by_step):
+        files = [path for path in entry.rglob("*") if path.is_file()]
+        nbytes = sum(path.stat().st_size for path in files)
+        what = "a checkpoint" if entry.name.isdecimal() else "what the killed save left"
+        rows.append((entry.name, what, str(len(files)), format_bytes(nbytes)))
+
+    return Table(("name", "what it is", "files", "on disk"), rows, n_left=2)
+
+
+def _by_step(path: Path) -> tuple[int, str]:
+    step = path.name.partition(".")[0]
+    return (int(step) if step.isdecimal() else 0, path.name)
+
+
+def _save_rows(name: str, log: TrainingLog) -> Iterator[tuple[str, ...]]:
+    for save in log.saves:
+        yield (
+            name,
+            str(save.step),
+            str(save.n_leaves),
+            format_bytes(save.nbytes),
+            f"{save.staged_s * 1e3:.1f}",
+            f"{save.durable_s * 1e3:.1f}",
+            f"{save.stall_s * 1e3:.1f}",
+            str(log.steps_during(save)),
+            bottleneck(save.stages) or "",
+        )
+
+    if log.held is not None:
+        staged = next(save for save in log.staged if save.step == log.held.step)
+        yield (name, str(log.held.step), "", "", f"{staged.seconds * 1e3:.1f}", "killed", "", "", "")

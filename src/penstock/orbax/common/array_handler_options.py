@@ -1,0 +1,74 @@
+"""What the options of an `ArrayHandler` change of how a jax.Array is stored in a pipeline. Pure."""
+
+from __future__ import annotations
+
+__all__ = ("Described", "replicas_share_by_default")
+
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import final
+
+from penstock.handlers.formats.orbax.writing.chunk_shapes import replica_shape
+from penstock.kernel.errors import InvalidLeafError
+from penstock.kernel.protocols.leaf import LeafSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Says of each array how it is to be stored, of what the handler itself would say.
+
+    Attributes:
+        parallel: Whether the replicas of a shard write a part of it each.
+        min_slice_bytes: Bytes of a part below which the shard is not divided.
+        max_replicas: Into how many parts it is divided at most.
+        replica_id: Which replica writes a shard that is not divided; None for any.
+        shardings: Whether shardings are recorded.
+        shapes: Whether it is recorded how arrays were cut, and the kind of typed keys.
+    """
+
+    parallel: bool = True
+    min_slice_bytes: int | None = None
+    max_replicas: int | None = None
+    replica_id: int | None = 0
+    shardings: bool = True
+    shapes: bool = True
+
+    def __call__(self, spec: LeafSpec, key_path: str) -> LeafSpec:
+        """Return the spec as the options have it.
+
+        Raises:
+            InvalidLeafError: If no replica would write the array; it is a ValueError.
+        """
+        if self.parallel and self.replica_id is None:
+            raise InvalidLeafError(key_path, "use_replica_parallel needs a replica_id")
+
+        n_parts = self._n_parts(spec)
+        if n_parts == 1 and (self.replica_id or 0) >= spec.n_replicas:
+            problem = f"replica_id is {self.replica_id}, and its shards have {spec.n_replicas} replicas"
+            raise InvalidLeafError(key_path, problem)
+
+        return replace(
+            spec,
+            n_replicas=n_parts,
+            sharding=spec.sharding if self.shardings else None,
+            shapes_recorded=self.shapes,
+        )
+
+    def _n_parts(self, spec: LeafSpec) -> int:
+        wanted = spec.n_replicas if self.max_replicas is None else min(spec.n_replicas, self.max_replicas)
+        if not self.parallel or wanted <= 1 or spec.write_shape is None:
+            return 1
+
+        part = replica_shape(spec.write_shape, wanted)
+        if part is None or math.prod(part) * spec.itemsize < (self.min_slice_bytes or 0):
+            return 1
+
+        return wanted
+
+
+def replicas_share_by_default() -> bool:
+    """Whether replicas share the work if nobody says: unless JAX_PLATFORMS names a GPU, as in Orbax."""
+    platforms = os.environ.get("JAX_PLATFORMS", "").lower()
+    return "gpu" not in platforms and "cuda" not in platforms

@@ -1,0 +1,161 @@
+"""`array_metadatas/process_N`: how each jax.Array was cut, and the kind of each typed PRNG key."""
+
+from __future__ import annotations
+
+__all__ = ("RANDOM_KEY_IMPL", "ArrayMetadata", "SerializedArrayMetadata", "Store", "Validator")
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
+from penstock.orbax.common.background_work import in_thread
+
+RANDOM_KEY_IMPL: Final = "random_key_impl"
+_PREFIX: Final = "process_"
+
+
+@dataclass(frozen=True)
+class ArrayMetadata:
+    """How one array was written."""
+
+    param_name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    write_shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    use_ocdbt: bool
+    use_zarr3: bool
+    ext_metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SerializedArrayMetadata:
+    """What is recorded of that."""
+
+    param_name: str
+    write_shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    ext_metadata: dict[str, Any] | None = None
+
+
+class Store:
+    """Writes and reads the document of one process.
+
+    Args:
+        primary_host: Without effect here: every process makes the directory if it is not there.
+        write_timeout_secs: Without effect here: nobody waits for another process.
+    """
+
+    def __init__(self, primary_host: int | None = 0, write_timeout_secs: int = 600) -> None:
+        self._primary_host = primary_host
+        self._write_timeout_secs = write_timeout_secs
+        self._lock = Lock()  # leaves that are handled one by one are recorded at once
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=Lock())
+
+    def set_primary_host(self, primary_host: int | None) -> None:
+        """Without effect here."""
+        self._primary_host = primary_host
+
+    async def write(self, checkpoint_dir: Any, array_metadatas: Sequence[Any], process_index: int) -> None:
+        """Record arrays beside those that are recorded already."""
+
+        def write() -> None:
+            with self._lock:
+                _write(Path(checkpoint_dir), array_metadatas, process_index)
+
+        await in_thread(write)
+
+    async def read(self, checkpoint_dir: Any, process_index: int | None = None) -> Any:
+        """Return what is recorded by one process, or by each: None if nothing is.
+
+        Raises:
+            ValueError: If there is no such directory.
+        """
+        return await in_thread(_read, Path(checkpoint_dir), process_index)
+
+
+class Validator:
+    """Looks at what all processes recorded of a tree, before the tree is published."""
+
+    def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
+        """Compare the entries of the processes.
+
+        Args:
+            array_metadatas: By process.
+
+        Raises:
+            ValueError: If one has none, or they are not the same.
+        """
+        first: dict[str, Any] | None = None
+        for process, entries in array_metadatas.items():
+            found = {entry.param_name: entry for entry in entries}
+            if not found:
+                raise ValueError(f"ArrayMetadata Store contains no metadata for process_index={process}.")
+            if first is not None and found != first:
+                names = sorted(name for name in {*first, *found} if first.get(name) != found.get(name))
+                raise ValueError(f"ArrayMetadata Store contains different metadata of {names}: {process=}")
+
+            first = found
+
+
+def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
+    path = directory / ARRAY_METADATAS / f"{_PREFIX}{process_index}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries: list[Any] = json.loads(path.read_text())["array_metadatas"] if path.exists() else []
+    entries += [
+        {
+            "array_metadata": {
+                "param_name": one.param_name,
+                "write_shape": one.write_shape,
+                "chunk_shape": one.chunk_shape,
+                "ext_metadata": one.ext_metadata,
+            }
+        }
+        for one in found
+    ]
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps({"array_metadatas": entries}))
+    os.replace(temporary, path)
+
+
+def _read(directory: Path, process_index: int | None) -> Any:
+    if not directory.exists():
+        raise ValueError(f"the directory of the checkpoint is not there: {directory}")
+
+    folder = directory / ARRAY_METADATAS
+    if process_index is not None:
+        path = folder / f"{_PREFIX}{process_index}"
+        return _entries(path) if path.exists() else None
+
+    paths = sorted(folder.glob(f"{_PREFIX}*")) if folder.exists() else []
+    found: dict[int, list[SerializedArrayMetadata]] = {}
+    for path in paths:
+        number = path.name.removeprefix(_PREFIX)
+        if not number.isdigit():
+            raise ValueError(f"no process has this document: {path}")
+        found[int(number)] = _entries(path)
+
+    return found or None
+
+
+def _entries(path: Path) -> list[SerializedArrayMetadata]:
+    entries = [item["array_metadata"] for item in json.loads(path.read_text())["array_metadatas"]]
+    return [
+        SerializedArrayMetadata(
+            param_name=entry["param_name"],
+            write_shape=tuple(entry["write_shape"]),
+            chunk_shape=tuple(entry["chunk_shape"]),
+            ext_metadata=entry.get("ext_metadata"),
+        )
+        for entry in entries
+    ]

@@ -1,0 +1,80 @@
+"""Work that goes on after a handler has returned, and waiting for TensorStore."""
+
+from __future__ import annotations
+
+__all__ = ("all_results", "blaming", "in_thread", "reserved", "start")
+
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from penstock.kernel.concurrency.threads import Threads, await_future
+from penstock.orbax.common.leaf_args import ParamInfo
+
+T = TypeVar("T")
+
+
+def start(function: Callable[..., T], *args: Any) -> Future[T]:
+    """Call a blocking function in a thread that ends with it.
+
+    A handler that is called directly belongs to no pipeline, so there is no run with threads of its own;
+    and its caller may wait for the future in the very event loop that called the handler.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax")
+    try:
+        return pool.submit(function, *args)
+    finally:
+        pool.shutdown(wait=False)  # the thread ends when there is nothing left to do
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a blocking function without blocking the event loop.
+
+    Cancellation:
+        Delivered once the function has returned.
+    """
+    return await Threads(1).run(function, *args)
+
+
+async def all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> list[Any]:
+    """Wait for one TensorStore future per leaf.
+
+    Raises:
+        Exception: What the first of them raises that fails; the others are cancelled.
+    """
+    try:
+        results: list[Any] = []
+        for future, info in zip(futures, infos, strict=True):
+            with blaming(info):
+                results.append(future.result() if future.done() else await await_future(future))
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+
+    return results
+
+
+@contextmanager
+def blaming(info: ParamInfo) -> Generator[None]:
+    """Have errors say which leaf they are about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the leaf {info.name!r}")
+        raise
+
+
+@asynccontextmanager
+async def reserved(limiter: Any, nbytes: int) -> AsyncGenerator[None]:
+    """Hold bytes of a limiter, if there is one: what has `wait_for_bytes` and `release_bytes`."""
+    if limiter is None:
+        yield
+        return
+
+    await limiter.wait_for_bytes(nbytes)
+    try:
+        yield
+    finally:
+        await limiter.release_bytes(nbytes)

@@ -1,0 +1,288 @@
+"""Shardings that need no devices: what a checkpoint records of those of jax."""
+
+from __future__ import annotations
+
+__all__ = (
+    "DeviceMetadata",
+    "DeviceMetadataMesh",
+    "NamedShardingMetadata",
+    "ShardingMetadata",
+    "SingleDeviceShardingMetadata",
+    "from_jax_sharding",
+    "from_serialized_string",
+    "to_sharding",
+)
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from penstock.handlers.leaves.jax_arrays.devices import Device, all_devices
+from penstock.kernel.events import get_logger
+
+_jax: Any = jax
+_sharding: Any = SingleDeviceSharding
+
+
+@dataclass
+class DeviceMetadata:
+    """A device, by its number."""
+
+    id: int
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DeviceMetadata:
+        """Make one of what `asdict` says."""
+        return cls(id=data["id"])
+
+    @classmethod
+    def from_jax_device(cls, device: Device) -> DeviceMetadata:
+        """Make one of a device that is here."""
+        return cls(id=device.id)
+
+
+@dataclass
+class DeviceMetadataMesh:
+    """The devices of a mesh, in nested lists of the mesh's rank."""
+
+    mesh: Sequence[Any]
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DeviceMetadataMesh:
+        """Make one of what `asdict` says."""
+        return cls(mesh=_mapped(DeviceMetadata.from_dict, data["mesh"]))
+
+    @classmethod
+    def from_jax_mesh(cls, mesh: Mesh) -> DeviceMetadataMesh:
+        """Make one of a mesh of devices that are here."""
+        devices = cast("npt.NDArray[np.object_]", mesh.devices)
+        return cls(mesh=_mapped(DeviceMetadata.from_jax_device, devices.tolist()))
+
+    def to_jax_device_mesh(self) -> Any:
+        """Return the devices themselves, likewise nested.
+
+        Raises:
+            ValueError: If one is not here.
+        """
+        here = {device.id: device for device in all_devices()}
+
+        def find(device: DeviceMetadata) -> Device:
+            if device.id not in here:
+                raise ValueError(
+                    f"the array was saved from device {device.id}, and here are {sorted(here)}: "
+                    f"restore it with another sharding"
+                )
+
+            return here[device.id]
+
+        return _mapped(find, self.mesh)
+
+
+@dataclass
+class ShardingMetadata(ABC):
+    """A sharding without its devices; of those that a checkpoint can record."""
+
+    @classmethod
+    @abstractmethod
+    def from_jax_sharding(cls, jax_sharding: Any) -> ShardingMetadata:
+        """Say what a sharding of jax is."""
+
+    @abstractmethod
+    def to_jax_sharding(self) -> Sharding:
+        """Return the sharding of jax, over devices that are here.
+
+        Raises:
+            ValueError: If one of them is not here.
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_deserialized_dict(cls, deserialized_dict: dict[str, Any]) -> ShardingMetadata:
+        """Read what is recorded, as JSON values.
+
+        Raises:
+            ValueError: If something is missing.
+        """
+
+    @abstractmethod
+    def to_serialized_string(self) -> str:
+        """Return what is recorded, as a JSON text."""
+
+
+@dataclass(eq=False)
+class NamedShardingMetadata(ShardingMetadata):
+    """A `jax.sharding.NamedSharding`.
+
+    Attributes:
+        shape: Of the mesh.
+        axis_names: Of the mesh.
+        partition_spec: For each axis of the array None, the name of a mesh axis, or several.
+        axis_types: Of the mesh; None for automatic ones.
+        device_mesh: Its devices; None for those that jax lists first.
+    """
+
+    shape: npt.NDArray[Any]
+    axis_names: list[str]
+    partition_spec: tuple[str | tuple[str, ...] | None, ...]
+    axis_types: tuple[AxisType, ...] | None = None
+    device_mesh: DeviceMetadataMesh | None = None
+
+    @classmethod
+    def from_jax_sharding(cls, jax_sharding: Any) -> NamedShardingMetadata:
+        mesh = jax_sharding.mesh
+        return cls(
+            shape=np.array(list(mesh.shape.values())),
+            axis_names=list(mesh.axis_names),
+            axis_types=tuple(mesh.axis_types),
+            partition_spec=tuple(jax_sharding.spec),
+            device_mesh=DeviceMetadataMesh.from_jax_mesh(mesh),
+        )
+
+    def to_jax_sharding(self) -> NamedSharding:
+        shape = tuple(int(size) for size in self.shape)
+        nested = self.device_mesh.to_jax_device_mesh() if self.device_mesh else all_devices()
+        found: list[Any] = _jax.tree.leaves(nested)
+        devices = np.empty(len(found), dtype=object)
+        devices[:] = found
+        mesh = Mesh(devices.reshape(shape), tuple(self.axis_names), axis_types=self.axis_types)
+        return NamedSharding(mesh, cast("Any", PartitionSpec)(*_parts(self)))
+
+    @classmethod
+    def from_deserialized_dict(cls, deserialized_dict: dict[str, Any]) -> NamedShardingMetadata:
+        missing = {"shape", "axis_names", "partition_spec"} - deserialized_dict.keys()
+        if missing:
+            raise ValueError(f"the recorded sharding has no {sorted(missing)}: {deserialized_dict}")
+
+        types = deserialized_dict.get("axis_types")
+        mesh = deserialized_dict.get("device_mesh")
+        return cls(
+            shape=np.array(deserialized_dict["shape"]),
+            axis_names=list(deserialized_dict["axis_names"]),
+            partition_spec=tuple(deserialized_dict["partition_spec"]),
+            axis_types=tuple([AxisType[name.rpartition(".")[2]] for name in types]) if types else None,
+            device_mesh=DeviceMetadataMesh.from_dict(mesh) if mesh else None,
+        )
+
+    def to_serialized_string(self) -> str:
+        fields: dict[str, Any] = {
+            "sharding_type": "NamedSharding",
+            "shape": self.shape.tolist(),
+            "axis_names": self.axis_names,
+        }
+        if self.axis_types is not None:
+            fields["axis_types"] = [f"AxisType.{type_.name}" for type_ in self.axis_types]
+
+        fields["partition_spec"] = self.partition_spec
+        if self.device_mesh is not None:
+            fields["device_mesh"] = asdict(self.device_mesh)
+
+        return json.dumps(fields)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NamedShardingMetadata):
+            return False
+
+        return np.array_equal(self.shape, other.shape) and _rest(self) == _rest(other)
+
+
+@dataclass(eq=False)
+class SingleDeviceShardingMetadata(ShardingMetadata):
+    """A `jax.sharding.SingleDeviceSharding`.
+
+    Attributes:
+        device_str: What jax calls the device; what it called `TFRT_CPU_0` once is `cpu:0` now.
+    """
+
+    device_str: str
+
+    @classmethod
+    def from_jax_sharding(cls, jax_sharding: Any) -> SingleDeviceShardingMetadata:
+        return cls(device_str=str(next(iter(jax_sharding.device_set))))
+
+    def to_jax_sharding(self) -> SingleDeviceSharding:
+        wanted = _device_name(self.device_str)
+        local: Sequence[Device] = _jax.local_devices()
+        for device in local:
+            if _device_name(str(device)) == wanted:
+                return cast("SingleDeviceSharding", _sharding(device))
+
+        raise ValueError(f"the device {wanted} is not among jax.local_devices()")
+
+    @classmethod
+    def from_deserialized_dict(cls, deserialized_dict: dict[str, Any]) -> SingleDeviceShardingMetadata:
+        if deserialized_dict.get("device_str") is None:
+            raise ValueError(f"the recorded sharding has no device_str: {deserialized_dict}")
+
+        return cls(device_str=deserialized_dict["device_str"])
+
+    def to_serialized_string(self) -> str:
+        return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": self.device_str})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SingleDeviceShardingMetadata):
+            return False
+
+        return _device_name(self.device_str) == _device_name(other.device_str)
+
+
+def from_jax_sharding(jax_sharding: Any) -> ShardingMetadata | None:
+    """Say what a sharding of jax is; None, and a line in the log, for a kind that is not recorded."""
+    if isinstance(jax_sharding, NamedSharding):
+        return NamedShardingMetadata.from_jax_sharding(jax_sharding)
+    if isinstance(jax_sharding, SingleDeviceSharding):
+        return SingleDeviceShardingMetadata.from_jax_sharding(jax_sharding)
+
+    get_logger().warning("orbax.sharding_not_recorded", kind=type(jax_sharding).__name__)
+    return None
+
+
+def from_serialized_string(serialized_str: str) -> ShardingMetadata:
+    """Read a sharding as it is recorded.
+
+    Raises:
+        ValueError: If something is missing, or it is of a kind that jax has no more.
+        NotImplementedError: If it is of a kind that nobody records.
+    """
+    fields = json.loads(serialized_str)
+    match fields["sharding_type"]:
+        case "NamedSharding":
+            return NamedShardingMetadata.from_deserialized_dict(fields)
+        case "SingleDeviceSharding":
+            return SingleDeviceShardingMetadata.from_deserialized_dict(fields)
+        case "PositionalSharding":
+            raise ValueError("jax has no PositionalSharding any more: restore with a NamedSharding")
+        case kind:
+            raise NotImplementedError(f"a sharding of the kind {kind} cannot be read")
+
+
+def to_sharding(sharding: Any) -> Any:
+    """Return the sharding of jax for a `ShardingMetadata`; anything else as it is."""
+    return sharding.to_jax_sharding() if isinstance(sharding, ShardingMetadata) else sharding
+
+
+def _mapped(function: Any, nested: Any) -> Any:
+    if isinstance(nested, list | tuple):
+        return [_mapped(function, inner) for inner in cast("Any", nested)]
+
+    return function(nested)
+
+
+def _rest(of: NamedShardingMetadata) -> tuple[object, ...]:
+    return of.axis_names, of.axis_types, _parts(of), of.device_mesh
+
+
+def _parts(of: NamedShardingMetadata) -> tuple[object, ...]:
+    """Several axes are a list in JSON."""
+    parts: tuple[object, ...] = of.partition_spec
+    return tuple([tuple(cast("list[str]", part)) if isinstance(part, list) else part for part in parts])
+
+
+def _device_name(name: str) -> str:
+    return name.replace("TFRT_CPU_", "cpu:")

@@ -1,0 +1,242 @@
+"""Saves through a handler in the background."""
+
+from __future__ import annotations
+
+__all__ = ("AsyncCheckpointer",)
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import Future as ThreadFuture
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+from penstock.kernel.errors import ConfigError, SpecError
+from penstock.orbax.common.blocking_calls import run_sync
+from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer, SaveContext
+from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args
+from penstock.orbax.v0.common.monitoring import WRITE, WRITE_ASYNC, tell_of_async_save, timed
+from penstock.orbax.v0.common.save_future import ChainedFuture, Future
+from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
+from penstock.orbax.v0.common.v0_options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+)
+from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler
+
+GRACE_S = 5.0
+"""How long a save that failed waits for work that it cancelled."""
+
+
+class AsyncCheckpointer(Checkpointer):
+    """A `Checkpointer` whose `save` returns when the object is copied; the rest goes on in the background.
+
+    One save at a time: the next one, and `restore`, wait for it. Its failure is raised by the next of
+    `save`, `wait_until_finished`, `check_for_errors`, `restore` and `close`. The interpreter does not
+    exit before a save is over.
+
+    Args:
+        handler: Of what is saved; it must have `async_save`.
+        timeout_secs: Seconds that a save may take once it is copied; overrides `async_options`.
+        async_options: How saves go on in the background.
+        multiprocessing_options: Which processes save.
+        file_options: What directories are like.
+        atomicity_options: How the checkpoint becomes visible.
+        checkpoint_metadata_store: Writes what is recorded of the checkpoint.
+        temporary_path_class: Not supported; use `atomicity_options`.
+
+    Raises:
+        ValueError: If the timeout is not positive.
+        SpecError: If the handler has no `async_save`.
+    """
+
+    def __init__(
+        self,
+        handler: AsyncCheckpointHandler,
+        timeout_secs: int | None = None,
+        *,
+        async_options: AsyncOptions = AsyncOptions(),
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        file_options: FileOptions | None = None,
+        atomicity_options: AtomicityOptions | None = None,
+        checkpoint_metadata_store: Any = None,
+        temporary_path_class: type[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            handler,
+            multiprocessing_options=multiprocessing_options,
+            file_options=file_options or FileOptions(),
+            atomicity_options=atomicity_options,
+            checkpoint_metadata_store=checkpoint_metadata_store,
+            temporary_path_class=temporary_path_class,
+        )
+        if not isinstance(self._handler, AsyncCheckpointHandler):
+            raise SpecError(f"a {type(handler).__name__} has no async_save; save with a Checkpointer")
+
+        self._timeout_s: float = timeout_secs or async_options.timeout_secs
+        if self._timeout_s <= 0:
+            raise ConfigError("timeout_secs", f"must be positive, but got {self._timeout_s} seconds.")
+
+        self._callback: Callable[[], None] | None = async_options.post_finalization_callback
+        self._pending: ThreadFuture[None] | None = None
+        self._futures: Sequence[Future] = ()
+        self._cancelled = False
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a save may take once it is copied."""
+        return self._timeout_s
+
+    def _check_metadata_store(self) -> None:
+        """Any will do: what is recorded is waited for in the background."""
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *args: Any,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+        save_context: SaveContext | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Begin to save an object; return when it is copied. Waits for an earlier save first.
+
+        Args:
+            directory: See `Checkpointer.save`.
+            *args: See `Checkpointer.save`.
+            force: See `Checkpointer.save`.
+            custom_metadata: See `Checkpointer.save`.
+            save_context: Without effect.
+            **kwargs: See `Checkpointer.save`.
+
+        Raises:
+            ValueError: If something lies at `directory` and `force` is off.
+            Exception: What the handler raises, or what the earlier save failed with.
+        """
+        begun = time.perf_counter()
+        tell_of_async_save()
+        with timed(f"{WRITE}blocking_wait_prev_duration_secs"):
+            self.wait_until_finished()
+
+        with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
+            building = self._building(directory, force=force)
+            building.check()
+            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+            self._create(building)
+            try:
+                found = run_sync(partial(self._handler.async_save, building.get(), args=ckpt_args))
+            except BaseException:
+                building.discard()
+                raise
+
+            self._cancelled = False
+            self._futures = _flat(found)
+            # Not a daemon: whoever leaves without waiting gets the checkpoint all the same.
+            executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.save")
+            self._pending = executor.submit(self._commit, building, self._futures, custom_metadata, begun)
+            executor.shutdown(wait=False)
+
+    def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Return the object that is saved in a directory. Waits for a save first; see `Checkpointer`."""
+        self.wait_until_finished()
+        return super().restore(directory, *args, **kwargs)
+
+    def check_for_errors(self) -> None:
+        """Raise what a save in the background failed with, once. Does not wait."""
+        pending = self._pending
+        if pending is not None and pending.done():
+            self._pending, self._futures = None, ()
+            self._raise_from(pending)
+
+    def wait_until_finished(self) -> None:
+        """Wait until no save is under way; raise what it failed with, once."""
+        pending = self._pending
+        if pending is not None:
+            try:
+                self._raise_from(pending)
+            finally:
+                if pending.done():  # and not interrupted
+                    self._pending, self._futures = None, ()
+
+    def cancel(self) -> None:
+        """Ask the save in the background to stop. What it wrote is removed; nothing is raised for it."""
+        self._cancelled = True
+        for future in self._futures:
+            future.cancel()
+
+    def close(self) -> None:
+        """Wait for a save, and close the handler."""
+        try:
+            self.wait_until_finished()
+        finally:
+            super().close()
+
+    def _raise_from(self, pending: ThreadFuture[None]) -> None:
+        try:
+            pending.result()
+        except CancelledError:
+            if not self._cancelled:
+                raise
+        except Exception:
+            if not self._cancelled:
+                raise
+
+    def _commit(
+        self,
+        building: TemporaryDirectory,
+        futures: Sequence[Future],
+        custom_metadata: dict[str, Any] | None,
+        begun: float,
+    ) -> None:
+        """Wait until all is written, then publish it. In a thread of its own."""
+        try:
+            with timed(f"{WRITE}background_duration_secs"):
+                with timed(f"{WRITE}background_ts_duration_secs"):
+                    ChainedFuture(futures, lambda: None).result(self._timeout_s)
+                with timed(f"{WRITE}background_finalize_secs"):
+                    self._complete(building, custom_metadata)
+        except BaseException as error:
+            if _stopped(futures):
+                building.discard()
+            else:
+                building.release()
+                error.add_note(f"{building.get()} is still being written into, and was not removed")
+            raise
+
+        tell_of_async_save(begun)
+
+    def _before_publishing(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+
+def _stopped(futures: Sequence[Future]) -> bool:
+    """Have all work stop; say whether it has."""
+    for future in futures:
+        with suppress(Exception):
+            future.cancel()
+
+    deadline = time.monotonic() + GRACE_S
+    for future in futures:
+        try:
+            future.result(timeout=max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return False
+        except BaseException:  # it is over, and why the save failed is known
+            continue
+
+    return True
+
+
+def _flat(found: Any) -> list[Future]:
+    """The futures in what `async_save` returned: perhaps None, perhaps lists in lists."""
+    if found is None:
+        return []
+    if isinstance(found, list | tuple):
+        return [future for some in cast("list[Any]", found) for future in _flat(some)]
+
+    return [found]

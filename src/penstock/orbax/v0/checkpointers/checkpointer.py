@@ -1,0 +1,252 @@
+"""Saves through a handler, so that a checkpoint is either there as a whole or not at all."""
+
+from __future__ import annotations
+
+__all__ = ("AbstractCheckpointer", "Checkpointer", "SaveContext")
+
+import abc
+import os
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, TEMPORARY_SUFFIX
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError
+from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args, has_registered_args
+from penstock.orbax.v0.common.monitoring import READ, WRITE, recorded
+from penstock.orbax.v0.common.step_metadata import (
+    MetadataStore,
+    StepMetadata,
+    decode_step_metadata,
+    encode_step_metadata,
+    step_metadata_file_path,
+)
+from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
+from penstock.orbax.v0.common.v0_options import (
+    AtomicityMode,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    check_primary_host,
+)
+from penstock.orbax.v0.handlers.checkpoint_handler import CheckpointHandler, is_durable
+from penstock.orbax.v0.handlers.composite_handler import CompositeCheckpointHandler
+from penstock.orbax.v0.handlers.legacy_handler import get_legacy_handler_wrapper
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveContext:
+    """What a manager measured before it saved; for Orbax's metrics, of which penstock has its own."""
+
+    checkpoint_start_time: float
+    start_sync_duration_secs: float = 0.0
+    wait_prev_duration_secs: float = 0.0
+
+
+class AbstractCheckpointer(abc.ABC):
+    """Saves and restores one object, atomically."""
+
+    @abc.abstractmethod
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save an object to a directory that does not exist yet."""
+
+    @abc.abstractmethod
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the object that is saved in a directory."""
+
+    def metadata(self, directory: Any) -> Any | None:
+        """Say what is saved in a directory."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  # not every one holds something
+        """Give back what is held."""
+
+
+class Checkpointer(AbstractCheckpointer):
+    """Saves and restores through a handler. A context manager; also used inside a running event loop.
+
+    The handler writes into a temporary directory, which gets its own name, durably and in one step,
+    when all is written. If anything fails, the directory is removed.
+
+    Args:
+        handler: Of what is saved.
+        multiprocessing_options: Which processes save.
+        file_options: What directories are like.
+        atomicity_options: How the checkpoint becomes visible.
+        checkpoint_metadata_store: Writes what is recorded of the checkpoint; it must write at once.
+        temporary_path_class: Not supported; use `atomicity_options`.
+
+    Raises:
+        ValueError: If the metadata store does not write at once.
+        ConfigError: If there is a `temporary_path_class`.
+    """
+
+    def __init__(
+        self,
+        handler: CheckpointHandler,
+        *,
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        file_options: FileOptions = FileOptions(),
+        atomicity_options: AtomicityOptions | None = None,
+        checkpoint_metadata_store: Any = None,
+        temporary_path_class: type[Any] | None = None,
+    ) -> None:
+        if temporary_path_class is not None:
+            raise ConfigError("temporary_path_class", "is not supported; say how in atomicity_options")
+
+        self._handler: Any = handler if has_registered_args(handler) else get_legacy_handler_wrapper(handler)
+        self._durable = is_durable(handler)
+        self._primary_host = multiprocessing_options.primary_host
+        self._file_options = file_options
+        self._atomicity_options = atomicity_options
+        self._store = LocalStore()
+        self._metadata_store = checkpoint_metadata_store or MetadataStore(enable_write=True)
+        self._check_metadata_store()
+
+    def _check_metadata_store(self) -> None:
+        if not self._metadata_store.is_blocking_writer():
+            raise ValueError("Checkpoint metadata store must be blocking writer.")
+
+    @property
+    def handler(self) -> Any:
+        """What saves and restores."""
+        return self._handler
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *args: Any,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+        save_context: SaveContext | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Save an object; return when it is durable and visible.
+
+        Args:
+            directory: A path where nothing is yet.
+            *args: For the handler: a `CheckpointArgs`, or what one is made of.
+            force: Replace what lies there, in one step, when the new checkpoint is complete.
+            custom_metadata: JSON values kept with the checkpoint.
+            save_context: Without effect.
+            **kwargs: For the handler, likewise.
+
+        Raises:
+            ValueError: If something lies at `directory` and `force` is off.
+            Exception: What the handler raises.
+        """
+        with recorded(WRITE):
+            building = self._building(directory, force=force)
+            building.check()
+            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+            self._create(building)
+            try:
+                self._handler.save(building.get(), args=ckpt_args)
+                self._complete(building, custom_metadata)
+            except BaseException:
+                building.discard()
+                raise
+
+    def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Return the object that is saved in a directory.
+
+        Args:
+            directory: Of the checkpoint.
+            *args: For the handler: a `CheckpointArgs`, or what one is made of.
+            **kwargs: For the handler, likewise.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If a save was interrupted there.
+            Exception: What the handler raises.
+        """
+        with recorded(READ):
+            path = handler_path(directory)
+            if not path.exists():
+                raise NotACheckpointError(path_text(path), "Checkpoint not found")
+            if not self._is_finalized(path):
+                raise IncompleteCheckpointError(path_text(path), "Found incomplete checkpoint")
+
+            ckpt_args = construct_checkpoint_args(self._handler, False, *args, **kwargs)
+            return self._handler.restore(path, args=ckpt_args)
+
+    def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
+        """Say what is recorded of the checkpoint, and what its handler says of it."""
+        path = handler_path(directory)
+        if isinstance(self._handler, CompositeCheckpointHandler):
+            return self._handler.metadata(path)
+
+        found = decode_step_metadata(self._metadata_store.read(step_metadata_file_path(path)) or {})
+        try:
+            found.item_metadata = self._handler.metadata(path)
+        except (FileNotFoundError, NotImplementedError, ValueError, TypeError):
+            found.item_metadata = None  # the handler cannot say
+
+        return found
+
+    def close(self) -> None:
+        """Close the handler. Idempotent if that is."""
+        self._handler.close()
+        self._metadata_store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _building(self, directory: str | os.PathLike[str], *, force: bool) -> TemporaryDirectory:
+        check_primary_host(self._primary_host)
+        return TemporaryDirectory(
+            self._store,
+            path_text(handler_path(directory)),
+            overwrite=force,
+            atomicity=self._atomicity_options,
+            files=self._file_options,
+        )
+
+    def _create(self, building: TemporaryDirectory) -> None:
+        building.create()
+        about = encode_step_metadata(StepMetadata(init_timestamp_nsecs=time.time_ns()))
+        self._metadata_store.write(step_metadata_file_path(building.get()), about)
+
+    def _complete(self, building: TemporaryDirectory, custom_metadata: dict[str, Any] | None) -> None:
+        """Have the handler complete what it wrote, record what it is, and publish it."""
+        path = building.get()
+        known = StepMetadata(custom_metadata=custom_metadata or {}, item_handlers=self._item_handlers(path))
+        about = encode_step_metadata(known)
+        file = step_metadata_file_path(path)
+        told = {name: about[name] for name in ("item_handlers", "custom_metadata")}
+        self._metadata_store.update(file, **told)
+        self._handler.finalize(path)
+        self._before_publishing()
+        self._metadata_store.update(file, commit_timestamp_nsecs=time.time_ns())
+        self._metadata_store.wait_until_finished()
+        building.publish(synced=self._durable)
+
+    def _before_publishing(self) -> None:
+        """Called when all is written."""
+
+    def _item_handlers(self, path: Any) -> Any:
+        if isinstance(self._handler, CompositeCheckpointHandler):
+            return self._handler.metadata_from_temporary_paths(path).item_handlers
+
+        return self._handler.typestr()
+
+    def _is_finalized(self, path: Any) -> bool:
+        if TEMPORARY_SUFFIX in path.name or not path.is_dir():
+            return False
+
+        options = self._atomicity_options
+        if options is None or options.mode is not AtomicityMode.COMMIT_FILE:
+            return True
+
+        return bool((path / COMMIT_MARK).exists()) or options.allow_legacy_atomic_rename

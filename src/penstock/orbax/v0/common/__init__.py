@@ -1,0 +1,1 @@
+"""The room `penstock/orbax/v0/common`."""

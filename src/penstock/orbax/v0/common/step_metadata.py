@@ -1,0 +1,239 @@
+"""What is recorded of a checkpoint as a whole: the document `_CHECKPOINT_METADATA`.
+
+Source:
+    ORBAX_FORMAT.md §3.2.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "CompositeItemMetadata",
+    "MetadataStore",
+    "RootMetadata",
+    "SaveStepStatistics",
+    "StepMetadata",
+    "decode_step_metadata",
+    "encode_step_metadata",
+    "get_step_metadata",
+    "metadata_store",
+    "save_statistics",
+    "step_metadata_file_path",
+)
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from threading import RLock
+from typing import Any, cast
+
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.handlers.stores.local import LocalStore
+from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.v0.common.named_items import Composite
+
+CompositeItemMetadata = Composite
+
+
+@dataclass
+class SaveStepStatistics:
+    """What Orbax measures of a save. penstock writes none of it here; see `SaveReport`."""
+
+    step: int | None = None
+    event_type: str | None = "save"
+    directory: str | None = None
+    reached_preemption: bool | None = False
+    preemption_received_at: float | None = None
+    synchronous: bool | None = False
+    wait_for_prev_start_time: float | None = None
+    wait_for_prev_duration_secs: float | None = None
+    time_between_consecutive_saves_sec: float | None = None
+    checkpointer_blocking_start_time: float | None = None
+    checkpointer_blocking_duration_secs: float | None = None
+    get_old_steps_start_time: float | None = None
+    get_old_steps_duration_secs: float | None = None
+    checkpoint_manager_blocking_start_time: float | None = None
+    checkpoint_manager_blocking_duration_secs: float | None = None
+
+
+def save_statistics(step: int, directory: Any, begun: float, *, synchronous: bool) -> dict[str, Any]:
+    """Return what a manager logs of a save that began at a time, in seconds since the epoch."""
+    statistics = SaveStepStatistics(
+        step=step,
+        directory=str(directory),
+        synchronous=synchronous,
+        checkpoint_manager_blocking_start_time=begun,
+        checkpoint_manager_blocking_duration_secs=time.time() - begun,
+    )
+    return asdict(statistics)
+
+
+@dataclass
+class StepMetadata:
+    """What is known of a checkpoint without restoring it.
+
+    Attributes:
+        item_handlers: The name of the handler of each item; of a checkpoint that is one item, its own.
+        item_metadata: What the handlers say of the items.
+        metrics: The caller's own, by name.
+        performance_metrics: Of the save.
+        init_timestamp_nsecs: When the save began, in nanoseconds since the epoch.
+        commit_timestamp_nsecs: When it was complete.
+        custom_metadata: The caller's own, JSON.
+    """
+
+    item_handlers: dict[str, str] | str | None = None
+    item_metadata: Any = None
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    performance_metrics: SaveStepStatistics = field(default_factory=SaveStepStatistics)
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass
+class RootMetadata:
+    """What is recorded of a directory of steps.
+
+    Attributes:
+        internal_metadata: What Orbax records for itself.
+        custom_metadata: The caller's own, JSON.
+    """
+
+    internal_metadata: dict[str, Any] | None = field(default_factory=dict[str, Any])
+    custom_metadata: dict[str, Any] | None = field(default_factory=dict[str, Any])
+
+
+class MetadataStore:
+    """Reads and writes documents of JSON objects; every write is durable when it returns.
+
+    Args:
+        enable_write: Whether `write` and `update` do anything.
+        blocking_write: Kept for `is_blocking_writer`.
+    """
+
+    def __init__(self, *, enable_write: bool, blocking_write: bool = True) -> None:
+        self.enable_write = enable_write
+        self._blocking = blocking_write
+        self._store = LocalStore()
+        self._lock = RLock()
+
+    def is_blocking_writer(self) -> bool:
+        return self._blocking
+
+    def write(self, file_path: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
+        """Write a document, or replace it."""
+        if self.enable_write:
+            with self._lock:
+                self._store.write_file(os.fspath(file_path), json.dumps(dict(metadata)).encode())
+
+    def read(self, file_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+        """Return a document; None if there is none, or it is no JSON."""
+        try:
+            found: Any = json.loads(Path(file_path).read_text())
+        except (OSError, ValueError):
+            return None
+
+        return cast("dict[str, Any]", found)
+
+    def update(self, file_path: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Replace some members of a document; make it if there is none."""
+        with self._lock:
+            self.write(file_path, {**(self.read(file_path) or {}), **kwargs})
+
+    def wait_until_finished(self) -> None:
+        """Nothing is under way after a write."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def metadata_store(*, enable_write: bool, blocking_write: bool = False) -> MetadataStore:
+    """Return what reads, and perhaps writes, documents; see `MetadataStore`."""
+    return MetadataStore(enable_write=enable_write, blocking_write=blocking_write)
+
+
+def step_metadata_file_path(path: str | os.PathLike[str]) -> Any:
+    """Return where the document of the checkpoint at `path` lies.
+
+    Raises:
+        NotADirectoryError: If `path` is a file.
+    """
+    directory = handler_path(path)
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"Path is not a directory: {directory}")
+
+    return directory / CHECKPOINT_METADATA
+
+
+def get_step_metadata(path: str | os.PathLike[str]) -> StepMetadata:
+    """Return what is recorded of the checkpoint at `path`.
+
+    Raises:
+        ValueError: If nothing is.
+    """
+    file = step_metadata_file_path(path)
+    found = MetadataStore(enable_write=False).read(file)
+    if found is None:
+        raise ValueError(f"Step metadata not found at {file}")
+
+    return decode_step_metadata(found)
+
+
+def encode_step_metadata(metadata: StepMetadata) -> dict[str, Any]:
+    """Return the document; what handlers say of the items is not in it.
+
+    Raises:
+        ValueError: If a member is not of its type.
+    """
+    measured = asdict(metadata.performance_metrics)
+    return {
+        "item_handlers": _checked("item_handlers", metadata.item_handlers, dict, str),
+        "metrics": _checked("metrics", metadata.metrics or {}, dict),
+        "performance_metrics": _floats(measured),
+        "init_timestamp_nsecs": _checked("init_timestamp_nsecs", metadata.init_timestamp_nsecs, int),
+        "commit_timestamp_nsecs": _checked("commit_timestamp_nsecs", metadata.commit_timestamp_nsecs, int),
+        "custom_metadata": _checked("custom_metadata", metadata.custom_metadata or {}, dict),
+    }
+
+
+def decode_step_metadata(document: Any) -> StepMetadata:
+    """Make what a document says. Members that nobody knows become custom metadata, if there is none.
+
+    Raises:
+        ValueError: If a member is not of its type, or unknown beside custom metadata.
+    """
+    if not isinstance(document, dict):
+        raise ValueError(f"Metadata dict must be a dictionary, but got {type(document).__name__}")
+
+    found = cast("dict[str, Any]", document)
+    known = {one.name for one in fields(StepMetadata)} - {"item_metadata"}
+    custom = dict(_checked("custom_metadata", found.get("custom_metadata") or {}, dict))
+    unknown = [name for name in found if name not in known]
+    if unknown and custom:
+        raise ValueError(f"Provided metadata contains unknown key {unknown[0]}, beside custom_metadata")
+
+    measured: Any = _checked("performance_metrics", found.get("performance_metrics") or {}, dict)
+    return StepMetadata(
+        item_handlers=_checked("item_handlers", found.get("item_handlers"), dict, str),
+        metrics=dict(_checked("metrics", found.get("metrics") or {}, dict)),
+        performance_metrics=replace(SaveStepStatistics(), **_floats(measured)),
+        init_timestamp_nsecs=_checked("init_timestamp_nsecs", found.get("init_timestamp_nsecs"), int),
+        commit_timestamp_nsecs=_checked("commit_timestamp_nsecs", found.get("commit_timestamp_nsecs"), int),
+        custom_metadata=custom | {name: found[name] for name in unknown},
+    )
+
+
+def _checked(name: str, value: Any, *types: type) -> Any:
+    if value is not None and not isinstance(value, types):
+        raise ValueError(f"{name} must be of type {[one.__name__ for one in types]}, got {type(value)}")
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in cast("dict[object, Any]", value)):
+        raise ValueError(f"the keys of {name} must be texts: {value!r}")
+
+    return cast("Any", value)
+
+
+def _floats(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in measured.items() if isinstance(value, float)}

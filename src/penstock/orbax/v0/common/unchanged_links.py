@@ -1,0 +1,73 @@
+"""What of a step the one before holds already: a manager says which that is, handlers of trees link it."""
+
+from __future__ import annotations
+
+__all__ = ("StepLinks", "links_in_force")
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, final
+
+from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+
+
+@final
+class StepLinks:
+    """One step that is being saved, and the one whose files it may share.
+
+    Args:
+        step: The path that it will have.
+        base: The path of the other one; None if there is none.
+    """
+
+    def __init__(self, step: str, base: str | None) -> None:
+        self._step = step
+        self._base = base
+        self._saved: list[tuple[str, Callable[[str], object]]] = []
+
+    @contextmanager
+    def in_force(self) -> Generator[None]:
+        """Let handlers that are called meanwhile know of it."""
+        token = _IN_FORCE.set(self)
+        try:
+            yield
+        finally:
+            _IN_FORCE.reset(token)
+
+    def base_of(self, directory: str) -> str | None:
+        """Return where the base has what is being saved into a directory; None if it has nothing there."""
+        item = self._item(directory)
+        path = "" if item is None or self._base is None else os.path.join(self._base, item)
+        return path if path and os.path.isdir(path) else None
+
+    def when_published(self, directory: str, tell: Callable[[str], object]) -> None:
+        """Have `tell` called with the path that what is saved into a directory has got at the end."""
+        item = self._item(directory)
+        if item is not None:
+            self._saved.append((os.path.join(self._step, item), tell))
+
+    def published(self) -> None:
+        """Tell all who wanted to know: the step is where it belongs."""
+        for path, tell in self._saved:
+            tell(path)
+
+        self._saved.clear()
+
+    def _item(self, directory: str) -> str | None:
+        """The item that a directory will be; None if it is none of the step's."""
+        parent, name = os.path.split(directory)
+        return (
+            name.removesuffix(TEMPORARY_SUFFIX)
+            if parent.removesuffix(TEMPORARY_SUFFIX) == self._step
+            else None
+        )
+
+
+_IN_FORCE: Final[ContextVar[StepLinks | None]] = ContextVar("penstock.orbax.links", default=None)
+
+
+def links_in_force() -> StepLinks | None:
+    """Return what the manager says that is saving right now; None if none is."""
+    return _IN_FORCE.get()

@@ -1,0 +1,393 @@
+"""Trees, by penstock's pipelines: what `PyTreeCheckpointHandler` and others hand their work to."""
+
+from __future__ import annotations
+
+__all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSaveArgs")
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import jax
+from jax import tree_util
+
+from penstock.checkpointer import pipelines
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.description import CheckpointMetadata
+from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.orbax.common.array_metadata_store import Store
+from penstock.orbax.common.blocking_calls import LoopThread
+from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
+from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
+from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
+from penstock.orbax.v0.common.lazy_mapping import LazyMapping
+from penstock.orbax.v0.common.monitoring import WRITE, timed
+from penstock.orbax.v0.common.save_future import Future, PipelineFuture
+from penstock.orbax.v0.common.tree_utils import get_param_names, to_flat_dict
+from penstock.orbax.v0.common.unchanged_links import links_in_force
+from penstock.orbax.v0.common.v0_options import (
+    MemoryLimitOptions,
+    MultiprocessingOptions,
+    PyTreeMetadataOptions,
+    check_primary_host,
+)
+from penstock.orbax.v0.handlers.checkpoint_handler import DeferredPathAsyncCheckpointHandler, wait_for_all
+from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
+from penstock.orbax.v0.leaf_handlers.default_registry import default_registry
+from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.v0.trees.empty_node_leaves import with_markers
+from penstock.orbax.v0.trees.leaf_formats import leaf_formats
+from penstock.orbax.v0.trees.restore_tree import Asked, Calls, restore_tree
+from penstock.orbax.v0.trees.tree_description import describe_tree
+from penstock.orbax.v0.trees.type_handler_calls import CallRegistry, serving
+from penstock.stages.pytree.flattening import step
+from penstock.stages.reuse.value_cache import KnownValues
+
+T = TypeVar("T")
+_jax: Any = tree_util
+
+Limit: TypeAlias = int | None
+Resources: TypeAlias = tuple[Checkpointer, ...]
+"""What saves, and what restores: the same if both have one budget."""
+
+
+class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
+    """Saves trees into directories that it is given, and restores them.
+
+    It has an event loop in a thread of its own, from its first use until `close`, or until nobody
+    refers to it any more; all methods also work inside a running event loop.
+
+    Args:
+        save_concurrent_bytes: Host bytes that saves may hold.
+        restore_concurrent_bytes: Host bytes that restores may hold.
+        save_device_host_concurrent_bytes: Bytes that are copied from devices at once; or `"auto"`, for
+            what the machine can spare.
+        memory_limit_options: The most that `"auto"` may mean.
+        use_ocdbt: Whether all arrays lie in one OCDBT database; else each in a directory of its own.
+        use_zarr3: Whether arrays are of zarr version 3; else 2.
+        use_compression: Whether chunks that compress well are compressed, with zstd.
+        multiprocessing_options: Which processes save.
+        type_handler_registry: Handlers of leaf types; by default those registered for the process.
+        enable_post_merge_validation: Without effect: every leaf is counted before a save is complete.
+        pytree_metadata_options: How structure is recorded.
+        array_metadata_validator: Looks at what is recorded of arrays, in `finalize`; what it raises fails
+            the save. By default nobody does: shapes and chunks are counted when a save is committed.
+        enable_pinned_host_transfer: Without effect: jax copies as it does.
+        is_prioritized_key_fn: Says which leaves are copied first.
+
+    Raises:
+        ValueError: If `"auto"` is asked for without `memory_limit_options`.
+    """
+
+    _ORBAX_NAME = "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
+
+    _DURABLE = True
+    _single = False  # whether the tree is one array, whose name is kept for it
+
+    def __init__(
+        self,
+        *,
+        save_concurrent_bytes: int | None = None,
+        restore_concurrent_bytes: int | None = None,
+        save_device_host_concurrent_bytes: int | Literal["auto"] | None = None,
+        memory_limit_options: MemoryLimitOptions | None = None,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = False,
+        use_compression: bool = True,
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        type_handler_registry: Any = None,
+        enable_post_merge_validation: bool = True,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
+        array_metadata_validator: Any = None,
+        enable_pinned_host_transfer: bool | None = None,
+        is_prioritized_key_fn: Callable[[tuple[Any, ...]], Any] | None = None,
+    ) -> None:
+        self._form = SaveFormat(
+            ocdbt=use_ocdbt,
+            zarr=3 if use_zarr3 else 2,
+            codec="auto" if use_compression else "none",
+            rich_types=pytree_metadata_options.support_rich_types,
+        )
+        self._primary_host = multiprocessing_options.primary_host
+        self._validator = array_metadata_validator
+        self._is_first = is_prioritized_key_fn
+        limits = (
+            _save_limit(save_concurrent_bytes, save_device_host_concurrent_bytes, memory_limit_options),
+            restore_concurrent_bytes,
+        )
+        self._layout = TreeLayout(self._form, single=self._single)
+        self._type_handler_registry = type_handler_registry
+        self._loop = LoopThread(partial(_make, self._layout, limits))
+
+    def get_param_names(self, item: Any) -> Any:
+        """Return a tree with each leaf replaced by its stored name."""
+        return get_param_names(item)
+
+    async def async_save(self, directory: Any, args: BasePyTreeSaveArgs) -> Sequence[Future] | None:
+        """Copy a tree and begin to write it; the tree may change when this returns.
+
+        Args:
+            directory: That exists, or is being created.
+            args: What to save, and how.
+
+        Returns:
+            A future that is over when everything is durable.
+
+        Raises:
+            ValueError: If the tree is empty, or has leaves that cannot be saved.
+        """
+        check_primary_host(self._primary_host)
+        item = args.item
+        if not jax.tree.leaves(item) and not item:
+            raise ValueError("Found empty item.")
+        if not isinstance(directory, os.PathLike | str) and isinstance(directory, PathAwaitingCreation):
+            directory = await directory.await_creation()
+
+        with timed(f"{WRITE}blocking_tree_map_duration_secs"):
+            keywords: dict[str, Any] = {
+                "save_args": leaf_formats(item, args.save_args, self._form, args.ocdbt_target_data_file_size),
+                "prioritise": self._prioritise(item),
+                "custom_metadata": None if args.custom_metadata is None else {CUSTOM: args.custom_metadata},
+                "pipeline": self._pipeline(args.ocdbt_target_data_file_size),
+            }
+            workers = self._workers(
+                ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
+                save_args=_by_name(args.save_args, SaveArgs),
+            )
+            serves = StageRegistry(self._registry, workers).as_kernel()
+            path, marked = path_text(directory), with_markers(item)
+
+        links = links_in_force()
+        if links is not None:
+            keywords["base"] = links.base_of(path)
+            links.when_published(path, partial(self._loop.call, _note_moved, path))
+        try:
+            with timed(f"{WRITE}blocking_d2h_duration_secs"):
+                save = await self._loop.acall(_start_save, serves, path, marked, keywords)
+        except UnknownTypeError as error:
+            raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
+
+        return [PipelineFuture(save, keep=self._loop)]
+
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Write a tree; return when it is durable. See `async_save`."""
+        wait_for_all(self, directory, *args, **kwargs)
+
+    def restore(self, directory: Any, args: BasePyTreeRestoreArgs | None = None) -> Any:
+        """Return the tree in a directory.
+
+        Without arguments it is made of dicts and lists, with leaves of the types that were saved.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If the item and the stored tree differ in structure, or a leaf cannot be had as
+                asked, or the directory is damaged.
+        """
+        args = args or BasePyTreeRestoreArgs()
+        path = path_text(directory)
+        if not os.path.isdir(path):
+            raise NotACheckpointError(path, "Requested directory for restore does not exist")
+
+        asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
+        workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
+        serves = StageRegistry(self._registry, workers).as_kernel()
+        calls = Calls(
+            metadata=partial(self._loop.call, _describe, path),
+            restore=partial(self._restore, serves, path),
+        )
+        return restore_tree(asked, calls)
+
+    def metadata(self, directory: Any) -> Any:
+        """Return a `TreeMetadata`: a tree of dicts and lists, with what is known of each leaf.
+
+        Raises:
+            FileNotFoundError: If there is no tree.
+            ValueError: If it is damaged.
+        """
+        about = self._loop.call(_describe, path_text(directory))
+        return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
+
+    def finalize(self, directory: Any) -> None:
+        """Have what is recorded of arrays validated. What was written was merged when it was committed.
+
+        Raises:
+            Exception: What the validator raises.
+        """
+        store = store_of(self._registry)
+        if self._validator is not None and store is not None and self._primary_host is not None:
+            validate(self._validator, store, directory)
+
+    def close(self) -> None:
+        """End the thread. Used again, the handler begins another one."""
+        self._loop.close()
+
+    def _restore(self, serves: HandlerRegistry, path: str, **keywords: Any) -> Any:
+        return self._loop.call(_restore, serves, path, keywords)
+
+    @property
+    def _registry(self) -> Any:
+        """Of type handlers: that which was given, or the one of the process as it is now."""
+        return self._type_handler_registry or default_registry()
+
+    def _workers(self, **options: Any) -> StageWorkers:
+        form: dict[str, Any] = {
+            "use_ocdbt": self._form.ocdbt,
+            "use_zarr3": self._form.zarr == 3,
+            "use_compression": self._form.codec != "none",
+        }
+        return StageWorkers(**(form | options))
+
+    def _pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
+        pipeline = pipelines.save_pipeline(self._layout)
+        store = store_of(self._registry)
+        if store is not None and type(store) is not Store:
+            pipeline = recorded_by(store, self._form, pipeline)
+        if not self._form.ocdbt:
+            return pipeline
+
+        # For type handlers that write databases of their own.
+        pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
+        if data_file_size is None:
+            return pipeline
+
+        return pipeline.configure("write", file_bytes=data_file_size or pipelines.UNLIMITED)
+
+    def _prioritise(self, item: Any) -> Callable[[KeyPath], bool] | None:
+        if self._is_first is None:
+            return None
+
+        pairs = _jax.tree_flatten_with_path(item)[0]
+        first = {
+            tuple([step(entry)[0] for entry in path])
+            for path, _ in pairs
+            if _comes_first(self._is_first(path))
+        }
+        return first.__contains__
+
+
+@register_with_handler(BasePyTreeCheckpointHandler, for_save=True)
+@dataclass
+class BasePyTreeSaveArgs(CheckpointArgs):
+    """What to save, and how.
+
+    Attributes:
+        item: A tree.
+        save_args: A tree of `SaveArgs` like it; None for a leaf, or for all, asks for nothing.
+        ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
+        custom_metadata: JSON kept with the tree.
+        partial_save_mode: Whether the tree is a part of one that is saved bit by bit.
+    """
+
+    item: Any
+    save_args: Any = None
+    ocdbt_target_data_file_size: int | None = None
+    custom_metadata: Any = None
+    partial_save_mode: bool = False
+
+
+@register_with_handler(BasePyTreeCheckpointHandler, for_restore=True)
+@dataclass
+class BasePyTreeRestoreArgs(CheckpointArgs):
+    """What to restore, and how.
+
+    Attributes:
+        item: A tree of the structure of the result; its leaves may be anything.
+        restore_args: A tree of `RestoreArgs`, like the item or else like the stored tree.
+        partial_restore: Whether the item may lack leaves that are stored.
+    """
+
+    item: Any = None
+    restore_args: Any = None
+    partial_restore: bool = False
+
+
+def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
+    """Make what saves and what restores."""
+    chosen = EveryLayout(layout)
+    registry = CallRegistry().as_kernel()
+    return tuple(
+        [
+            Checkpointer(layout=chosen, memory_limit=limit, registry=registry)
+            for limit in dict.fromkeys(limits)
+        ]
+    )
+
+
+async def _start_save(
+    resources: Resources, serves: HandlerRegistry, path: str, item: Any, keywords: dict[str, Any]
+) -> SaveFuture:
+    base = keywords.pop("base", None)
+    with serving(serves):
+        if base is not None:
+            try:
+                return await resources[0].save(path, item, overwrite=True, base=base, **keywords)
+            except (CorruptCheckpointError, StorageError) as error:
+                if not error.path.startswith(base):
+                    raise  # else somebody removed or damaged it, and it is not needed
+
+        return await resources[0].save(path, item, overwrite=True, **keywords)
+
+
+async def _note_moved(resources: Resources, path: str, to: str) -> None:
+    engine = resources[0].engine
+    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
+
+
+async def _restore(resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]) -> Any:
+    with serving(serves):
+        return await resources[-1].restore(path, **keywords)
+
+
+async def _describe(resources: Resources, path: str) -> CheckpointMetadata:
+    return await resources[-1].metadata(path)
+
+
+def _save_limit(
+    concurrent: int | None, device_host: int | Literal["auto"] | None, options: MemoryLimitOptions | None
+) -> int | None:
+    most = (
+        None
+        if options is None or options.max_transfer_concurrent_gb is None
+        else options.max_transfer_concurrent_gb
+    )
+    if device_host == "auto":
+        if most is None:
+            raise ValueError(
+                "memory_limit_options with max_transfer_concurrent_gb must be provided if the limit of "
+                'transfers from devices is "auto"'
+            )
+        device_host = None
+
+    given = [limit for limit in (concurrent, device_host) if limit is not None]
+    if most is not None:
+        given.append(int(most * 10**9))
+
+    return min(given) if given else None
+
+
+def _by_name(args: Any, kind: type[T]) -> Mapping[str, T]:
+    """Return what is said of each leaf, by its stored name; made when a handler asks, which few do."""
+    return {} if args is None else LazyMapping(partial(_named, args, kind))
+
+
+def _named(args: Any, kind: type[T]) -> dict[str, T]:
+    flat = to_flat_dict(args, sep=".", is_leaf=lambda node: isinstance(node, kind))
+    return {name: one for name, one in flat.items() if isinstance(one, kind)}
+
+
+def _comes_first(answer: Any) -> bool:
+    if isinstance(answer, TransferPriority):
+        return answer in {TransferPriority.SYNCHRONOUS, TransferPriority.ASYNCHRONOUS_PRIORITIZED}
+
+    return bool(answer)

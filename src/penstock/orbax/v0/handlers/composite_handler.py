@@ -1,0 +1,329 @@
+"""Several named items in one checkpoint, each in a directory of its own and saved by its own handler."""
+
+from __future__ import annotations
+
+__all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "CompositeResults")
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from anyio import create_task_group, to_thread
+
+from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.stores.local import LocalStore
+from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.v0.common.checkpoint_args import (
+    CheckpointArgs,
+    get_registered_args_cls,
+    register_with_handler,
+)
+from penstock.orbax.v0.common.handler_types import get_handler_type
+from penstock.orbax.v0.common.monitoring import WRITE, timed
+from penstock.orbax.v0.common.named_items import Composite
+from penstock.orbax.v0.common.save_future import Future
+from penstock.orbax.v0.common.step_metadata import (
+    CompositeItemMetadata,
+    MetadataStore,
+    StepMetadata,
+    decode_step_metadata,
+    step_metadata_file_path,
+)
+from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
+from penstock.orbax.v0.common.v0_options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+)
+from penstock.orbax.v0.handlers.checkpoint_handler import (
+    AsyncCheckpointHandler,
+    CheckpointHandler,
+    is_durable,
+    wait_for_all,
+)
+from penstock.orbax.v0.handlers.handler_choice import ItemHandlers
+from penstock.orbax.v0.handlers.handler_registration import CheckpointHandlerRegistry
+
+
+@dataclass
+class CompositeOptions:
+    """Options of a `CompositeCheckpointHandler`.
+
+    Attributes:
+        multiprocessing_options: Which processes save.
+        temporary_path_class: Not supported; see `atomicity_options`.
+        file_options: What the directories of items are like.
+        atomicity_options: How an item becomes visible in its checkpoint.
+        async_options: How saves go on in the background.
+    """
+
+    multiprocessing_options: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
+    temporary_path_class: Any = None
+    file_options: FileOptions | None = None
+    atomicity_options: AtomicityOptions | None = None
+    async_options: AsyncOptions | None = None
+
+
+class CompositeCheckpointHandler(AsyncCheckpointHandler):
+    """Saves named items, each with its own handler, which is told by the arguments it comes with.
+
+    Args:
+        *item_names: Items whose handler the first arguments tell; if any are given here or with
+            `items_and_handlers`, there are no others.
+        composite_options: Options.
+        handler_registry: Who handles which item; instead of the other two.
+        **items_and_handlers: Handlers by item; None where the first arguments tell it.
+
+    Raises:
+        ValueError: If `handler_registry` is given with either of the others.
+    """
+
+    _ORBAX_NAME = "orbax.checkpoint._src.handlers.composite_checkpoint_handler.CompositeCheckpointHandler"
+    _DURABLE = True
+
+    def __init__(
+        self,
+        *item_names: str,
+        composite_options: CompositeOptions = CompositeOptions(),
+        handler_registry: CheckpointHandlerRegistry | None = None,
+        **items_and_handlers: CheckpointHandler,
+    ) -> None:
+        for given, name in ((items_and_handlers, "items_and_handlers"), (item_names, "item_names")):
+            if handler_registry is not None and given:
+                raise ValueError(f"Both `handler_registry` and `{name}` were provided; specify one")
+
+        self._handlers = ItemHandlers(item_names, items_and_handlers, handler_registry)
+        self._options = composite_options
+        self._primary_host = composite_options.multiprocessing_options.primary_host
+        self._store = LocalStore()
+        self._metadata_store = MetadataStore(enable_write=False)
+        self._current_temporary_paths: dict[str, TemporaryDirectory] = {}
+
+    @property
+    def _handler_registry(self) -> CheckpointHandlerRegistry:
+        return self._handlers.registry
+
+    @property
+    def _item_names_without_registered_handlers(self) -> set[str] | None:
+        return self._handlers.undetermined
+
+    async def async_save(self, directory: Any, args: CompositeArgs) -> Sequence[Future] | None:
+        """Have every item copied; return futures of what is written in the background.
+
+        Raises:
+            ValueError: If the arguments of an item fit no handler of it.
+        """
+        items = {name: (self._get_or_set_handler(name, args[name]), args[name]) for name in sorted(args)}
+        building = self._get_item_temporary_paths(directory, args)
+        self._current_temporary_paths = building
+        futures: dict[str, Sequence[Future]] = {}
+
+        async def save(name: str, handler: Any, arg: CheckpointArgs) -> None:
+            place = building[name].get()
+            if isinstance(handler, AsyncCheckpointHandler):
+                futures[name] = await handler.async_save(place, args=arg) or ()
+            else:
+                await to_thread.run_sync(lambda: handler.save(place, args=arg))
+
+        for one in building.values():
+            await to_thread.run_sync(partial(one.create, hold=False))
+        try:
+            async with create_task_group() as tasks:
+                for name, (handler, arg) in items.items():
+                    tasks.start_soon(save, name, handler, arg)
+        except BaseExceptionGroup as group:
+            for future in _all(futures.values()):
+                future.cancel()
+            raise group.exceptions[0] from None
+
+        return _all(futures[name] for name in items if name in futures)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save every item; see `async_save`."""
+        wait_for_all(self, *args, **kwargs)
+
+    def restore(self, directory: Any, args: CompositeArgs | None = None) -> CompositeResults:
+        """Restore items.
+
+        Args:
+            directory: Of the checkpoint.
+            args: Which, and how; None or empty for all that are there.
+
+        Raises:
+            KeyError: If an item asked for is not there.
+            ValueError: If it cannot be told who restores one.
+        """
+        directory = handler_path(directory)
+        existing = self._existing_items(directory)
+        if args is None or not args.items():
+            args = self._default_args(directory, existing)
+
+        restored: dict[str, Any] = {}
+        for name in sorted(args.keys()):
+            if name not in existing:
+                raise KeyError(f'Item "{name}" was not found in the checkpoint. Available items: {existing}')
+
+            handler = self._get_or_set_handler(name, args[name])
+            restored[name] = handler.restore(self._get_item_directory(directory, name), args=args[name])
+
+        return CompositeResults(**restored)
+
+    def metadata(self, directory: Any) -> StepMetadata:
+        """Say what is recorded of the checkpoint and of each item whose handler is known.
+
+        Raises:
+            FileNotFoundError: If there is no such directory.
+            ValueError: If items were saved and not finalized yet.
+        """
+        directory = handler_path(directory)
+        if not directory.exists():
+            raise FileNotFoundError(f"Directory does not exist: {directory}")
+
+        existing = self._existing_items(directory)
+        for one in self._current_temporary_paths.values():
+            if one.get().name in existing:
+                raise ValueError(
+                    f'Item "{one.get().name}" is a temporary item; call finalize() before metadata()'
+                )
+
+        return self._step_metadata(directory, existing, of_items=True)
+
+    def metadata_from_temporary_paths(self, directory: Any) -> StepMetadata:
+        """Say what is recorded while items are not finalized, without what is in them."""
+        directory = handler_path(directory)
+        if not directory.exists():
+            raise FileNotFoundError(f"Directory does not exist: {directory}")
+
+        return self._step_metadata(directory, list(self._current_temporary_paths), of_items=False)
+
+    def finalize(self, directory: Any) -> None:
+        """Have every saved item completed, and give it its own name.
+
+        Raises:
+            ValueError: If nothing was saved.
+        """
+        if not self._current_temporary_paths:
+            raise ValueError("finalize() called before any items were saved.")
+
+        for name, handler in self._handlers.unique():
+            building = self._current_temporary_paths.get(name)
+            if building is not None:
+                with timed(f"{WRITE}background_item_finalize_secs"):
+                    handler.finalize(building.get())
+                    building.publish(synced=is_durable(handler))
+
+                del self._current_temporary_paths[name]
+
+    def close(self) -> None:
+        """Close every handler."""
+        for _, handler in self._handlers.unique():
+            handler.close()
+
+    def _get_or_set_handler(self, item_name: str, args: CheckpointArgs | None) -> Any:
+        return self._handlers.choose(item_name, args)
+
+    def _get_item_directory(self, directory: Any, item_name: str) -> Any:
+        return handler_path(directory) / item_name
+
+    def _get_item_temporary_paths(
+        self, directory: Any, args: Mapping[str, Any]
+    ) -> dict[str, TemporaryDirectory]:
+        options = self._options
+        return {
+            name: TemporaryDirectory(
+                self._store,
+                path_text(self._get_item_directory(directory, name)),
+                overwrite=False,
+                atomicity=options.atomicity_options,
+                files=options.file_options,
+            )
+            for name in sorted(args)
+        }
+
+    def _existing_items(self, directory: Any) -> list[str]:
+        return [path.name for path in handler_path(directory).iterdir() if path.is_dir()]
+
+    def _items_exist(self, directory: Any, item_names: list[str]) -> dict[str, bool]:
+        return {name: self._get_item_directory(directory, name).exists() for name in item_names}
+
+    def _default_args(self, directory: Any, existing: Sequence[str]) -> CompositeArgs:
+        """Make arguments for all items that are there, without being told any."""
+        handlers = dict(self._handlers.all())
+        recorded: Any = None
+        found: dict[str, CheckpointArgs] = {}
+        for name in existing:
+            if TEMPORARY_SUFFIX in name:
+                continue
+            if name not in handlers:
+                if recorded is None:
+                    recorded = self.metadata(directory).item_handlers or {}
+                try:
+                    handler: Any = get_handler_type(recorded[name])
+                except KeyError as error:
+                    raise ValueError(
+                        f'Item "{name}" was found in the checkpoint, but could not be restored. Provide a '
+                        "CheckpointHandlerRegistry, or call restore with arguments for it."
+                    ) from error
+            else:
+                handler = handlers[name]
+            if handler is None:
+                raise ValueError(
+                    f'Item with name: "{name}" had an undetermined `CheckpointHandler` when restoring; '
+                    "name it when you make the handler, or call restore with arguments for the item"
+                )
+
+            found[name] = _default_restore_args(name, handler)
+
+        return CompositeArgs(**found)
+
+    def _step_metadata(self, directory: Any, item_names: Sequence[str], *, of_items: bool) -> StepMetadata:
+        saved = decode_step_metadata(self._metadata_store.read(step_metadata_file_path(directory)) or {})
+        if saved.item_handlers is not None and not isinstance(saved.item_handlers, dict):
+            raise ValueError(
+                "StepMetadata.item_handlers must be a dict, of a checkpoint of several items; it is "
+                f"{saved.item_handlers!r}"
+            )
+
+        handlers = dict(self._handlers.all())
+        names: dict[str, Any] = dict(saved.item_handlers or {})
+        about: dict[str, Any] = {}
+        for name in item_names:
+            handler = handlers.get(name)
+            if names.get(name) is None:
+                names[name] = None if handler is None else handler.typestr()
+            try:
+                about[name] = (
+                    handler.metadata(self._get_item_directory(directory, name))
+                    if of_items and handler is not None
+                    else None
+                )
+            except FileNotFoundError:
+                about[name] = None
+
+        saved.item_handlers = names
+        saved.item_metadata = CompositeItemMetadata(**about) if of_items else None
+        return saved
+
+
+@register_with_handler(CompositeCheckpointHandler, for_save=True, for_restore=True)
+class CompositeArgs(Composite, CheckpointArgs):
+    """Arguments for several items, by name; and what restoring them returns."""
+
+
+CompositeResults = CompositeArgs
+
+
+def _all(futures: Any) -> list[Future]:
+    return [future for some in futures for future in some]
+
+
+def _default_restore_args(name: str, handler: Any) -> CheckpointArgs:
+    _, restore_cls = get_registered_args_cls(handler)
+    try:
+        return restore_cls()
+    except TypeError as error:
+        raise ValueError(
+            f'the arguments to restore item "{name}" with ({restore_cls}) are not default constructible'
+        ) from error

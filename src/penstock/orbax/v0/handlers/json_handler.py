@@ -1,0 +1,113 @@
+"""Nested dicts, lists and plain values, as JSON."""
+
+from __future__ import annotations
+
+__all__ = ("JsonCheckpointHandler", "JsonRestoreArgs", "JsonSaveArgs")
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anyio import to_thread
+
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import SpecError
+from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
+from penstock.orbax.v0.common.save_future import CommitFutureAwaitingContractedSignals, Future
+from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
+from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler, wait_for_all
+
+
+class JsonCheckpointHandler(AsyncCheckpointHandler):
+    """Saves what JSON has: dicts with text keys, lists, texts, numbers, booleans, None.
+
+    Args:
+        filename: Of the file in the directory; by default `metadata`.
+        multiprocessing_options: Which process writes.
+    """
+
+    _ORBAX_NAME = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
+    _DURABLE = True
+
+    def __init__(
+        self,
+        filename: str | None = None,
+        *,
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+    ) -> None:
+        self._filename = filename or "metadata"
+        self._primary_host = multiprocessing_options.primary_host
+
+    async def async_save(
+        self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonSaveArgs | None = None
+    ) -> Sequence[Future] | None:
+        """Encode an object, and write it in the background.
+
+        Raises:
+            SpecError: If JSON has no such values.
+        """
+        value = _item_of(item, args)
+        try:
+            copied = json.loads(json.dumps(value))  # the caller's own may change from here on
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SpecError(f"the item cannot be written as JSON: {error}") from error
+
+        return [CommitFutureAwaitingContractedSignals(self._save_fn(copied, directory), name="json_save")]
+
+    async def _save_fn(self, x: Any, directory: Any) -> None:
+        file = os.path.join(directory, self._filename)
+        await to_thread.run_sync(LocalStore().write_file, file, json.dumps(x).encode())
+
+    def save(
+        self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonSaveArgs | None = None
+    ) -> None:
+        """Write an object; see `async_save`."""
+        wait_for_all(self, directory, item, args)
+
+    def restore(
+        self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonRestoreArgs | None = None
+    ) -> Any:
+        """Return the object.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If it is damaged.
+        """
+        file = os.path.join(directory, self._filename)
+        if LocalStore().kind(file) is None:
+            raise FileNotFoundError(f"File {file} not found.")
+
+        return json.loads(LocalStore().read_file(file))
+
+
+@register_with_handler(JsonCheckpointHandler, for_save=True)
+@dataclass
+class JsonSaveArgs(CheckpointArgs):
+    """What to save.
+
+    Attributes:
+        item: Values that JSON has.
+    """
+
+    item: Mapping[str, Any]
+
+
+@register_with_handler(JsonCheckpointHandler, for_restore=True)
+@dataclass
+class JsonRestoreArgs(CheckpointArgs):
+    """What to restore.
+
+    Attributes:
+        item: Without effect.
+    """
+
+    item: bytes | None = None
+
+
+def _item_of(item: Any, args: JsonSaveArgs | None) -> Any:
+    if isinstance(item, CheckpointArgs):
+        raise ValueError("Make sure to specify kwarg name `args=` when providing `JsonSaveArgs`.")
+
+    return item if args is None else args.item

@@ -1,0 +1,291 @@
+"""Trees of arrays and numbers alone, restored onto a tree of the same."""
+
+from __future__ import annotations
+
+__all__ = ("StandardCheckpointHandler", "StandardRestoreArgs", "StandardSaveArgs")
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
+from penstock.orbax.common.value_metadata import ArrayMetadata, ScalarMetadata
+from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
+from penstock.orbax.v0.common.save_future import Future
+from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata
+from penstock.orbax.v0.common.tree_utils import to_flat_dict, tuple_path_from_keypath
+from penstock.orbax.v0.common.v0_options import MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.v0.handlers.checkpoint_handler import DeferredPathAsyncCheckpointHandler, wait_for_all
+from penstock.orbax.v0.handlers.pytree_handler import (
+    PyTreeCheckpointHandler,
+    PyTreeRestoreArgs,
+    PyTreeSaveArgs,
+)
+
+STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
+_jax: Any = tree_util
+
+
+class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
+    """Saves and restores trees of arrays and numbers. To be used through a `Checkpointer`.
+
+    Args:
+        save_concurrent_gb: Gigabytes of host memory that saves may hold.
+        restore_concurrent_gb: Likewise for restores.
+        multiprocessing_options: Which processes save.
+        pytree_metadata_options: How structure is recorded.
+        use_ocdbt: Whether all arrays lie in one OCDBT database.
+    """
+
+    _ORBAX_NAME = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+    _DURABLE = True
+
+    def __init__(
+        self,
+        *,
+        save_concurrent_gb: int = 96,
+        restore_concurrent_gb: int = 96,
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
+        use_ocdbt: bool = True,
+    ) -> None:
+        self._supported_types = STANDARD_ARRAY_TYPES
+        self._impl = PyTreeCheckpointHandler(
+            # Orbax's default is more than most machines have; what they can spare is meant.
+            save_concurrent_gb=None if save_concurrent_gb == 96 else save_concurrent_gb,
+            restore_concurrent_gb=None if restore_concurrent_gb == 96 else restore_concurrent_gb,
+            multiprocessing_options=multiprocessing_options,
+            pytree_metadata_options=pytree_metadata_options,
+            use_ocdbt=use_ocdbt,
+        )
+
+    async def async_save(
+        self,
+        directory: Any,
+        item: Any = None,
+        save_args: Any = None,
+        args: StandardSaveArgs | None = None,
+    ) -> Sequence[Future] | None:
+        """Copy a tree and begin to write it; see `PyTreeCheckpointHandler`.
+
+        Raises:
+            ValueError: If there is nothing to save, it is no tree but an array, or has other leaves than
+                arrays and numbers.
+        """
+        if isinstance(item, CheckpointArgs):
+            raise ValueError("Make sure to specify kwarg name `args=` when providing `StandardSaveArgs`.")
+        if args is None:
+            args = StandardSaveArgs(item, save_args)
+
+        checked = self._validate_save_state(args.item, args.save_args)
+        return await self._impl.async_save(
+            directory, args=PyTreeSaveArgs(checked, args.save_args, custom_metadata=args.custom_metadata)
+        )
+
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Write a tree; return when it is durable. See `async_save`."""
+        wait_for_all(self, directory, *args, **kwargs)
+
+    def restore(self, directory: Any, item: Any = None, args: StandardRestoreArgs | None = None) -> Any:
+        """Return the tree in a directory.
+
+        Args:
+            directory: That was saved to.
+            item: See `StandardRestoreArgs`; counts if there are no `args`.
+            args: What to restore, and how.
+
+        Raises:
+            FileNotFoundError: If there is nothing.
+            ValueError: If the item has leaves of other types, or does not fit what is stored.
+        """
+        if isinstance(item, CheckpointArgs):
+            raise ValueError("Make sure to specify kwarg name `args=` when providing `StandardRestoreArgs`.")
+
+        args = args or StandardRestoreArgs(item=item)
+        if args.item is not None:
+            self._validate_restore_state(args.item)
+
+        restore_args = _restore_args(args, _Stored(self, directory))
+        if not args.strict:
+            restore_args = jax.tree.map(_not_strict, restore_args)
+
+        return self._impl.restore(directory, args=PyTreeRestoreArgs(args.item, restore_args))
+
+    def metadata(self, directory: Any) -> TreeMetadata:
+        """Return what is known of each leaf; see `PyTreeCheckpointHandler`."""
+        return self._impl.metadata(directory)
+
+    def finalize(self, directory: Any) -> None:
+        """Complete a tree that several processes wrote."""
+        self._impl.finalize(directory)
+
+    def close(self) -> None:
+        """Give back what the handler holds. Used again, it takes it again."""
+        self._impl.close()
+
+    def _validate_save_state(self, item: Any, save_args: Any = None) -> Any:
+        if item is None:
+            raise ValueError("Must provide item to save.")
+        if isinstance(item, jax.Array | numbers.Number):
+            raise ValueError(
+                "StandardCheckpointHandler / StandardSave does not support single arrays or scalars. "
+                "Use ArrayCheckpointHandler / ArraySave"
+            )
+
+        for keys, asked in to_flat_dict(save_args).items() if save_args is not None else ():
+            if getattr(asked, "aggregate", False):
+                raise ValueError(f"Unsupported option `aggregate` for key: {keys}.")
+
+        def check(path: Any, leaf: Any) -> Any:
+            found: Any = leaf
+            if not isinstance(leaf, np.ndarray | jax.Array) and hasattr(leaf, "__array__"):
+                found = np.asarray(leaf)
+            self._check_type(path, found, self._supported_types)
+            return found
+
+        return _jax.tree_map_with_path(check, item)
+
+    def _validate_restore_state(self, item: Any) -> None:
+        allowed = (*self._supported_types, jax.ShapeDtypeStruct, ArrayMetadata)
+        for path, leaf in _jax.tree_flatten_with_path(item)[0]:
+            self._check_type(path, leaf, allowed)
+
+    def _check_type(self, path: Any, leaf: Any, allowed: tuple[type, ...]) -> None:
+        if not isinstance(leaf, allowed):
+            raise ValueError(f"Unsupported type: {type(leaf)} for key: {tuple_path_from_keypath(path)}.")
+
+
+@register_with_handler(StandardCheckpointHandler, for_save=True)
+@dataclass
+class StandardSaveArgs(CheckpointArgs):
+    """What to save, and how.
+
+    Attributes:
+        item: A tree of arrays and numbers.
+        save_args: A tree of `SaveArgs` like it; None for a leaf, or for all, asks for nothing.
+        custom_metadata: JSON kept with the tree.
+
+    Raises:
+        ValueError: If the item is a `TreeMetadata`.
+    """
+
+    item: Any
+    save_args: Any = None
+    custom_metadata: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, TreeMetadata):
+            raise ValueError("Cannot save TreeMetadata.")
+
+
+@register_with_handler(StandardCheckpointHandler, for_restore=True)
+@dataclass
+class StandardRestoreArgs(CheckpointArgs):
+    """What to restore, and how.
+
+    Attributes:
+        item: A tree like the result: of arrays and numbers, whose types, dtypes, shapes and shardings the
+            result has; of `jax.ShapeDtypeStruct`s; or a `TreeMetadata`. By default all is as saved, in
+            dicts and lists.
+        strict: Whether another shape than the stored one is an error. If not, arrays are padded with
+            zeros or cut off.
+        support_layout: Whether the memory layouts of the item's arrays count, too.
+        fallback_sharding: Of arrays that were saved on devices which are not here.
+    """
+
+    item: Any = None
+    strict: bool = True
+    support_layout: bool = False
+    fallback_sharding: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, TreeMetadata):
+            self.item = self.item.tree
+
+
+class _Stored:
+    """What is stored, looked at only if need be."""
+
+    def __init__(self, handler: StandardCheckpointHandler, directory: Any) -> None:
+        self._handler = handler
+        self._directory = directory
+
+    @cached_property
+    def tree(self) -> Any:
+        return self._handler.metadata(self._directory).tree
+
+    @cached_property
+    def leaves(self) -> dict[Any, Any]:
+        return to_flat_dict(self.tree, is_leaf=lambda node: isinstance(node, ArrayMetadata))
+
+
+def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
+    """Say how each leaf is restored, by the item or else by what is stored."""
+
+    def ask(path: Any, leaf: Any) -> RestoreArgs:
+        if isinstance(leaf, ScalarMetadata):
+            return RestoreArgs(restore_type=float if np.dtype(leaf.dtype).kind == "f" else int)
+        if isinstance(leaf, ArrayMetadata):
+            place = _recorded(leaf, args.fallback_sharding)
+            return (
+                _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
+            )
+        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            asked: Any = leaf
+            place = getattr(asked, "format", None) if args.support_layout else None
+            place = asked.sharding if place is None else place
+            if place is None:
+                place = _recorded(_find(path, stored), args.fallback_sharding)
+            return _array_args(leaf, place) if place is not None else RestoreArgs(np.ndarray, leaf.dtype)
+        if isinstance(leaf, np.ndarray):
+            return RestoreArgs(np.ndarray, cast("Any", leaf).dtype)
+
+        return RestoreArgs(restore_type=type(leaf))
+
+    def is_metadata(node: object) -> bool:
+        return isinstance(node, ArrayMetadata)
+
+    item = stored.tree if args.item is None else args.item
+    return _jax.tree_map_with_path(ask, item, is_leaf=is_metadata)
+
+
+def _array_args(leaf: Any, place: Any) -> ArrayRestoreArgs:
+    return ArrayRestoreArgs(
+        restore_type=jax.Array, sharding=place, global_shape=tuple(leaf.shape), dtype=leaf.dtype
+    )
+
+
+def _find(path: Any, stored: _Stored) -> Any:
+    keys = tuple_path_from_keypath(path)
+    if keys not in stored.leaves:
+        raise ValueError(
+            f"Structure mismatch: Target path {keys} not found in metadata_tree: {list(stored.leaves)}"
+        )
+
+    return stored.leaves[keys]
+
+
+def _recorded(leaf: Any, fallback: Any) -> Any:
+    """The sharding that an array was saved with, over devices that are here."""
+    recorded = getattr(leaf, "sharding", None)
+    if recorded is None:
+        return None
+    try:
+        return recorded.to_jax_sharding()
+    except ValueError as error:
+        if fallback is not None:
+            return fallback
+        raise ValueError(
+            "Topology mismatch detected: the checkpoint was saved on other devices than are here; give a "
+            "target tree, or a fallback_sharding"
+        ) from error
+
+
+def _not_strict(args: RestoreArgs) -> RestoreArgs:
+    return replace(args, strict=False) if isinstance(args, ArrayRestoreArgs) else args

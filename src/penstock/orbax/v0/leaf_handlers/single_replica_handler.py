@@ -1,0 +1,94 @@
+"""jax.Arrays of which one replica is read for all."""
+
+from __future__ import annotations
+
+__all__ = ("InvalidShardingError", "SingleReplicaArrayHandler")
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.leaves.jax_arrays.devices import all_devices
+from penstock.orbax.common.leaf_args import (
+    ParamInfo,
+    RestoreArgs,
+    SingleReplicaArrayRestoreArgs,
+    check_input_arguments,
+)
+from penstock.orbax.v0.leaf_handlers.array_handler import ArrayHandler
+
+
+class InvalidShardingError(ValueError):
+    """A sharding that has no replicas to speak of."""
+
+
+class SingleReplicaArrayHandler(ArrayHandler):
+    """Reads each distinct shard once, and puts it on the devices of every replica.
+
+    In one process `ArrayHandler` does so, too; this one insists that there are replicas.
+
+    Args:
+        replica_axis_index: The axis of the mesh along which replicas lie.
+        primary_replica_id: Which replica is read.
+        broadcast_memory_limit_bytes: Kept for a job of several processes.
+        broadcast_memory_scaling_factor: Kept for a job of several processes.
+        **kwargs: Those of `ArrayHandler`.
+    """
+
+    def __init__(
+        self,
+        replica_axis_index: int | None = 0,
+        primary_replica_id: int | None = 0,
+        broadcast_memory_limit_bytes: int | None = None,
+        broadcast_memory_scaling_factor: float | None = 0.75,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.replica_axis_index = replica_axis_index
+        self.primary_replica_id = primary_replica_id
+        self.broadcast_memory_limit_bytes = broadcast_memory_limit_bytes
+        self.broadcast_memory_scaling_factor = broadcast_memory_scaling_factor
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[Any]:
+        """Read arrays.
+
+        Args:
+            infos: Of the leaves.
+            args: `SingleReplicaArrayRestoreArgs`, each with its sharding.
+
+        Raises:
+            InvalidShardingError: If a sharding is no NamedSharding, or all of its devices are in one replica.
+            ValueError: If there are no such `args`, or as `ArrayHandler` raises it.
+        """
+        if args is None:
+            raise ValueError(
+                "a single replica is read with SingleReplicaArrayRestoreArgs, and there are none"
+            )
+
+        check_input_arguments(infos, args)
+        for arg in args:
+            if not isinstance(arg, SingleReplicaArrayRestoreArgs):
+                problem = f"a single replica is read with SingleReplicaArrayRestoreArgs, not {type(arg)}"
+                raise ValueError(problem)  # the kind that Orbax raises
+            if arg.sharding is None:
+                raise ValueError("a single replica is read with a sharding, and there is none")
+
+            self._check(arg.sharding)
+
+        return await super().deserialize(infos, args)
+
+    def _check(self, sharding: Any) -> None:
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            raise InvalidShardingError(
+                f"replicas lie along an axis of a mesh: {sharding} is no NamedSharding"
+            )
+
+        devices = cast("npt.NDArray[np.object_]", sharding.mesh.devices)
+        one = np.take(devices, self.primary_replica_id or 0, axis=self.replica_axis_index or 0)
+        if np.size(one) == len(all_devices()):
+            raise InvalidShardingError("all devices are in one replica: there is no other to read it for")

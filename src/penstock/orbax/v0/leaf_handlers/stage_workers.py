@@ -1,0 +1,233 @@
+"""Type handlers of Orbax's kind as workers in penstock's pipelines.
+
+Those that come with the API are the streaming handlers of penstock under another name. One of somebody
+else, or one whose reading or writing was changed by a subclass, is adapted: it keeps files of its own.
+"""
+
+from __future__ import annotations
+
+__all__ = ("StageRegistry", "StageTypeHandler", "StageWorkers", "UnknownTypeError")
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, cast, final
+
+import jax
+from jax import tree_util
+from jax.core import Tracer
+
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.kernel.errors import HandlerError
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.plugins.handler_entries import type_name
+from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.kernel.protocols.leaf import KeyKind
+from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
+from penstock.orbax.common.background_work import in_thread
+from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
+from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context
+from penstock.orbax.v0.leaf_handlers.type_handler import keeps, leaf_size
+
+_jax: Any = tree_util
+_OURS: Final = __name__.rpartition(".")[0] + "."
+_NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer})
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class UnknownTypeError(HandlerError, TypeError, ValueError):
+    """Nobody handles a leaf's type. What Orbax calls a `ValueError`, penstock calls a `TypeError`.
+
+    Attributes:
+        key_path: The leaf.
+        type_: Its type; or the stored name of one.
+    """
+
+    def __init__(self, key_path: str, type_: type | str) -> None:
+        what = type_name(type_) if isinstance(type_, type) else f"the stored type {type_!r}"
+        super().__init__(f"{key_path}: no type handler is registered for {what}")
+        self.key_path, self.type_ = key_path, type_
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StageWorkers:
+    """Makes workers of type handlers, for one save or restore.
+
+    Attributes:
+        use_ocdbt: Whether the checkpoint is a database; None to look what lies there.
+        use_zarr3: Whether its arrays are of zarr version 3.
+        use_compression: Whether they are compressed.
+        ocdbt_target_data_file_size: See `ParamInfo`.
+        save_args: By stored name.
+        restore_args: By stored name.
+    """
+
+    use_ocdbt: bool | None = None
+    use_zarr3: bool = False
+    use_compression: bool = True
+    ocdbt_target_data_file_size: int | None = None
+    save_args: Mapping[str, SaveArgs] = field(default_factory=lambda: _NOTHING)
+    restore_args: Mapping[str, RestoreArgs] = field(default_factory=lambda: _NOTHING)
+    ts_context: Any = field(default_factory=get_ts_context)
+
+    def of(self, handler: Any) -> LeafHandler | AdaptedHandler:
+        """Return what handles the leaves of `handler` in a pipeline."""
+        class_ = next((c for c in type(handler).__mro__ if c.__module__.startswith(_OURS)), None)
+        if class_ is not None and keeps(handler, class_, "serialize", "deserialize", "finalize"):
+            native = getattr(handler, "leaf_handler", None)
+            if native is not None:
+                return cast("LeafHandler", native)
+
+        return AdaptedHandler(StageTypeHandler(handler, self))
+
+    def info(self, info: KernelInfo, typestr: str, *, use_ocdbt: bool) -> ParamInfo:
+        """Say of a leaf in a pipeline what Orbax says of one."""
+        return ParamInfo(
+            name=info.name,
+            parent_dir=handler_path(info.directory),
+            keypath=tuple([_key(k, kind) for k, kind in zip(info.keys, info.kinds, strict=True)]),
+            skip_deserialize=False,
+            is_ocdbt_checkpoint=use_ocdbt,
+            use_compression=self.use_compression,
+            use_zarr3=self.use_zarr3,
+            ocdbt_target_data_file_size=self.ocdbt_target_data_file_size,
+            ts_context=self.ts_context,
+            value_typestr=typestr,
+        )
+
+
+@final
+class StageTypeHandler:
+    """A type handler of Orbax's kind, as the kernel knows them.
+
+    Args:
+        inner: Has `typestr`, `serialize`, `deserialize`, `metadata`; perhaps `finalize`, `memory_size`.
+        workers: Says what its leaves are told.
+    """
+
+    __slots__ = ("inner", "workers")
+
+    def __init__(self, inner: Any, workers: StageWorkers) -> None:
+        self.inner = inner
+        self.workers = workers
+
+    @property
+    def handler_class(self) -> type:
+        """The class that errors are to name."""
+        return type(self.inner)  # pyright: ignore[reportUnknownVariableType]  # anybody's
+
+    def typestr(self) -> str:
+        return str(self.inner.typestr())
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[KernelInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[Waitable]:
+        asked = self.workers.save_args
+        args = [asked.get(info.name) or SaveArgs() for info in infos] if args is None else args
+        use_ocdbt = self.workers.use_ocdbt is not False
+        return cast(
+            "Sequence[Waitable]",
+            await self.inner.serialize(list(values), self._infos(infos, use_ocdbt=use_ocdbt), args),
+        )
+
+    async def deserialize(
+        self, infos: Sequence[KernelInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[Any]:
+        asked = self.workers.restore_args
+        args = [asked.get(info.name) or RestoreArgs() for info in infos] if args is None else args
+        found = await self._stored_infos(infos)
+        return cast("Sequence[Any]", await self.inner.deserialize(found, args))
+
+    async def metadata(self, infos: Sequence[KernelInfo]) -> Sequence[Any]:
+        return cast("Sequence[Any]", await self.inner.metadata(await self._stored_infos(infos)))
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        size = getattr(self.inner, "memory_size", None)
+        if size is None:
+            return [(leaf_size(value), leaf_size(value)) for value in values]
+
+        return cast("Sequence[tuple[int, int]]", size(values))
+
+    def finalize(self, directory: str) -> None:
+        finalize = getattr(self.inner, "finalize", None)
+        if finalize is not None:
+            finalize(handler_path(directory))
+
+    def _infos(self, infos: Sequence[KernelInfo], *, use_ocdbt: bool) -> list[ParamInfo]:
+        typestr = self.typestr()
+        return [self.workers.info(info, typestr, use_ocdbt=use_ocdbt) for info in infos]
+
+    async def _stored_infos(self, infos: Sequence[KernelInfo]) -> list[ParamInfo]:
+        use_ocdbt = self.workers.use_ocdbt
+        if use_ocdbt is None:
+            use_ocdbt = await in_thread((Path(infos[0].directory) / "manifest.ocdbt").exists)
+
+        return self._infos(infos, use_ocdbt=use_ocdbt)
+
+
+@final
+class StageRegistry:
+    """A registry of Orbax's kind, as the kernel's stages ask one: the first entry that fits a type counts.
+
+    Args:
+        registry: Has `get` and `has`, by type and by stored type name.
+        workers: Makes workers of what it has.
+    """
+
+    __slots__ = ("_nodes", "_registry", "_types", "_workers")
+
+    def __init__(self, registry: Any, workers: StageWorkers) -> None:
+        self._registry = registry
+        self._workers = workers
+        self._nodes = default_handlers(entry_points=False)
+        self._types: dict[type | str, LeafHandler | AdaptedHandler] = {}
+
+    def lookup(self, type_: type, key_path: str) -> LeafHandler | AdaptedHandler:
+        """Find the handler for a leaf of this type.
+
+        Raises:
+            UnknownTypeError: If there is none.
+        """
+        return self._find(type_, key_path)
+
+    def for_typestr(self, typestr: str, key_path: str) -> LeafHandler | AdaptedHandler:
+        """Find the handler that wrote a leaf.
+
+        Raises:
+            UnknownTypeError: If there is none.
+        """
+        return self._find(typestr, key_path)
+
+    def as_kernel(self) -> HandlerRegistry:
+        """Return itself, as what a Checkpointer takes: nothing else is asked of it."""
+        return cast("HandlerRegistry", self)
+
+    def _find(self, kind: type | str, key_path: str) -> LeafHandler | AdaptedHandler:
+        if kind not in self._types:
+            self._types[kind] = self._made(kind, key_path)
+
+        return self._types[kind]
+
+    def _made(self, kind: type | str, key_path: str) -> LeafHandler | AdaptedHandler:
+        if self._registry.has(kind):
+            return self._workers.of(self._registry.get(kind))
+        if isinstance(kind, str):
+            if kind in _EMPTY_MARKERS:
+                return self._nodes.for_typestr(kind, key_path)
+            raise UnknownTypeError(key_path, kind)
+
+        if _NODES & {*kind.__mro__}:
+            return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
+
+        raise UnknownTypeError(key_path, kind)
+
+
+_EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+
+
+def _key(key: str, kind: KeyKind) -> Any:
+    return _jax.DictKey(key) if kind is KeyKind.MAPPING else _jax.SequenceKey(int(key))

@@ -1,0 +1,227 @@
+"""The directory that a manager keeps its steps in. Blocking."""
+
+from __future__ import annotations
+
+__all__ = ("CheckpointInfo", "Root")
+
+import datetime
+import errno
+import operator
+import os
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import structlog
+
+from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ConfigError, StorageError
+from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.v0.common.step_metadata import RootMetadata
+from penstock.orbax.v0.common.unchanged_links import StepLinks
+from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
+from penstock.orbax.v0.manager.step_name_formats import as_name_format, standard_name_format
+from penstock.steps import step_directory as on_disk
+from penstock.steps.step_deletion import delete_step
+
+_LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+
+@dataclass
+class CheckpointInfo:
+    """What policies look at of a step.
+
+    Attributes:
+        step: Its number.
+        time: When it was complete; of one saved just now, when its save was under way.
+        metrics: None if it has none.
+    """
+
+    step: int
+    time: datetime.datetime
+    metrics: Any = None
+
+    def __post_init__(self) -> None:
+        self.step = operator.index(self.step)
+
+
+@final
+class Root:
+    """Lists the steps of a directory, reads what is kept with them, and deletes them.
+
+    Args:
+        directory: Where.
+        options: Of the manager.
+
+    Raises:
+        ValueError: If steps cannot be named as the options say.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], options: CheckpointManagerOptions) -> None:
+        if options.todelete_full_path is not None:
+            raise ConfigError("todelete_full_path", "is for object stores; use todelete_subdir")
+
+        self.directory: Any = handler_path(directory)
+        self._path = path_text(self.directory)
+        self._options = options
+        self._store = LocalStore()
+        self._given = options.step_name_format is not None
+        self._names = as_name_format(options.step_name_format) if self._given else _standard(options)
+        self._unwritten: Mapping[str, Any] | None = None
+        self._deletions: dict[Future[None], Sequence[int]] = {}
+        self._left: set[int] = set()
+        self._events: Any = structlog.get_logger("penstock.orbax")
+
+    def prepare(self, metadata: Mapping[str, Any] | None) -> None:
+        """Make the directory, and write what is kept with it, as the options say."""
+        options = self._options
+        if options.create and self._store.kind(self._path) is None:
+            self._store.make_directory(self._path)
+            if options.file_options.path_permission_mode is not None:
+                os.chmod(self._path, options.file_options.path_permission_mode)
+        if options.cleanup_tmp_directories:
+            self._clean_up()
+        if options.read_only:
+            folder = os.path.join(self._path, "metadata")
+            self._unwritten = metadata if self._store.kind(folder) is None else None
+        elif metadata is not None and options.save_root_metadata:
+            on_disk.write_root_metadata(self._store, self._path, metadata)
+
+    def infos(self) -> list[CheckpointInfo]:
+        """Return every durable step, ascending, with what policies look at."""
+        if self._store.kind(self._path) is None:
+            return []
+
+        found = [self._info(one) for one in self._names.find_all(self.directory)]
+        return sorted(found, key=lambda info: info.step)
+
+    def new_path(self, step: int) -> Any:
+        """Return where a new step is saved."""
+        return self.directory / self._names.build_name(step)
+
+    def path(self, step: int, directory: Any = None) -> Any:
+        """Return where a step lies, here or in another directory.
+
+        Raises:
+            ValueError: If it is not there, and steps may be named in several ways.
+        """
+        base = self.directory if directory is None else handler_path(directory)
+        return self._names.find_step(base, step).path if self._given else base / self._names.build_name(step)
+
+    @contextmanager
+    def reading(self, path: Any) -> Generator[None]:
+        """Hold a step, so that nobody on this machine deletes it meanwhile through penstock."""
+        try:
+            held = self._store.hold_reading(path_text(path))
+        except StorageError:  # it is being deleted, or not there: reading it tells
+            yield
+            return
+
+        try:
+            yield
+        finally:
+            held.release()
+
+    @contextmanager
+    def saving(self, step: int, base: int | None) -> Generator[tuple[Any, StepLinks]]:
+        """Let a step that is saved meanwhile share files with another one, which stays so long."""
+        path = self.new_path(step)
+        before = None if base is None else path_text(self.new_path(base))
+        links = StepLinks(path_text(path), before)
+        with self.reading(before or path), links.in_force():
+            yield path, links
+
+    def latest_in(self, directory: Any) -> int | None:
+        """Return the latest step in another directory."""
+        return max((found.step for found in self._names.find_all(directory)), default=None)
+
+    def metrics(self, step: int) -> Any:
+        """Return the metrics of a step; None if it has none."""
+        return on_disk.read_metrics(self._store, path_text(self.path(step)))
+
+    def metadata(self) -> RootMetadata:
+        """Return what is kept with the directory."""
+        found = self._unwritten or on_disk.read_root_metadata(self._store, self._path)
+        return RootMetadata(custom_metadata=dict(found or {}))
+
+    def delete(self, step: int) -> None:
+        """Delete a step, or move it away; it is gone when this returns.
+
+        Raises:
+            StorageError: If it could not be, as when somebody on this machine reads it.
+        """
+        path = path_text(self.path(step))
+        delete_step(self._store, os.path.dirname(path), os.path.basename(path), self._options.todelete_subdir)
+
+    def delete_all(self, steps: Sequence[int]) -> None:
+        """Delete steps, in the background if the options say so, and those that were being read before.
+
+        What is left behind is logged.
+        """
+        if not self._options.enable_background_delete:
+            self._delete_all(steps)
+            return
+
+        # Not a daemon: whoever leaves without waiting has them deleted all the same.
+        executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.delete")
+        for done in [one for one in self._deletions if one.done()]:
+            del self._deletions[done]
+
+        self._deletions[executor.submit(self._delete_all, steps)] = steps
+        executor.shutdown(wait=False)
+
+    def forget(self, step: int) -> None:
+        """See that a step that is about to be saved again is not deleted later."""
+        wait([deletion for deletion, steps in self._deletions.items() if step in steps])
+        self._left.discard(step)
+
+    def close(self) -> None:
+        """Wait until nothing is being deleted, and try again what was being read."""
+        wait(tuple(self._deletions))
+        self._delete_all(())
+
+    def _delete_all(self, steps: Sequence[int]) -> None:
+        for step in (*self._left, *steps):
+            self._left.discard(step)
+            try:
+                self.delete(step)
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EBUSY:
+                    self._left.add(step)
+
+                self._events.warning("step.not_deleted", step=step, error=repr(error))
+
+    def _info(self, found: Any) -> CheckpointInfo:
+        if self._options.lightweight_initialize:
+            return CheckpointInfo(found.step, _LONG_AGO)
+
+        metrics = on_disk.read_metrics(self._store, path_text(found.path))
+        return CheckpointInfo(found.step, found.commit_timestamp, metrics)
+
+    def _clean_up(self) -> None:
+        for name in self._store.list_directory(self._path):
+            if TEMPORARY_SUFFIX not in name:
+                continue
+
+            path = os.path.join(self._path, name)
+            try:
+                held = self._store.hold(path)  # a save that is alive holds what it builds
+            except StorageError:
+                continue
+
+            try:
+                self._store.remove_tree(path)
+            finally:
+                held.release()
+
+
+def _standard(options: CheckpointManagerOptions) -> Any:
+    return standard_name_format(
+        step_prefix=options.step_prefix,
+        step_format_fixed_length=options.step_format_fixed_length,
+        single_host_load_and_broadcast=options.single_host_load_and_broadcast,
+        atomicity_options=options.atomicity_options,
+    )

@@ -1,0 +1,89 @@
+"""penstock's own policies of steps, as a manager under Orbax's names asks them."""
+
+from __future__ import annotations
+
+__all__ = ("as_decision_policy", "as_preservation_policy", "needs_metrics")
+
+import datetime
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast, final
+
+from penstock.orbax.v0.manager.preservation_policy import PreservationContext, PreservationPolicy
+from penstock.orbax.v0.manager.save_decision_policy import (
+    DecisionContext,
+    PolicyCheckpointInfo,
+    SaveDecisionPolicy,
+)
+from penstock.steps.keep_policies import KeepPolicy, StepInfo, steps_to_delete
+from penstock.steps.save_policies import SaveMoment, SavePolicy
+
+
+def as_decision_policy(policy: SaveDecisionPolicy | SavePolicy) -> SaveDecisionPolicy:
+    """Return a policy of when to save as one of Orbax's kind; one that is such already as it is.
+
+    Both kinds have `should_save`, of one moment, or of steps and a context.
+    """
+    function: Any = policy.should_save
+    if "context" in inspect.signature(function).parameters:
+        return cast("SaveDecisionPolicy", policy)
+
+    return _Deciding(cast("SavePolicy", policy))
+
+
+def as_preservation_policy(policy: PreservationPolicy | KeepPolicy) -> PreservationPolicy:
+    """Return a policy of what to keep as one of Orbax's kind; one that is such already as it is."""
+    return _Preserving(policy) if isinstance(policy, KeepPolicy) else policy
+
+
+def needs_metrics(policy: PreservationPolicy) -> bool:
+    """Whether a policy, if it is one of penstock's, looks at metrics; so they must be kept with the steps."""
+    return isinstance(policy, _Preserving) and "metrics" in policy.policy.needs
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Deciding:
+    policy: SavePolicy
+    opened_s: float = field(default_factory=time.time)
+
+    def should_save(
+        self,
+        step: PolicyCheckpointInfo,
+        previous_steps: Sequence[PolicyCheckpointInfo],
+        *,
+        context: DecisionContext,
+    ) -> bool:
+        began_s = [info.time.timestamp() for info in previous_steps[-1:] if info.time.year > 1]
+        moment = SaveMoment(
+            step=step.step,
+            now_s=step.time.timestamp(),
+            steps=[info.step for info in previous_steps],
+            saved_s=max([self.opened_s, *began_s]),
+            saving=context.is_saving_in_progress,
+            preempted=context.reached_preemption,
+        )
+        return self.policy.should_save(moment)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Preserving:
+    policy: KeepPolicy
+
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        infos = [StepInfo(info.step, _seconds(info.time), _metrics(info.metrics)) for info in checkpoints]
+        gone = set(steps_to_delete(self.policy, infos, time.time()))
+        return [info.step not in gone for info in checkpoints]
+
+
+def _seconds(moment: datetime.datetime) -> float:
+    return moment.timestamp() if moment.year > 1 else 0.0
+
+
+def _metrics(metrics: Any) -> Mapping[str, Any] | None:
+    return cast("Mapping[str, Any]", metrics) if isinstance(metrics, Mapping) else None

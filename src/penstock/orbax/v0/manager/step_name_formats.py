@@ -1,0 +1,179 @@
+"""How the directories of steps are named, and found, under Orbax's names."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Metadata",
+    "NameFormat",
+    "as_name_format",
+    "composite_name_format",
+    "standard_name_format",
+    "step_from_checkpoint_name",
+)
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ConfigError, NotACheckpointError, SpecError
+from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.v0.common.step_metadata import StepMetadata, get_step_metadata
+from penstock.orbax.v0.common.v0_options import AtomicityOptions
+from penstock.orbax.v0.manager.directory_utils import step_from_checkpoint_name
+from penstock.steps import step_names as own
+from penstock.steps.step_directory import find_steps, is_finished
+
+
+@final
+@dataclass(frozen=True)
+class Metadata:
+    """A step that is there.
+
+    Attributes:
+        step: Its number.
+        path: Its directory.
+    """
+
+    step: int
+    path: Any
+
+    @property
+    def init_timestamp_nsecs(self) -> int | None:
+        """When its save began, in nanoseconds since the epoch."""
+        return self._recorded().init_timestamp_nsecs
+
+    @property
+    def commit_timestamp_nsecs(self) -> int | None:
+        """When it was complete."""
+        return self._recorded().commit_timestamp_nsecs
+
+    @property
+    def commit_timestamp(self) -> datetime.datetime:
+        """When it was complete; if that is not recorded, when its directory was changed."""
+        recorded = self.commit_timestamp_nsecs
+        seconds = os.stat(path_text(self.path)).st_mtime if recorded is None else recorded / 1e9
+        return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
+
+    def _recorded(self) -> StepMetadata:
+        try:
+            return get_step_metadata(self.path)
+        except ValueError:
+            return StepMetadata()
+
+
+class NameFormat(Protocol):
+    """Names steps and finds them."""
+
+    def build_name(self, step: int) -> str:
+        """Return the name of a step."""
+        ...
+
+    def find_all(self, base_path: Any) -> Iterator[Any]:
+        """Yield every step in a directory: a `Metadata`, or what has its attributes."""
+        ...
+
+    def find_step(self, base_path: Any, step: int) -> Any:
+        """Return one; raise a ValueError if it is not there."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class _Format(NameFormat):
+    names: own.NameFormat
+    single_host_load_and_broadcast: bool = False
+
+    def __str__(self) -> str:
+        return f'NameFormat("{self.build_name(1234)}")'
+
+    def build_name(self, step: int) -> str:
+        return self.names.name(step)
+
+    def find_all(self, base_path: Any) -> Iterator[Metadata]:
+        base = handler_path(base_path)
+        for step, name in find_steps(LocalStore(), path_text(base), self.names).items():
+            yield Metadata(step, base / name)
+
+    def find_step(self, base_path: Any, step: int) -> Metadata:
+        path = handler_path(base_path) / self.build_name(step)
+        if not is_finished(LocalStore(), path_text(path)):
+            raise NotACheckpointError(path_text(path), f"there is no step {step} of {self}")
+
+        return Metadata(step, path)
+
+
+@final
+@dataclass(frozen=True)
+class _Composite(NameFormat):
+    writing: NameFormat
+    reading: Sequence[NameFormat]
+    single_host_load_and_broadcast: bool = False
+
+    def build_name(self, step: int) -> str:
+        return self.writing.build_name(step)
+
+    def find_all(self, base_path: Any) -> Iterator[Any]:
+        seen: set[str] = set()
+        for found in (one for reading in self.reading for one in reading.find_all(base_path)):
+            if path_text(found.path) not in seen:
+                seen.add(path_text(found.path))
+                yield found
+
+    def find_step(self, base_path: Any, step: int) -> Any:
+        problems: list[str] = []
+        for reading in self.reading:
+            try:
+                return reading.find_step(base_path, step)
+            except ValueError as error:
+                problems.append(str(error))
+
+        raise NotACheckpointError(path_text(base_path), "\n".join(problems))
+
+
+def standard_name_format(
+    *,
+    step_prefix: str | None = None,
+    step_format_fixed_length: int | None = None,
+    single_host_load_and_broadcast: bool = False,
+    temporary_path_cls: Any = None,
+    atomicity_options: AtomicityOptions | None = None,
+) -> NameFormat:
+    """Return a format as in `7`, `0007`, `step_7` or `step_0007`.
+
+    Args:
+        step_prefix: What stands before the number, and an underscore.
+        step_format_fixed_length: To how many digits it is filled up with zeros.
+        single_host_load_and_broadcast: Without effect: there is one process.
+        temporary_path_cls: Not supported.
+        atomicity_options: Without effect: unfinished steps are left out either way.
+
+    Raises:
+        ValueError: If steps cannot be called so.
+    """
+    if temporary_path_cls is not None:
+        raise ConfigError("temporary_path_cls", "is not supported; say how in atomicity_options")
+
+    names = own.StepNames(step_prefix, step_format_fixed_length or None)
+    return _Format(names, single_host_load_and_broadcast)
+
+
+def composite_name_format(
+    write_name_format: NameFormat, read_name_formats: Sequence[NameFormat]
+) -> NameFormat:
+    """Return a format that writes in one way, and finds steps that are named in any of several.
+
+    Raises:
+        ValueError: If the former is not among the latter.
+    """
+    if write_name_format not in read_name_formats:
+        raise SpecError(f"{write_name_format} must be one of the formats that are read")
+
+    return _Composite(write_name_format, tuple(read_name_formats))
+
+
+def as_name_format(given: Any) -> NameFormat:
+    """Return a format of Orbax's kind; given that, or one of penstock's kind."""
+    return _Format(given) if isinstance(given, own.NameFormat) else given

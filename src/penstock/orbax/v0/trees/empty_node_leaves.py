@@ -1,0 +1,85 @@
+"""Trees with every node that has nothing in it as a leaf, also of registered classes: each is recorded."""
+
+from __future__ import annotations
+
+__all__ = ("Found", "flatten", "is_empty", "with_markers")
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from jax import tree_util
+
+from penstock.kernel.errors import DuplicateNameError
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.stages.pytree.flattening import step
+
+_jax: Any = tree_util
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A leaf, or a node with nothing in it."""
+
+    keys: KeyPath
+    path: tuple[Any, ...]  #: as jax has it
+    value: Any
+
+    @property
+    def key_path(self) -> str:
+        """For people."""
+        shown: str = _jax.keystr(self.path)
+        return shown
+
+
+def flatten(tree: Any) -> tuple[list[Found], Any]:
+    """Take a tree apart.
+
+    Returns:
+        Its leaves and empty nodes, in jax's order, and the structure to put others together with.
+
+    Raises:
+        DuplicateNameError: If two have the same keys.
+    """
+    pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_empty())
+    found: dict[KeyPath, Found] = {}
+    for path, value in pairs:
+        one = Found(tuple([step(entry)[0] for entry in path]), path, value)
+        if found.setdefault(one.keys, one) is not one:
+            raise DuplicateNameError(".".join(one.keys), found[one.keys].key_path, one.key_path)
+
+    return list(found.values()), treedef
+
+
+def is_empty() -> Callable[[Any], bool]:
+    """Return what says whether something is a node, or None, with nothing in it."""
+    leaves: dict[type, bool] = {}  # what is a leaf depends on its type alone
+
+    def check(value: object) -> bool:
+        is_leaf = leaves.get(type(value))
+        if is_leaf is None:
+            is_leaf = leaves[type(value)] = bool(_jax.all_leaves([value]))
+
+        def below(node: object) -> bool:
+            return node is not value
+
+        return not is_leaf and not _jax.tree_leaves(value, is_leaf=below)
+
+    return check
+
+
+def with_markers(tree: Any) -> Any:
+    """Return the tree with None, or an empty dict, for each empty node of a registered class; as Orbax."""
+    check = is_empty()
+
+    def marked(value: Any) -> Any:
+        return _marker(value) if check(value) else value
+
+    return _jax.tree_map(marked, tree, is_leaf=check)
+
+
+def _marker(node: Any) -> Any:
+    if isinstance(node, dict | list) or type(node) is tuple:
+        return cast("Any", node)
+
+    return {} if isinstance(node, Mapping) else None

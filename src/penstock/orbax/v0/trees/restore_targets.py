@@ -1,0 +1,167 @@
+"""What `RestoreArgs` ask for, as the leaves of a restore target. Pure."""
+
+from __future__ import annotations
+
+__all__ = ("EMPTY", "Wanted", "empty_value", "want")
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+import jax
+import numpy as np
+from jax.experimental.layout import Format
+from jax.sharding import NamedSharding
+
+from penstock.checkpointer.description import LeafMetadata
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.leaves.empty import EmptyNamedTuple
+from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
+from penstock.orbax.common.sharding_metadata import to_sharding
+from penstock.orbax.v0.trees.type_handler_calls import as_stored
+
+EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+"""What is recorded of nodes with nothing in them."""
+
+_NUMBERS: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One leaf of a result.
+
+    Attributes:
+        like: What the restore target has there.
+        dtype: What its elements are cast to; None for as they are stored.
+        finish: What is done to the value; None for nothing.
+        resized: Whether the shape may differ from the stored one.
+        as_stored: Whether `dtype` is that of the stored elements, so that nothing is cast.
+    """
+
+    like: Any
+    dtype: Any = None
+    finish: Callable[[Any], Any] | None = None
+    resized: bool = False
+    as_stored: bool = False
+
+
+def empty_value(typestr: str) -> Any:
+    """Return what an empty marker stands for."""
+    match typestr:
+        case "Dict":
+            return {}
+        case "List":
+            return []
+        case "Tuple":
+            return ()
+        case "NamedTuple":
+            return EmptyNamedTuple()
+        case _:
+            return None
+
+
+def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+    """Say what a stored leaf is to be restored as.
+
+    Args:
+        leaf: As it is stored; no empty marker.
+        args: What is asked for.
+        in_item: What the caller's tree has there, whose shape and dtype count for a jax.Array; None if
+            there is none.
+
+    Raises:
+        ValueError: If another shape is asked for, strictly.
+    """
+    found = _want(leaf, args, in_item)
+    if found.dtype is None or not _is_stored_as(leaf, found.dtype):
+        return found
+
+    return replace(found, as_stored=True)
+
+
+def _want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+    kind = args.restore_type
+    if kind is None:
+        kind = leaf.kind
+    if kind == "jax.Array" or (isinstance(kind, type) and issubclass(kind, jax.Array)):
+        return _want_array(leaf, args, in_item)
+    if leaf.shape is None:
+        return Wanted(as_stored(kind) if isinstance(kind, str) else kind)
+    if kind == "np.ndarray" or kind is np.ndarray:
+        return Wanted(np.ndarray, args.dtype)
+    if kind == "scalar" or (isinstance(kind, type) and issubclass(kind, int | float | complex | np.number)):
+        dtype = np.dtype(leaf.dtype if args.dtype is None else args.dtype)
+        finish = cast("Callable[[Any], Any]", kind) if isinstance(kind, type) else None
+        return Wanted(_NUMBERS.get(dtype.kind, float), args.dtype, finish)
+
+    return Wanted(as_stored(kind) if isinstance(kind, str) else kind)
+
+
+def _is_stored_as(leaf: LeafMetadata, dtype: Any) -> bool:
+    try:
+        return bool(leaf.dtype) and numpy_dtype(leaf.dtype) == np.dtype(dtype)
+    except TypeError:  # it is none, which the cast tells
+        return False
+
+
+def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+    shape, dtype, strict, place = None, args.dtype, True, None
+    if isinstance(args, ArrayRestoreArgs):
+        shape, strict, place = args.global_shape, args.strict, _placement(args)
+        if strict and _is_array(in_item):
+            shape = in_item.shape if shape is None else shape
+            dtype = in_item.dtype if dtype is None else dtype
+    if leaf.shape is None or leaf.random_key_impl is not None:
+        return _want_keys(leaf, place)
+
+    wanted_shape = leaf.shape if shape is None else tuple(shape)
+    if strict and wanted_shape != leaf.shape:
+        raise ValueError(
+            f"{leaf.key_path}: Requested shape: {wanted_shape} is not compatible with the stored shape: "
+            f"{leaf.shape}. With strict=False the array is padded with zeros, or cut off."
+        )
+
+    resized = wanted_shape != leaf.shape
+    if place is None and not resized:
+        return Wanted(jax.Array, dtype)
+
+    fmt, sharding = (place, place.sharding) if isinstance(place, Format) else (None, place)
+    make: Any = jax.ShapeDtypeStruct
+    like = make(wanted_shape, np.dtype(leaf.dtype if dtype is None else dtype), sharding=sharding)
+    return Wanted(like, dtype, None if fmt is None else lambda value: _put(value, fmt), resized)
+
+
+def _want_keys(leaf: LeafMetadata, place: Any) -> Wanted:
+    """Typed PRNG keys are of a shape and dtype that only their own handler knows."""
+    if place is None or leaf.shape is None:
+        return Wanted(jax.Array)
+
+    return Wanted(jax.Array, None, lambda value: _put(value, place))
+
+
+def _placement(args: ArrayRestoreArgs) -> Any:
+    if args.sharding is not None:
+        return to_sharding(args.sharding)
+    if args.mesh is not None:
+        return NamedSharding(args.mesh, args.mesh_axes or _everywhere())
+
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value has a shape and a dtype of numbers; what is 0-dimensional does not count."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(value, type) or not shape or dtype is None:
+        return False
+
+    return not is_key(dtype)
+
+
+def _put(value: Any, place: Any) -> Any:
+    return cast("Any", jax).device_put(value, place)
+
+
+def _everywhere() -> Any:
+    make: Any = jax.sharding.PartitionSpec  # whose constructor has no types
+    return make()

@@ -1,0 +1,243 @@
+"""Restores the tree in a directory, into the structure and the types that are asked for."""
+
+from __future__ import annotations
+
+__all__ = ("PLACEHOLDER", "Asked", "Calls", "as_lists", "restore_tree")
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from jax import tree_util
+
+from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
+from penstock.kernel.errors import HandlerError, SpecError, StructureMismatchError, TreeDifference
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.orbax.common.leaf_args import RestoreArgs
+from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
+from penstock.orbax.v0.trees.empty_node_leaves import Found, flatten, is_empty
+from penstock.orbax.v0.trees.item_adapter import fits, has_structure_of, target_of
+from penstock.orbax.v0.trees.restore_targets import EMPTY, Wanted, empty_value, want
+
+_jax: Any = tree_util
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a restore.
+
+    Attributes:
+        item: The structure of the result; None for the stored one, in dicts and lists.
+        restore_args: A tree of `RestoreArgs`, of the structure of the item or of the stored tree.
+        partial: Whether the item may lack what is stored.
+        rich: Whether tuples stay tuples without an item, where they are recorded as such.
+    """
+
+    item: Any = None
+    restore_args: Any = None
+    partial: bool = False
+    rich: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How the checkpoint is read.
+
+    Attributes:
+        metadata: Returns what is stored.
+        restore: Restores onto a target, with keywords of `penstock.Checkpointer.restore`.
+    """
+
+    metadata: Callable[[], CheckpointMetadata]
+    restore: Callable[..., Any]
+
+
+def restore_tree(asked: Asked, calls: Calls) -> Any:
+    """Restore a tree.
+
+    Raises:
+        ValueError: If the item and the stored tree differ in structure, or a leaf cannot be had as asked.
+    """
+    if asked.item is None and asked.restore_args is None:
+        return _plain(calls.restore(), asked)
+
+    if asked.item is not None and asked.restore_args is not None and not asked.partial:
+        found = _restore_shortly(asked, calls)
+        if found is not None:
+            return found[0]
+
+    about = calls.metadata()
+    if asked.restore_args is None and has_structure_of(about.tree, asked.item):
+        restored = calls.restore()
+        if has_structure_of(restored, asked.item):  # it has, unless it was replaced just now
+            return restored
+
+    there, treedef = flatten(about.tree)
+    stored = {found.keys: cast("LeafMetadata", found.value) for found in there}
+    item = there
+    if asked.item is not None:
+        item, treedef = flatten(asked.item)
+
+    here = {found.keys: found.value for found in item}
+    read = list(stored) if asked.item is None else _to_be_read(item, stored, asked, about.path)
+    read = [keys for keys in read if stored[keys].kind not in EMPTY]
+    args = _by_keys(asked.restore_args)
+    whole = len(read) == sum(leaf.kind not in EMPTY for leaf in stored.values())
+    if whole and not args:
+        restored = calls.restore()
+        values = {keys: _at(restored, keys) for keys in read}
+        return _put_together(treedef, here, stored, values, asked)
+
+    wanted = {
+        keys: want(stored[keys], args.get(keys, _AS_SAVED), None if asked.item is None else here[keys])
+        for keys in read
+    }
+    values = _read(wanted, calls, whole=whole) if wanted else {}
+    return _put_together(treedef, here, stored, values, asked)
+
+
+def _restore_shortly(asked: Asked, calls: Calls) -> tuple[Any] | None:
+    """Restore onto the item at once; None if that does not do, which mostly shows before anything is read."""
+    target = target_of(asked.item, asked.restore_args)
+    if target is None:
+        return None
+    try:
+        restored = calls.restore(like=target[0])
+    except (SpecError, HandlerError):  # said better by who looks at every leaf
+        return None
+
+    return (restored,) if fits(restored, target[1]) else None
+
+
+def _put_together(
+    treedef: Any,
+    here: Mapping[KeyPath, Any],
+    stored: Mapping[KeyPath, LeafMetadata],
+    values: Mapping[KeyPath, Any],
+    asked: Asked,
+) -> Any:
+    leaves = [_value(keys, value, stored, values, asked) for keys, value in here.items()]
+    result = _jax.tree_unflatten(treedef, leaves)
+    return _plain(result, asked) if asked.item is None else result
+
+
+def _plain(tree: Any, asked: Asked) -> Any:
+    return tree if asked.rich else as_lists(tree)
+
+
+_AS_SAVED: Final = RestoreArgs()
+
+
+def _to_be_read(
+    item: Sequence[Found], stored: Mapping[KeyPath, LeafMetadata], asked: Asked, path: str
+) -> list[KeyPath]:
+    """Return the leaves to be read, once the structures are found to agree."""
+    check = is_empty()
+    differences: list[TreeDifference] = []
+    read: list[KeyPath] = []
+    for found in item:
+        leaf, empty = stored.get(found.keys), check(found.value)
+        if leaf is None:
+            if not empty and found.value is not PLACEHOLDER:
+                differences.append(TreeDifference("missing", found.key_path, _text(found.value)))
+        elif not empty and found.value is not PLACEHOLDER:  # None leaves out a leaf, on purpose
+            read.append(found.keys)
+
+    if not asked.partial:
+        here = {found.keys for found in item}
+        differences += [
+            TreeDifference("unexpected", leaf.key_path, on_disk=leaf.kind)
+            for keys, leaf in stored.items()
+            if keys not in here
+        ]
+    if differences:
+        mismatch = StructureMismatchError(path, differences)
+        raise ValueError(
+            "User-provided restore item and on-disk value metadata tree structures do not match: "
+            f"{mismatch}\nTo restore only what the item has, pass partial_restore=True."
+        ) from mismatch
+
+    return read
+
+
+def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
+    if restore_args is None:
+        return {}
+
+    return {
+        found.keys: found.value for found in flatten(restore_args)[0] if isinstance(found.value, RestoreArgs)
+    }
+
+
+def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls, *, whole: bool) -> dict[KeyPath, Any]:
+    """Restore the leaves, which are all there are or not, and finish each."""
+    like = _nested({keys: one.like for keys, one in wanted.items()})
+    casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None and not one.as_stored}
+    keywords: dict[str, Any] = {} if whole else {"on_unexpected": "skip"}
+    if casts:
+        keywords["dtype"] = casts.get
+    if any(one.resized for one in wanted.values()):
+        keywords["strict"] = False
+
+    restored = calls.restore(like=like, **keywords)
+    values = {keys: _at(restored, keys) for keys in wanted}
+    for keys, one in wanted.items():
+        if one.finish is not None:
+            values[keys] = one.finish(values[keys])
+
+    return values
+
+
+def _value(
+    keys: KeyPath,
+    in_item: Any,
+    stored: Mapping[KeyPath, LeafMetadata],
+    values: Mapping[KeyPath, Any],
+    asked: Asked,
+) -> Any:
+    """The leaf of the result: read, empty, or what the item has."""
+    if keys in values:
+        return values[keys]
+    if asked.item is not None and (in_item is PLACEHOLDER or is_empty()(in_item)):
+        return in_item
+
+    return empty_value(stored[keys].kind)
+
+
+def _nested(flat: Mapping[KeyPath, Any]) -> Any:
+    """Make a tree of dicts, whose leaves have the keys that they are stored under."""
+    if () in flat:
+        return flat[()]
+
+    root: dict[str, Any] = {}
+    for keys, value in flat.items():
+        node = root
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+        node[keys[-1]] = value
+
+    return root
+
+
+def _at(tree: Any, keys: KeyPath) -> Any:
+    """The value under stored keys, in a tree of dicts and sequences."""
+    if not keys:
+        return tree
+
+    return _at(tree[keys[0] if isinstance(tree, dict) else int(keys[0])], keys[1:])
+
+
+def as_lists(tree: Any) -> Any:
+    """Return the tree with lists in place of tuples, as Orbax restores it unless told otherwise."""
+    node: Any = tree
+    if isinstance(tree, dict):
+        return {key: as_lists(value) for key, value in node.items()}
+    if isinstance(tree, list) or (type(tree) is tuple and node):
+        return [as_lists(value) for value in node]
+
+    return node
+
+
+def _text(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return type(value).__name__ if shape is None else f"{dtype}{list(shape)}"

@@ -1,0 +1,258 @@
+"""One save or load in an event loop that is not the caller's, and the handle on it."""
+
+from __future__ import annotations
+
+__all__ = ("AsyncResponse", "Operation", "begin", "budget", "finished", "hosting")
+
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
+
+import anyio
+from anyio import CancelScope, create_task_group, get_cancelled_exc_class
+from anyio.abc import TaskGroup
+
+from penstock.kernel.concurrency.threads import LoopHandle
+from penstock.kernel.errors import PenstockError, RunningLoopError
+from penstock.kernel.events import get_logger
+from penstock.kernel.memory.memory_limit import auto_memory_limit
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class AsyncResponse(Protocol[T_co]):
+    """What the `_async` functions return: await it, or wait for it in a thread."""
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait for the end; return what there is to return, or raise what went wrong.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Raises:
+            TimeoutError: If it still goes on then. It is not stopped by that.
+        """
+        ...
+
+    def on_complete(self, callback: Callable[[Any], None]) -> None:
+        """Call `callback` with the result once there is one; never if it fails."""
+        ...
+
+    def __await__(self) -> Generator[Any, Any, T_co]: ...
+
+
+@final
+class Operation(Generic[T]):
+    """An `AsyncResponse`, and what goes on behind it. Awaited from asyncio and trio, any number of times."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._begun: Future[None] = Future()
+        self._done: Future[T] = Future()
+        self._thread: int | None = None
+        self._loop: LoopHandle | None = None
+        self._scope: CancelScope | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {'done' if self._done.done() else 'under way'}>"
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._wait().__await__()
+
+    def result(self, timeout: float | None = None) -> T:
+        """See `AsyncResponse`.
+
+        Raises:
+            RunningLoopError: If called in the very loop that does the work.
+        """
+        self._check_thread()
+        return self._done.result(timeout)
+
+    def on_complete(self, callback: Callable[[T], None]) -> None:
+        """See `AsyncResponse`."""
+
+        def call(done: Future[T]) -> None:
+            if done.exception() is None:
+                try:
+                    callback(done.result())
+                except Exception:
+                    get_logger().exception("operation.callback_failed", operation=self.name)
+
+        self._done.add_done_callback(call)
+
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._done.done()
+
+    def cancel(self) -> None:
+        """Ask it to stop and to undo what it did. From any thread; does not wait."""
+        if self._loop is not None and self._scope is not None:
+            self._loop.post(self._scope.cancel)
+
+    def mark_begun(self) -> None:
+        """Note that the caller need not wait any longer: the part it has to wait for is over."""
+        with suppress(InvalidStateError):
+            self._begun.set_result(None)
+
+    def wait_begun(self) -> None:
+        """Wait in a thread until then.
+
+        Raises:
+            Exception: What it failed with before.
+        """
+        self._check_thread()
+        self._begun.result()
+
+    async def begun(self) -> None:
+        """Wait until then.
+
+        Raises:
+            Exception: What it failed with before.
+        """
+        await _of(self._begun)
+
+    async def run(self, main: Main[T]) -> None:
+        """Do the work. Raises nothing but cancellation: whoever waits is told."""
+        self._thread, self._loop = threading.get_ident(), LoopHandle()
+        try:
+            with CancelScope() as self._scope:
+                value = await main(self)
+                self.mark_begun()
+                self._done.set_result(value)
+        except Exception as error:
+            self._fail(error)
+        except BaseException as interrupt:
+            self._fail(interrupt)
+            raise
+
+        if not self._done.done():
+            self._fail(PenstockError(f"{self.name} was cancelled"))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits that nothing comes of it."""
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        for future in (self._begun, self._done):
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+
+    def _check_thread(self) -> None:
+        if self._thread == threading.get_ident() and not self._done.done():
+            raise RunningLoopError(f"{self.name} goes on in this event loop: await it")
+
+    async def _wait(self) -> T:
+        return await _of(self._done)
+
+
+Main: TypeAlias = Callable[[Operation[T]], Awaitable[T]]
+
+_HOST: Final[ContextVar[tuple[int, TaskGroup] | None]] = ContextVar("penstock_orbax_host", default=None)
+"""The operation's own loop, by its thread: what handlers begin inside of it shares that loop."""
+
+
+_PARTS: Final[ContextVar[int]] = ContextVar("penstock_orbax_parts", default=1)
+"""How many parts of an operation hold memory at once."""
+
+
+def budget(limit: int | None) -> int | None:
+    """Return the bytes that one part may hold, of those of the whole; None for what penstock would take."""
+    parts = _PARTS.get()
+    if parts <= 1:
+        return limit
+
+    return max(1, (auto_memory_limit() if limit is None else limit) // parts)
+
+
+def begin(name: str, main: Main[T]) -> Operation[T]:
+    """Begin to do something in a loop of its own thread, or in that of the operation it is a part of.
+
+    Args:
+        name: For people.
+        main: Called with the operation, and expected to call its `mark_begun`.
+    """
+    operation: Operation[T] = Operation(name)
+    host = _HOST.get()
+    if host is not None and host[0] == threading.get_ident():
+        host[1].start_soon(operation.run, main)
+        return operation
+
+    # The caller may have a loop or none, and either way must not be made to run ours. The thread is no
+    # daemon: a program that ends waits for its saves.
+    run = partial(_run, operation, main, copy_context())
+    threading.Thread(target=run, name=f"penstock: {name}").start()
+    return operation
+
+
+def finished(operation: Operation[T]) -> T:
+    """Wait in a thread for the end; if the wait is interrupted, stop the operation and wait for that."""
+    try:
+        return operation.result()
+    except BaseException:
+        if not operation.done():
+            operation.cancel()
+            with suppress(Exception):
+                operation.result()
+
+        raise
+
+
+def _run(operation: Operation[T], main: Main[T], caller: Context) -> None:
+    async def run() -> None:
+        own = copy_context()
+        for variable, value in caller.items():
+            if variable not in own:  # what says which loop is running here is not the caller's to say
+                variable.set(value)
+
+        await operation.run(main)
+
+    try:
+        anyio.run(run)
+    except BaseException as error:
+        operation.fail(error)
+        if not isinstance(error, Exception):
+            raise
+
+
+@asynccontextmanager
+async def hosting(parts: int = 1) -> AsyncGenerator[None, None]:
+    """Let what is begun inside share this loop; leave when it is over, and on an error stop it before.
+
+    Args:
+        parts: How many there are to share the memory, too.
+    """
+    failure: BaseException | None = None
+    async with create_task_group() as tasks:
+        token = _HOST.set((threading.get_ident(), tasks))
+        parts_token = _PARTS.set(parts)
+        try:
+            yield
+        except (get_cancelled_exc_class(), GeneratorExit):
+            raise
+        except BaseException as error:
+            failure = error  # raised below, as it is and not in a group
+            tasks.cancel_scope.cancel()
+        finally:
+            _HOST.reset(token)
+            _PARTS.reset(parts_token)
+
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # the traceback refers to this frame
+
+
+async def _of(future: Future[T]) -> T:
+    """Wait for a future without a thread; being cancelled does nothing to it."""
+    if not future.done():
+        event, loop = anyio.Event(), LoopHandle()
+        future.add_done_callback(lambda _: loop.post(event.set))
+        await event.wait()
+
+    return future.result()

@@ -1,0 +1,84 @@
+"""The directory that a checkpoint is built in, as handlers see it."""
+
+from __future__ import annotations
+
+__all__ = ("Building", "Existing")
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import final
+
+from anyio import Lock
+
+from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation, PathLike
+
+
+@final
+class Building(PathAwaitingCreation):
+    """A directory that is made, with those of all items, when somebody first awaits it.
+
+    Args:
+        path: Of the directory.
+        make: Makes it; called once.
+    """
+
+    def __init__(self, path: Path, make: Callable[[], Awaitable[None]]) -> None:
+        self._path = path
+        self._make = make
+        self._lock = Lock()
+        self._made = False
+
+    def __truediv__(self, other: PathLike) -> PathAwaitingCreation:
+        return _Below(self, self._path / os.fspath(other))
+
+    @property
+    def path(self) -> Path:
+        """Where it will be."""
+        return self._path
+
+    async def await_creation(self) -> Path:
+        """Return the path once it exists; make it if nobody did."""
+        async with self._lock:
+            if not self._made:
+                await self._make()
+                self._made = True
+
+        return self._path
+
+
+@final
+class _Below(PathAwaitingCreation):
+    """A path below the directory: one of an item exists when the directory does, others are not made."""
+
+    def __init__(self, root: Building, path: Path) -> None:
+        self._root = root
+        self._path = path
+
+    def __truediv__(self, other: PathLike) -> PathAwaitingCreation:
+        return _Below(self._root, self._path / os.fspath(other))
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    async def await_creation(self) -> Path:
+        await self._root.await_creation()
+        return self._path
+
+
+@final
+class Existing(PathAwaitingCreation):
+    """A directory that is there already."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __truediv__(self, other: PathLike) -> PathAwaitingCreation:
+        return Existing(self._path / os.fspath(other))
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    async def await_creation(self) -> Path:
+        return self._path

@@ -1,0 +1,81 @@
+"""How much memory saves and loads may hold."""
+
+from __future__ import annotations
+
+__all__ = ("MemoryOptions", "SerializationStatusCallback", "TransferPriority")
+
+import copy
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from penstock.orbax.v1.context.frozen_options import Guarded
+
+
+class TransferPriority(enum.Enum):
+    """When a leaf is copied to the host, as `is_prioritized_key_fn` may say it."""
+
+    SYNCHRONOUS = "synchronous"
+    ASYNCHRONOUS_PRIORITIZED = "asynchronous_prioritized"
+    ASYNCHRONOUS = "asynchronous"
+
+
+IsPrioritizedKeyFn: TypeAlias = Callable[[Any], "TransferPriority | bool"]
+
+
+class SerializationStatusCallback(Protocol):
+    """What is told how far each leaf of a save is. Accepted; penstock tells its event log instead."""
+
+
+@dataclass(kw_only=True)
+class MemoryOptions(Guarded):
+    """Host memory of saves and loads.
+
+    Attributes:
+        write_concurrent_bytes: Bytes that a save may hold; None for what the machine has to spare.
+        read_concurrent_bytes: Bytes that a load may hold, likewise.
+        transfer_concurrent_bytes: Bytes copied from devices and not yet written. In penstock it is one
+            budget with `write_concurrent_bytes`, and the smaller of both counts.
+        regulator_options: Accepted for Orbax's sake: penstock regulates by itself.
+        expected_surge_bytes: Accepted for Orbax's sake.
+        is_prioritized_key_fn: Says by key path which leaves are copied first, and completely.
+        serialization_status_callback: Accepted for Orbax's sake.
+        deepcopy_host_arrays: NumPy arrays are copied before `save_async` returns, whatever this says.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class RegulatorOptions:
+        """How Orbax adapts its limit from one save to the next. Accepted; penstock does so by itself."""
+
+        max_memory_limit_gib: float
+        profiler: Any
+        target_ratio: float = 0.80
+        min_memory_limit_gib: float = 10.0
+        kp: float = 0.4
+        ki: float = 0.05
+        kd: float = 0.1
+
+        def __post_init__(self) -> None:
+            if self.profiler is None:
+                raise ValueError("RegulatorOptions requires a `profiler`.")
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> MemoryOptions.RegulatorOptions:
+            result = copy.copy(self)
+            memo[id(self)] = result
+            return result
+
+    write_concurrent_bytes: int | None = None
+    read_concurrent_bytes: int | None = None
+    transfer_concurrent_bytes: int | None = None
+    regulator_options: RegulatorOptions | None = None
+    expected_surge_bytes: int | float | None = None
+    is_prioritized_key_fn: IsPrioritizedKeyFn | None = None
+    serialization_status_callback: SerializationStatusCallback | None = None
+    deepcopy_host_arrays: bool = True
+
+    @property
+    def save_limit(self) -> int | None:
+        """Bytes that a save may hold; None if nobody said."""
+        given = [n for n in (self.write_concurrent_bytes, self.transfer_concurrent_bytes) if n is not None]
+        return min(given, default=None)

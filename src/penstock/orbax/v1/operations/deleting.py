@@ -1,0 +1,90 @@
+"""Deleting a checkpoint, or one item of it."""
+
+from __future__ import annotations
+
+__all__ = ("delete", "delete_async")
+
+import os
+import uuid
+
+from anyio import to_thread
+
+from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.storage.paths import absolute_path
+from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished
+from penstock.orbax.v1.common.item_names import check_names
+from penstock.orbax.v1.common.path_types import PathLike
+from penstock.orbax.v1.context.v1_options import CheckpointLayout
+from penstock.orbax.v1.operations.locating import Kind, find, item_names
+
+
+def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
+    """Delete a checkpoint, or one item of it.
+
+    It is renamed first, so that at no time a part of it passes for a checkpoint.
+
+    Args:
+        path: Of a single checkpoint.
+        checkpointable_name: The item; by default the whole checkpoint.
+        missing_ok: Whether it may be absent.
+
+    Returns:
+        Whether there was something to delete.
+
+    Raises:
+        FileNotFoundError: If there is nothing, and `missing_ok` is off.
+        InvalidLayoutError: If what is there is no checkpoint. It is a ValueError.
+        ValueError: If the item is the only one, or cannot be called so.
+    """
+    return finished(_begin(path, checkpointable_name, missing_ok=missing_ok))
+
+
+def delete_async(
+    path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False
+) -> AsyncResponse[bool]:
+    """Begin to delete, and return; what goes wrong is raised by the response. See `delete`."""
+    return _begin(path, checkpointable_name, missing_ok=missing_ok)
+
+
+def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[bool]:
+    place = absolute_path(path)
+    if name is not None:
+        check_names((name,))
+
+    async def run(operation: Operation[bool]) -> bool:
+        return await to_thread.run_sync(_delete, place, name, missing_ok)
+
+    return begin(f"delete {place!r}", run)
+
+
+def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
+    if not os.path.lexists(path):
+        return _absent(path, missing_ok)
+
+    found = find(path, CheckpointLayout.AUTO)
+    doomed = path
+    if name is not None:
+        names = item_names(found)
+        doomed = os.path.join(path, name)
+        if name not in names:
+            return _absent(doomed, missing_ok)
+        if names == [name]:
+            raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
+
+    if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
+        os.remove(path)
+        return True
+
+    store, hidden = LocalStore(), f"{doomed}{TEMPORARY_SUFFIX}-deleted-{uuid.uuid4().hex}"
+    store.rename(doomed, hidden)
+    store.sync_directory(os.path.dirname(doomed))
+    store.remove_tree(hidden)
+    return True
+
+
+def _absent(path: str, missing_ok: bool) -> bool:
+    if not missing_ok:
+        raise FileNotFoundError(f"there is nothing to delete at {path}")
+
+    return False

@@ -1,0 +1,292 @@
+"""Loading one tree, or named objects, and looking at what there is to load."""
+
+from __future__ import annotations
+
+__all__ = (
+    "checkpointables_metadata",
+    "load",
+    "load_async",
+    "load_checkpointables",
+    "load_checkpointables_async",
+    "load_pytree",
+    "load_pytree_async",
+    "metadata",
+    "pytree_metadata",
+)
+
+import warnings
+from collections.abc import Awaitable
+from typing import Any, TypeAlias
+
+import jax
+from anyio import to_thread
+from jax.sharding import AbstractMesh, NamedSharding
+
+from penstock.kernel.events import get_logger
+from penstock.kernel.storage.paths import absolute_path
+from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished, hosting
+from penstock.orbax.v1.common.handler_registration import NoEntryError
+from penstock.orbax.v1.common.handler_resolution import handler_for_load
+from penstock.orbax.v1.common.handler_types import AbstractCheckpointable, Checkpointable
+from penstock.orbax.v1.common.item_names import AUTO, METRICS, check_item_names, check_one_name
+from penstock.orbax.v1.common.path_types import Path, PathLike
+from penstock.orbax.v1.common.tree_types import PyTreeOf, is_supported_abstract_leaf
+from penstock.orbax.v1.common.v1_errors import InvalidLayoutError
+from penstock.orbax.v1.context.context import Context, get_context
+from penstock.orbax.v1.operations.checkpoint_info import CheckpointMetadata, PyTreeMetadata
+from penstock.orbax.v1.operations.load_safetensors import load_safetensors, safetensors_metadata
+from penstock.orbax.v1.operations.locating import Found, Kind, find, item_names, tree_name
+
+Abstract: TypeAlias = Any
+_jax: Any = jax
+
+
+def load(
+    path: PathLike,
+    abstract_state: Abstract | CheckpointMetadata[Any] | None = None,
+    *,
+    checkpointable_name: str | None = AUTO,
+) -> PyTreeOf:
+    """Load a tree. Works inside a running event loop, too.
+
+    Args:
+        path: Of a checkpoint.
+        abstract_state: What the result is to be: a tree of its structure whose leaves are values,
+            structs such as `jax.ShapeDtypeStruct`, types, None for as saved, or `...` for what is not
+            to be loaded; or what `metadata` returned. By default all is as it was saved.
+        checkpointable_name: Of the item that holds the tree; None if the checkpoint itself is the tree. By
+            default it is looked for.
+
+    Raises:
+        InvalidLayoutError: If no checkpoint lies there, or it has no such tree. It is a ValueError.
+        TypeError: If a leaf of `abstract_state` means nothing.
+        ValueError: If `abstract_state` does not fit what is stored.
+        PenstockError: What `penstock.restore` raises.
+    """
+    return finished(_begin_load(path, abstract_state, checkpointable_name))
+
+
+def load_async(
+    path: PathLike,
+    abstract_state: Abstract | CheckpointMetadata[Any] | None = None,
+    *,
+    checkpointable_name: str | None = AUTO,
+) -> AsyncResponse[PyTreeOf]:
+    """Begin to load a tree, and return. See `load`; what goes wrong is raised by the response."""
+    return _begin_load(path, abstract_state, checkpointable_name)
+
+
+def load_checkpointables(
+    path: PathLike,
+    abstract_checkpointables: (
+        dict[str, AbstractCheckpointable] | CheckpointMetadata[dict[str, AbstractCheckpointable]] | None
+    ) = None,
+) -> dict[str, Checkpointable]:
+    """Load named objects.
+
+    Args:
+        path: Of a checkpoint.
+        abstract_checkpointables: What each is to be, by name, None for as it was saved; or what
+            `checkpointables_metadata` returned. Items without a name here are not loaded; by default all are.
+
+    Raises:
+        InvalidLayoutError: If no checkpoint with items lies there. It is a ValueError.
+        KeyError: If there is no item of a name, or a handler cannot load it; then that is its cause.
+        PenstockError: What `penstock.restore` raises.
+    """
+    return finished(_begin_load_items(path, abstract_checkpointables))
+
+
+def load_checkpointables_async(
+    path: PathLike,
+    abstract_checkpointables: (
+        dict[str, AbstractCheckpointable] | CheckpointMetadata[dict[str, AbstractCheckpointable]] | None
+    ) = None,
+) -> AsyncResponse[dict[str, Checkpointable]]:
+    """Begin to load named objects, and return. See `load_checkpointables`."""
+    return _begin_load_items(path, abstract_checkpointables)
+
+
+def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[PyTreeMetadata]:
+    """Say what tree a checkpoint holds, without reading an array.
+
+    Args:
+        path: Of the checkpoint.
+        checkpointable_name: As for `load`.
+
+    Raises:
+        InvalidLayoutError: If no checkpoint lies there, or it has no such tree. It is a ValueError.
+    """
+    check_one_name(checkpointable_name)
+
+    async def describe(operation: Operation[Any]) -> CheckpointMetadata[Any]:
+        found = await to_thread.run_sync(find, path, get_context().checkpoint_layout)
+        if found.kind is Kind.SAFETENSORS:
+            return await safetensors_metadata(found, _path(found))
+
+        name = await to_thread.run_sync(tree_name, found, checkpointable_name)
+        handler = handler_for_load(_registry(), None, name=name or "", recorded=found.recorded(name))
+        return _about(found, await handler.metadata(_path(found, name)))
+
+    return finished(begin("metadata", describe))
+
+
+def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, AbstractCheckpointable]]:
+    """Say what items a checkpoint holds; one whose handler cannot say is None.
+
+    Raises:
+        InvalidLayoutError: If no checkpoint with items lies there. It is a ValueError.
+    """
+
+    async def describe(operation: Operation[Any]) -> CheckpointMetadata[Any]:
+        found, names = await to_thread.run_sync(_find_items, path, get_context())
+        described: dict[str, Any] = {}
+        for name in names:
+            handler = handler_for_load(_registry(), None, name=name, recorded=found.recorded(name))
+            try:
+                described[name] = await handler.metadata(_path(found, name))
+            except Exception as error:
+                get_logger().warning("metadata.item_unknown", item=name, error=repr(error))
+                described[name] = None
+
+        return _about(found, described)
+
+    return finished(begin("metadata", describe))
+
+
+def load_pytree(*args: Any, **kwargs: Any) -> PyTreeOf:
+    """Do as `load`, which this was once called."""
+    warnings.warn("Use `load` instead.", DeprecationWarning, stacklevel=2)
+    return load(*args, **kwargs)
+
+
+def load_pytree_async(*args: Any, **kwargs: Any) -> AsyncResponse[PyTreeOf]:
+    """Do as `load_async`, which this was once called."""
+    warnings.warn("Use `load_async` instead.", DeprecationWarning, stacklevel=2)
+    return load_async(*args, **kwargs)
+
+
+def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[PyTreeMetadata]:
+    """Do as `metadata`, which this was once called."""
+    warnings.warn("Use `metadata` instead.", DeprecationWarning, stacklevel=2)
+    return metadata(*args, **kwargs)
+
+
+def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | None) -> Operation[Any]:
+    abstract = _standardized(abstract_state)
+    check_one_name(checkpointable_name)
+    _check_abstract(abstract)
+    absolute_path(path)
+
+    async def load_tree(operation: Operation[Any]) -> Any:
+        found = await to_thread.run_sync(find, path, get_context().checkpoint_layout)
+        if found.kind is Kind.SAFETENSORS:
+            return await load_safetensors(found, abstract)
+
+        name = await to_thread.run_sync(tree_name, found, checkpointable_name)
+        handler = handler_for_load(_registry(), abstract, name=name or "", recorded=found.recorded(name))
+        async with hosting():
+            return await (await handler.load(_path(found, name), abstract))
+
+    return begin("load", load_tree)
+
+
+def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operation[dict[str, Any]]:
+    abstract = _standardized(abstract_checkpointables)
+    if abstract is not None:
+        check_item_names(abstract, "abstract_checkpointables")
+
+    async def load_items(operation: Operation[dict[str, Any]]) -> dict[str, Any]:
+        found, names = await to_thread.run_sync(_find_items, path, get_context())
+        asked: dict[str, Any] = abstract or dict.fromkeys(names)
+        if not asked.keys() <= set(names):
+            raise KeyError(
+                f"Requested checkpointables: {list(asked)} for loading were not found in the checkpoint. "
+                f"Available checkpointables: {names}"
+            )
+
+        async with hosting(len(asked)):
+            return await _load_each(found, asked)
+
+    return begin("load", load_items)
+
+
+async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
+    registry = _registry()
+    loading: dict[str, tuple[Any, Awaitable[Any]]] = {}
+    for name, abstract in asked.items():
+        handler = handler_for_load(registry, abstract, name=name, recorded=found.recorded(name))
+        loading[name] = handler, await handler.load(_path(found, name), abstract)
+
+    loaded: dict[str, Any] = {}
+    for name, (handler, one) in loading.items():
+        try:
+            loaded[name] = await one
+        except Exception as error:
+            raise NoEntryError(
+                f"Failed to load checkpointable: {name} with {type(handler)} as {asked[name]!r}: {error}"
+            ) from error
+
+    return loaded
+
+
+def _find_items(path: PathLike, context: Context) -> tuple[Found, list[str]]:
+    found = find(path, context.checkpoint_layout)
+    if found.kind is Kind.SAFETENSORS:
+        raise NotImplementedError("safetensors hold one tree and no named checkpointables: use `load`")
+    if found.kind is Kind.V0 and (isinstance(found.about.item_handlers, str) or found.is_tree(None)):
+        raise InvalidLayoutError(f"{found.path} is itself a tree and has no named items: use `load`")
+
+    return found, item_names(found)
+
+
+def _about(found: Found, described: Any) -> CheckpointMetadata[Any]:
+    if isinstance(described, dict):
+        described.pop(METRICS, None)  # pyright: ignore[reportUnknownMemberType]
+
+    about = found.about
+    return CheckpointMetadata(
+        _path(found),
+        metadata=described,  # pyright: ignore[reportUnknownArgumentType]
+        init_timestamp_nsecs=about.started_at_ns,
+        commit_timestamp_nsecs=about.committed_at_ns,
+        custom_metadata=about.custom_metadata,
+    )
+
+
+def _path(found: Found, name: str | None = None) -> Path:
+    path = get_context().file.path_class(found.path)
+    return path if name is None else path / name
+
+
+def _registry() -> Any:
+    return get_context().checkpointables.registry
+
+
+def _standardized(abstract: Any) -> Any:
+    """Take the metadata out of its wrapping; or put the mesh in force here in the place of abstract ones."""
+    if isinstance(abstract, CheckpointMetadata):
+        return abstract.metadata  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if abstract is None:
+        return None
+
+    return _jax.tree.map(_with_mesh, abstract)
+
+
+def _with_mesh(leaf: Any) -> Any:
+    sharding = None if isinstance(leaf, type) else getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
+        return leaf
+
+    struct: Any = leaf
+    mesh: Any = _jax.sharding.get_mesh()
+    return _jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=NamedSharding(mesh, sharding.spec))
+
+
+def _check_abstract(abstract: Any) -> None:
+    for leaf in _jax.tree.leaves(abstract):
+        if not is_supported_abstract_leaf(leaf):
+            raise TypeError(
+                f"Unsupported abstract leaf type for loading: `{type(leaf)}`. An abstract leaf is a value, a "
+                "struct with shape and dtype, or a type of these."
+            )

@@ -1,0 +1,174 @@
+"""What lies at a path: which layout, and which item of it holds the tree. Blocking."""
+
+from __future__ import annotations
+
+__all__ = ("Found", "Kind", "find", "is_orbax_checkpoint", "item_names", "tree_name")
+
+import enum
+import os
+from dataclasses import dataclass
+from typing import Final, final
+
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    METADATA,
+    TEMPORARY_SUFFIX,
+    V1_MARK,
+)
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.storage.paths import absolute_path
+from penstock.orbax.v1.common.item_names import AUTO, RESERVED, STATE
+from penstock.orbax.v1.common.path_types import PathLike
+from penstock.orbax.v1.common.v1_errors import InvalidLayoutError
+from penstock.orbax.v1.context.v1_options import CheckpointLayout
+
+_SAFETENSORS: Final = ".safetensors"
+
+
+class Kind(enum.Enum):
+    """What a checkpoint is."""
+
+    V1 = 1  #: named items, written by the newer API
+    V0 = 0  #: named items, or one tree, written by the established one
+    SAFETENSORS = 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint, and what it says of itself."""
+
+    path: str
+    kind: Kind
+    names: frozenset[str]  #: of what is in its directory
+    about: CheckpointMetadata
+
+    def is_tree(self, name: str | None) -> bool:
+        """Whether an item is a tree; with None, whether the checkpoint itself is."""
+        if name is None:
+            return METADATA in self.names
+
+        return os.path.isfile(os.path.join(self.path, name, METADATA))
+
+    def recorded(self, name: str | None) -> str | None:
+        """Return the handler that saved an item, if that is recorded."""
+        handlers = self.about.item_handlers
+        if isinstance(handlers, str):
+            return handlers if name is None else None
+
+        return None if handlers is None or name is None else handlers.get(name)
+
+
+def is_orbax_checkpoint(path: PathLike) -> bool:
+    """Whether a finished checkpoint of Orbax's layout lies at `path`."""
+    try:
+        find(path, CheckpointLayout.ORBAX)
+    except InvalidLayoutError:
+        return False
+
+    return True
+
+
+def find(path: PathLike, layout: CheckpointLayout) -> Found:
+    """Look at what lies at a path.
+
+    Raises:
+        InvalidLayoutError: If it is no finished checkpoint of the layout.
+    """
+    place = absolute_path(path)
+    try:
+        return _find(place, layout)
+    except (OSError, ValueError) as error:
+        raise InvalidLayoutError(
+            f"Could not recognize the checkpoint at {place} as a valid {layout.value.capitalize()} "
+            "checkpoint. If it is of another layout, say so with `ctx.checkpoint_layout = ...`."
+        ) from error
+
+
+def tree_name(found: Found, name: str | None) -> str | None:
+    """Return the name of the item that holds the tree; None if the checkpoint itself is it.
+
+    Args:
+        found: The checkpoint.
+        name: Of the item; `AUTO` for `state`, or else the first tree in the order of the alphabet.
+
+    Raises:
+        InvalidLayoutError: If there is no such tree.
+    """
+    if name == AUTO:
+        for candidate in item_names(found):
+            if found.is_tree(candidate):
+                return candidate
+        if found.kind is Kind.V0 and found.is_tree(None):
+            return None
+
+        raise InvalidLayoutError(f"path={found.path!r} has no PyTree checkpointable that could be loaded")
+
+    if name is None and found.kind is Kind.V1:
+        raise InvalidLayoutError(
+            f"{found.path} has named items, as checkpoints of the newer API have: "
+            "`checkpointable_name=None` is only for a V0 checkpoint that is itself a tree."
+        )
+    if not found.is_tree(name):
+        trees = [item for item in item_names(found) if found.is_tree(item)]
+        here = " It is itself a tree: load it with checkpointable_name=None." if found.is_tree(None) else ""
+        raise InvalidLayoutError(f"{found.path} has no PyTree {name!r}; there are {trees}.{here}")
+
+    return name
+
+
+def item_names(found: Found) -> list[str]:
+    """Return the names of all items: `state` first, then by the alphabet."""
+    names = [
+        name for name in found.names if name not in RESERVED and os.path.isdir(os.path.join(found.path, name))
+    ]
+    return sorted(names, key=lambda name: (name != STATE, name))
+
+
+def _find(path: str, layout: CheckpointLayout) -> Found:
+    store = LocalStore()
+    kind = store.kind(path)
+    if kind is None:
+        raise FileNotFoundError(f"Checkpoint path {path} does not exist.")
+
+    names = frozenset(store.list_directory(path)) if kind == "directory" else frozenset[str]()
+    if layout is not CheckpointLayout.ORBAX:
+        marks = {V1_MARK, CHECKPOINT_METADATA, METADATA} & names
+        if not (marks and layout is CheckpointLayout.AUTO):
+            return _safetensors(path, kind, names)
+
+    if kind != "directory":
+        raise NotADirectoryError(f"Checkpoint path {path} is not a directory.")
+    if TEMPORARY_SUFFIX in os.path.basename(path):
+        raise ValueError(f"Found incomplete checkpoint at {path}.")
+    if V1_MARK in names and CHECKPOINT_METADATA not in names:
+        raise FileNotFoundError(f"Checkpoint path {path} is missing the file {CHECKPOINT_METADATA!r}.")
+    if V1_MARK not in names:
+        _check_v0(path, names)
+
+    about = checkpoint_metadata.read(store, path, names)
+    return Found(path, Kind.V1 if V1_MARK in names else Kind.V0, names, about)
+
+
+def _check_v0(path: str, names: frozenset[str]) -> None:
+    """Refuse what is an item of a checkpoint, a directory of checkpoints, or neither."""
+    parent = os.path.dirname(path)
+    if os.path.exists(os.path.join(parent, CHECKPOINT_METADATA)):
+        raise ValueError(f"{path} is an item of a checkpoint: load it from {parent}, by its name.")
+    if {CHECKPOINT_METADATA, METADATA} & names:
+        return
+
+    below = [name for name in sorted(names) if os.path.exists(os.path.join(path, name, CHECKPOINT_METADATA))]
+    if below:
+        raise ValueError(f"{path} is a directory of checkpoints, one of which can be loaded: {below}")
+    if not any(os.path.exists(os.path.join(path, name, METADATA)) for name in names):
+        raise ValueError(f"{path} is no checkpoint: it has no {METADATA}, and no item in it has one.")
+
+
+def _safetensors(path: str, kind: str, names: frozenset[str]) -> Found:
+    if not (path.endswith(_SAFETENSORS) if kind == "file" else any(n.endswith(_SAFETENSORS) for n in names)):
+        raise ValueError(f"{path} is no safetensors file, and no directory with one")
+
+    return Found(path, Kind.SAFETENSORS, names, CheckpointMetadata())

@@ -1,0 +1,182 @@
+"""Saving a tree part by part: nothing is visible at its path until all parts are put together."""
+
+from __future__ import annotations
+
+__all__ = ("finalize", "save", "save_async")
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from anyio import to_thread
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.file_names import METADATA, PARTIAL_SUFFIX
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.storage.paths import absolute_path
+from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished
+from penstock.orbax.v1.common.item_names import STATE
+from penstock.orbax.v1.common.path_types import PathLike
+from penstock.orbax.v1.common.tree_types import JsonType, PyTreeOf, merge
+from penstock.orbax.v1.common.v1_errors import PartialSaveReplacementError
+from penstock.orbax.v1.context.context import Context, get_context
+from penstock.orbax.v1.operations.saving import Saving, begin_save, check_state, staged
+from penstock.orbax.v1.trees.pytree_handler import PyTreeHandler
+from penstock.orbax.v1.trees.tree_files import read_tree
+from penstock.stages.pytree.flattening import flatten_tree, is_empty
+
+_PENDING: Final = ".pending_"
+
+
+def save(path: PathLike, state: PyTreeOf, *, custom_metadata: JsonType | None = None) -> None:
+    """Save a part of a tree, beside `path`; return when it is durable. See `save_async`."""
+    finished(_begin(path, state, custom_metadata))
+
+
+def save_async(
+    path: PathLike, state: PyTreeOf, *, custom_metadata: JsonType | None = None
+) -> AsyncResponse[None]:
+    """Begin to save a part of a tree, beside `path`; return when the part may be changed.
+
+    Args:
+        path: Where `finalize` is to put the checkpoint.
+        state: Leaves that no earlier part has.
+        custom_metadata: JSON values kept with the checkpoint; later parts replace those of earlier ones.
+
+    Raises:
+        FileExistsError: If something is at `path` already.
+        PartialSaveReplacementError: If an earlier part has one of the leaves.
+        ValueError: If the part cannot be saved.
+    """
+    return staged(_begin(path, state, custom_metadata))
+
+
+def finalize(path: PathLike) -> None:
+    """Put all parts that were saved for `path` together, and make the checkpoint visible there.
+
+    Raises:
+        FileExistsError: If something is at `path` already.
+        FileNotFoundError: If no part was saved.
+        PartialSaveReplacementError: If two parts that were saved at the same time have one leaf.
+    """
+    place = absolute_path(path)
+    if place.endswith(PARTIAL_SUFFIX):
+        place = place.removesuffix(PARTIAL_SUFFIX)
+
+    finished(begin(f"finalize {place!r}", _Finalizing(place, get_context())))
+
+
+def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) -> Operation[None]:
+    place = absolute_path(path)
+    if os.path.exists(place):
+        raise FileExistsError(f"Finalized checkpoint already exists at {place}.")
+
+    check_state(state)
+    gathered = place + PARTIAL_SUFFIX
+    _check_new(gathered, state)
+    pending = f"{os.path.basename(place)}{_PENDING}{time.time_ns()}_{uuid.uuid4().hex}"
+    return begin_save(
+        os.path.join(gathered, pending), {STATE: state}, overwrite=False, custom_metadata=custom_metadata
+    )
+
+
+def _check_new(gathered: str, state: PyTreeOf) -> None:
+    """Refuse leaves that an earlier part has, and leaves above or below one.
+
+    Raises:
+        PartialSaveReplacementError: If there is one.
+    """
+    known: set[KeyPath] = set()
+    for directory in _parts(gathered):
+        tree = read_tree(os.path.join(directory, STATE))
+        known.update(
+            [keys for keys, spec in zip(tree.keys, tree.specs, strict=True) if not spec.is_empty_marker]
+        )
+
+    above = {keys[:n] for keys in known for n in range(len(keys))}
+    for leaf in flatten_tree(state)[0]:
+        keys = leaf.info.keys
+        if is_empty(leaf.value):
+            continue
+        if keys in known or keys in above or any(keys[:n] in known for n in range(len(keys))):
+            raise PartialSaveReplacementError(
+                f"{leaf.info.key_path} was found in an earlier partial save. Partial saving currently does "
+                "not support REPLACEMENT."
+            )
+
+
+def _parts(gathered: str) -> Sequence[str]:
+    """Return the directories of all parts, in the order in which they were begun."""
+    if not os.path.isdir(gathered):
+        return []
+
+    found = [name for name in os.listdir(gathered) if _is_part(name)]
+    return [os.path.join(gathered, name) for name in sorted(found, key=lambda name: name.split("_")[-2:])]
+
+
+def _is_part(name: str) -> bool:
+    _, pending, rest = name.rpartition(_PENDING)
+    return bool(pending) and "." not in rest  # or it is one that was interrupted
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Finalizing:
+    """Reads all parts, mapped and not copied into memory, and saves them as one tree."""
+
+    path: str
+    context: Context
+
+    async def __call__(self, operation: Operation[None]) -> None:
+        store, gathered = LocalStore(), self.path + PARTIAL_SUFFIX
+        if await to_thread.run_sync(os.path.exists, self.path):
+            raise FileExistsError(f"Finalized checkpoint already exists at {self.path}.")
+        if not await to_thread.run_sync(os.path.isdir, gathered):
+            raise FileNotFoundError(f"Partial save path {gathered} does not exist.")
+
+        parts = await to_thread.run_sync(_parts, gathered)
+        if not parts:
+            await to_thread.run_sync(store.rename, gathered, self.path)
+            return
+
+        about = [await to_thread.run_sync(_about, store, part) for part in parts]
+        custom = {key: value for one in about for key, value in (one.custom_metadata or {}).items()}
+        context = await to_thread.run_sync(self._as_saved, parts[0])
+        tree = await self._merged(parts)
+        handlers = {STATE: PyTreeHandler(context=context)}
+        saving = Saving(self.path, {STATE: tree}, handlers, context, False, custom)
+        del tree
+        await saving(operation)
+        await to_thread.run_sync(store.remove_tree, gathered)
+
+    async def _merged(self, parts: Sequence[str]) -> Any:
+        async with Checkpointer(memory_limit=self.context.memory.read_concurrent_bytes) as checkpointer:
+            trees = [await checkpointer.restore(os.path.join(part, STATE), mmap=True) for part in parts]
+
+        try:
+            return merge(*trees)
+        except ValueError as error:
+            raise PartialSaveReplacementError(
+                f"{error}. Partial saving currently does not support REPLACEMENT."
+            ) from error
+
+    def _as_saved(self, part: str) -> Context:
+        """Return the context with the format that the first part has."""
+        with open(os.path.join(part, STATE, METADATA), "rb") as file:
+            recorded = json.load(file)
+
+        context = Context(self.context)
+        saving = context.array.saving
+        saving.use_ocdbt = recorded.get("use_ocdbt", saving.use_ocdbt)
+        saving.use_zarr3 = recorded.get("use_zarr3", saving.use_zarr3)
+        return context
+
+
+def _about(store: LocalStore, part: str) -> checkpoint_metadata.CheckpointMetadata:
+    return checkpoint_metadata.read(store, part, os.listdir(part))

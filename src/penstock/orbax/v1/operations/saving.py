@@ -1,0 +1,307 @@
+"""Saving one tree, or several named objects, as one checkpoint."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Saving",
+    "begin_save",
+    "check_state",
+    "save",
+    "save_async",
+    "save_checkpointables",
+    "save_checkpointables_async",
+    "save_pytree",
+    "save_pytree_async",
+    "staged",
+)
+
+import os
+import time
+import warnings
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Any, final
+
+from anyio import create_task_group, fail_after, move_on_after
+from jax import tree_util
+
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, V1_MARK
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.workspace import Workspace
+from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished, hosting
+from penstock.orbax.v1.common.handler_directories import Building
+from penstock.orbax.v1.common.handler_registration import resolve_handler_for_save
+from penstock.orbax.v1.common.handler_types import Checkpointable, typestr
+from penstock.orbax.v1.common.item_names import STATE, check_item_names
+from penstock.orbax.v1.common.path_types import PathLike
+from penstock.orbax.v1.common.tree_types import JsonType, Leaf, PyTreeOf, is_supported_leaf
+from penstock.orbax.v1.context.context import Context, get_context
+
+CLEANING_S = 60.0
+
+
+def save(
+    path: PathLike,
+    state: PyTreeOf,
+    *,
+    checkpointable_name: str = STATE,
+    overwrite: bool = False,
+    custom_metadata: JsonType | None = None,
+) -> None:
+    """Save a tree; return when it is durable and visible. Works inside a running event loop, too.
+
+    Args:
+        path: A directory that does not exist yet.
+        state: Any PyTree of arrays, numbers and texts.
+        checkpointable_name: Of the item that holds it.
+        overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete.
+        custom_metadata: JSON values kept with the checkpoint.
+
+    Raises:
+        ValueError: If the tree cannot be saved, or something is at `path` and `overwrite` is off.
+        PenstockError: What `penstock.save` raises.
+    """
+    check_state(state)
+    items = {checkpointable_name: state}
+    finished(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
+
+
+def save_checkpointables(
+    path: PathLike,
+    checkpointables: dict[str, Checkpointable],
+    *,
+    overwrite: bool = False,
+    custom_metadata: JsonType | None = None,
+) -> None:
+    """Save named objects as one checkpoint: trees, JSON, and whatever else has a handler.
+
+    Args:
+        path: As for `save`.
+        checkpointables: The objects by name; each lies in a directory of that name.
+        overwrite: As for `save`.
+        custom_metadata: As for `save`.
+
+    Raises:
+        ValueError: As for `save`, or if a name cannot be one.
+        NoEntryError: If an object has no handler. It is a KeyError.
+        PenstockError: What `penstock.save` raises.
+    """
+    finished(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
+
+
+def save_async(
+    path: PathLike,
+    state: PyTreeOf,
+    *,
+    checkpointable_name: str = STATE,
+    overwrite: bool = False,
+    custom_metadata: JsonType | None = None,
+) -> AsyncResponse[None]:
+    """Begin to save a tree; return when it may be changed, deleted or donated.
+
+    See `save` for the arguments and errors. The result can be awaited, too.
+    """
+    check_state(state)
+    items = {checkpointable_name: state}
+    return staged(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
+
+
+def save_checkpointables_async(
+    path: PathLike,
+    checkpointables: dict[str, Checkpointable],
+    *,
+    overwrite: bool = False,
+    custom_metadata: JsonType | None = None,
+) -> AsyncResponse[None]:
+    """Begin to save named objects; return when they may be changed. See `save_checkpointables`."""
+    return staged(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
+
+
+def save_pytree(*args: Any, **kwargs: Any) -> None:
+    """Do as `save`, which this was once called."""
+    warnings.warn("Use `save` instead.", DeprecationWarning, stacklevel=2)
+    save(*args, **kwargs)
+
+
+def save_pytree_async(*args: Any, **kwargs: Any) -> AsyncResponse[None]:
+    """Do as `save_async`, which this was once called."""
+    warnings.warn("Use `save_async` instead.", DeprecationWarning, stacklevel=2)
+    return save_async(*args, **kwargs)
+
+
+def begin_save(
+    path: PathLike,
+    checkpointables: Mapping[str, Checkpointable],
+    *,
+    overwrite: bool,
+    custom_metadata: JsonType | None,
+) -> Operation[None]:
+    """Begin to save named objects; see `save_checkpointables` for what is raised here already."""
+    if not checkpointables:
+        raise ValueError(f"`checkpointables` must have something in it to save, but got {checkpointables!r}")
+
+    check_item_names(checkpointables, "checkpointables")
+    context = get_context()
+    registry = context.checkpointables.registry
+    handlers = {
+        name: resolve_handler_for_save(registry, item, name=name) for name, item in checkpointables.items()
+    }
+    saving = Saving(absolute_path(path), dict(checkpointables), handlers, context, overwrite, custom_metadata)
+    return begin(f"save of {saving.path!r}", saving)
+
+
+def check_state(state: Any) -> None:
+    """Refuse leaves of types that `save` does not know.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    unknown = next((leaf for leaf in tree_util.tree_leaves(state) if not is_supported_leaf(leaf)), None)
+    if unknown is not None:
+        raise ValueError(
+            f"Unsupported leaf type for saving: `{type(unknown)}`. Supported leaf types are: {Leaf}."
+        )
+
+
+@final
+class Saving:
+    """One save: makes the directory, lets the handlers fill it, completes and publishes it.
+
+    Args:
+        path: Where the checkpoint is to be.
+        items: The objects by name; forgotten once they are taken.
+        handlers: Of each.
+        context: Its options.
+        overwrite: Whether a checkpoint may be replaced.
+        custom_metadata: The caller's own.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        items: dict[str, Checkpointable],
+        handlers: Mapping[str, Any],
+        context: Context,
+        overwrite: bool,
+        custom_metadata: JsonType | None,
+    ) -> None:
+        self.path = path
+        self._items = items
+        self._handlers = handlers
+        self._context = context
+        self._overwrite = overwrite
+        self._custom_metadata = custom_metadata
+        self._started_ns = time.time_ns()
+        self._store = LocalStore()
+        self._layout = OrbaxLayout()
+        self._layout.temporary_name(path)  # refuses names that cannot be read again
+
+    async def __call__(self, operation: Operation[None]) -> None:
+        # Made in the loop of the operation: what they wait with belongs to one.
+        self._threads = Threads()
+        self._workspace = Workspace(
+            self._store,
+            self._threads,
+            self.path,
+            self._layout.temporary_name(self.path),
+            overwrite=self._overwrite,
+            recognises=partial(self._layout.recognises, self._store),
+        )
+        try:
+            with fail_after(self._context.asynchronous.timeout_secs):
+                await self._workspace.check()
+                await self._fill(operation)
+                await self._threads.run(self._complete)
+                await self._workspace.publish()
+        except BaseException:
+            with move_on_after(CLEANING_S, shield=True):
+                await self._workspace.discard()
+
+            raise
+        finally:
+            self._workspace.release()
+
+        callback = self._context.asynchronous.post_finalization_callback
+        if callback is not None:
+            callback()
+
+    async def _fill(self, operation: Operation[None]) -> None:
+        path = self._context.file.path_class(self._workspace.temporary)
+        directory = Building(path, self._make)
+        async with hosting(len(self._items)):
+            writing: dict[str, Awaitable[None]] = {}
+
+            async def begin_item(name: str, item: Checkpointable) -> None:
+                writing[name] = await self._handlers[name].save(directory / name, item)
+
+            await _together(*[partial(begin_item, name, item) for name, item in self._items.items()])
+            self._items.clear()  # a save in the background must not keep alive what the caller dropped
+            operation.mark_begun()
+            await directory.await_creation()
+            await _together(*[partial(_wait, one) for one in writing.values()])
+
+    async def _make(self) -> None:
+        await self._workspace.open()
+        for name in self._handlers:
+            await self._workspace.open(name)
+
+    def _complete(self) -> None:
+        """Make durable what handlers wrote, and write what makes it a checkpoint."""
+        mode = self._context.file.path_permission_mode
+        if mode is not None:
+            for name in ("", *self._handlers):
+                os.chmod(self._workspace.path(name), mode)
+
+        self._store.sync_tree(self._workspace.temporary)
+        about = checkpoint_metadata.encode(
+            started_ns=self._started_ns,
+            committed_ns=time.time_ns(),
+            custom_metadata=self._custom_metadata,
+            item_handlers={name: typestr(handler.__class__) for name, handler in self._handlers.items()},
+        )
+        self._store.write_file(self._workspace.path(V1_MARK), b"")
+        self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)
+        self._store.write_file(self._workspace.path(COMMIT_MARK), b"Checkpoint commit was successful")
+        self._store.sync_directory(self._workspace.temporary)
+
+
+def staged(operation: Operation[None]) -> Operation[None]:
+    """Wait in this thread until the caller may go on."""
+    try:
+        operation.wait_begun()
+    except BaseException:
+        operation.cancel()
+        raise
+
+    return operation
+
+
+async def _together(*functions: Any) -> None:
+    """Call async functions at once; the first error stops the others, and is raised as it is."""
+    if len(functions) == 1:
+        await functions[0]()
+        return
+
+    failures: list[BaseException] = []
+    async with create_task_group() as tasks:
+
+        async def call(function: Any) -> None:
+            try:
+                await function()
+            except Exception as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
+
+        for function in functions:
+            tasks.start_soon(call, function)
+
+    if failures:
+        raise failures[0]
+
+
+async def _wait(awaitable: Awaitable[Any]) -> None:
+    await awaitable

@@ -1,0 +1,251 @@
+"""What an abstract tree asks for, in the words of penstock's own `restore`. Pure."""
+
+from __future__ import annotations
+
+__all__ = ("Plan", "plan_load")
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial as partial_of
+from typing import Any, Final, final
+
+import jax
+import numpy as np
+from jax import tree_util
+from jax.sharding import Sharding
+
+from penstock.handlers.dtypes import dtype_name, numpy_dtype
+from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock.orbax.v1.common.tree_types import PLACEHOLDER, has_attributes, is_supported_leaf
+from penstock.orbax.v1.trees.leaf_metadata import empty_value
+from penstock.orbax.v1.trees.tree_files import StoredTree
+from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree
+
+_tree: Any = tree_util
+_jax: Any = jax
+_PYTHON: Final = (bool, int, float)
+
+Finish = Callable[[Any], Any]
+
+
+@final
+@dataclass(slots=True)
+class Plan:
+    """How to load a tree as it is asked for."""
+
+    like: Any
+    options: dict[str, Any] = field(default_factory=dict[str, Any])  #: of penstock's `restore`
+    finishes: dict[int, Finish] = field(default_factory=dict[int, Finish])  #: by place in flatten order
+    asked: dict[KeyPath, Any] = field(
+        default_factory=dict[KeyPath, Any]
+    )  #: of leaves with their own handlers
+
+    def finish(self, tree: Any) -> Any:
+        """Make of what was restored what was asked for."""
+        if not self.finishes:
+            return tree
+
+        leaves, treedef = flatten_tree(tree)
+        values = [leaf.value for leaf in leaves]
+        for at, finish in self.finishes.items():
+            values[at] = finish(values[at])
+
+        return _tree.tree_unflatten(treedef, values)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one leaf is to be."""
+
+    like: Any
+    dtype: Any = None  #: that arrays are cast to, if not the stored one
+    resized: bool = False
+    finish: Finish | None = None
+
+
+def plan_load(
+    abstract: Any,
+    stored: StoredTree,
+    *,
+    partial: bool = False,
+    resize: bool = False,
+    custom: Mapping[str, type[Any]] | None = None,
+) -> Plan:
+    """Decide what to ask of `restore`.
+
+    Args:
+        abstract: The tree asked for: values, structs, types, None for as stored, or placeholders.
+        stored: What there is.
+        partial: Whether leaves may be left out of `abstract`.
+        resize: Whether arrays may be padded and cut off.
+        custom: The type of leaves that a handler of the user's own saved, by its recorded name.
+
+    Raises:
+        ValueError: If they do not fit.
+    """
+    wanted, treedef = flatten_tree(abstract)
+    specs = dict(zip(stored.keys, stored.specs, strict=True))
+    _check_keys(wanted, specs, partial=partial)
+
+    plan, likes, left_out, kept = Plan(None), list[Any](), dict[KeyPath, None](), False
+    for at, leaf in enumerate(wanted):
+        spec = specs.get(leaf.info.keys)
+        if leaf.value is PLACEHOLDER and spec is not None:
+            left_out[leaf.info.keys] = None
+        if spec is None or leaf.value is PLACEHOLDER:
+            likes.append(leaf.value)
+            kept = kept or not _is_empty(leaf.value)
+            continue
+        if spec.typestr in (custom or {}):
+            plan.asked[leaf.info.keys] = leaf.value
+            likes.append((custom or {})[spec.typestr])
+            continue
+
+        one = _wanted(leaf.value, spec, resize=resize)
+        likes.append(one.like)
+        if one.finish is not None:
+            plan.finishes[at] = one.finish
+        if one.dtype is not None:
+            plan.options["dtype"] = "like"
+        if one.resized:
+            plan.options["strict"] = False
+
+    plan.like = _tree.tree_unflatten(treedef, likes)
+    if kept:  # placeholders, and values that the checkpoint has not
+        plan.options |= {"rename": left_out, "on_missing": "keep"}
+    if partial:
+        plan.options["on_unexpected"] = "skip"
+
+    return plan
+
+
+def _check_keys(wanted: Sequence[FlatLeaf], specs: Mapping[KeyPath, LeafSpec], *, partial: bool) -> None:
+    """Refuse leaves that only one side has. Empty containers are compared by `restore`."""
+    asked = {leaf.info.keys: leaf for leaf in wanted}
+    problems = [
+        f"{leaf.info.key_path}: asked for, and not in the checkpoint"
+        for keys, leaf in asked.items()
+        if keys not in specs and not _may_be_absent(leaf.value, partial=partial)
+    ]
+    if not partial:
+        problems += [
+            f"{'.'.join(keys)}: in the checkpoint, and not asked for"
+            for keys, spec in specs.items()
+            if keys not in asked and not spec.is_empty_marker
+        ]
+    if problems:
+        raise mismatch(problems)
+
+
+def mismatch(problems: Sequence[str]) -> ValueError:
+    """Return the error of trees that do not fit; Orbax's begins with the same words."""
+    shown = [*problems[:40], *([f"... and {len(problems) - 40} more"] if len(problems) > 40 else [])]
+    return ValueError(
+        "User-provided restore item and on-disk value metadata tree structures do not match:\n  "
+        + "\n  ".join(shown)
+    )
+
+
+def _wanted(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
+    if spec.is_empty_marker:
+        return _Wanted(empty_value(spec) if abstract is None else abstract)
+    if abstract is None or spec.shape is None:
+        return _Wanted(_as_stored(spec) if abstract is None else abstract)
+
+    kind = abstract if isinstance(abstract, type) else type(abstract)
+    if has_attributes(kind, "shape", "dtype", "sharding"):
+        return _array(None if abstract is kind else abstract, spec, resize=resize)
+    if has_attributes(kind, "shape", "dtype"):
+        struct: Any = abstract
+        return _host_array(spec, None if abstract is kind else struct.dtype)
+    if issubclass(kind, _PYTHON):
+        return _number(kind, spec)
+
+    return _Wanted(kind)
+
+
+def _as_stored(spec: LeafSpec) -> Any:
+    """Return the type that a leaf had when it was saved."""
+    match spec.typestr:
+        case "jax.Array":
+            return jax.Array
+        case "np.ndarray":
+            return np.ndarray
+        case "scalar":
+            dtype = numpy_dtype(spec.dtype)
+            return bool if dtype.kind == "b" else int if np.issubdtype(dtype, np.integer) else float
+        case "string":
+            return str
+        case _:
+            return None
+
+
+def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
+    if abstract is None:
+        return _Wanted(jax.Array)
+
+    shape: Any = abstract.shape if abstract.shape is not None else spec.shape
+    dtype: Any = abstract.dtype if abstract.dtype is not None else numpy_dtype(spec.dtype)
+    sharding, finish = _placement(abstract)
+    if _jax.dtypes.issubdtype(dtype, _jax.dtypes.prng_key):
+        return _Wanted(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
+    if tuple(shape) != spec.shape and not resize:
+        raise ValueError(
+            f"Requested shape: {tuple(shape)} is not compatible with the stored shape: {spec.shape}. To pad "
+            "and truncate, set `enable_padding_and_truncation=True` in `ArrayOptions.Loading`."
+        )
+
+    impl = spec.random_key_impl
+    if impl is not None:  # asked for as the data that stands for it in an abstract tree
+        finish = partial_of(_wrap_key, impl)
+
+    changed = None if dtype_name(np.dtype(dtype)) == spec.dtype else dtype
+    like = _jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return _Wanted(like, changed, tuple(shape) != spec.shape, finish)
+
+
+def _wrap_key(impl: str, data: Any) -> Any:
+    return _jax.random.wrap_key_data(data, impl=impl)
+
+
+def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
+    """Return where an array is to be, and what puts it into a layout if one was asked for."""
+    sharding: Any = abstract.sharding
+    if sharding is None or isinstance(sharding, Sharding):
+        return sharding, None
+    if hasattr(sharding, "to_jax_sharding"):
+        of_orbax: Any = sharding
+        return of_orbax.to_jax_sharding(), None
+
+    return sharding.sharding, lambda array: _jax.device_put(array, sharding)
+
+
+def _host_array(spec: LeafSpec, dtype: Any, finish: Finish | None = None) -> _Wanted:
+    """Ask for a NumPy array of the stored shape."""
+    stored = numpy_dtype(spec.dtype)
+    if dtype is None or isinstance(dtype, property) or np.dtype(dtype) == stored:
+        return _Wanted(np.ndarray, finish=finish)
+
+    # A view of one element says shape and dtype and holds no memory.
+    like = np.broadcast_to(np.zeros((), np.dtype(dtype)), spec.shape or ())
+    return _Wanted(like, np.dtype(dtype), finish=finish)
+
+
+def _number(kind: type[Any], spec: LeafSpec) -> _Wanted:
+    """Ask for a number of a Python type, made of whatever is stored."""
+    if spec.shape != ():
+        raise ValueError(f"Restored result is not a scalar: it has the shape {spec.shape}.")
+    if spec.typestr == "scalar" and _as_stored(spec) is kind:
+        return _Wanted(kind)
+
+    return _host_array(spec, None, lambda array: kind(array.item()))
+
+
+def _may_be_absent(value: Any, *, partial: bool) -> bool:
+    """Whether the result can do without the checkpoint there: a value is kept, but a struct is none."""
+    return _is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict | list | tuple) and not value)

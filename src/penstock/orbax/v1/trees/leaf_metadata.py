@@ -1,0 +1,88 @@
+"""What `metadata` says of single leaves."""
+
+from __future__ import annotations
+
+__all__ = ("ArrayMetadata", "NumpyMetadata", "NumpyShapeDtype", "empty_value", "leaf_metadata")
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jax.sharding import Sharding
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.orbax.common.sharding_metadata import from_serialized_string
+from penstock.orbax.common.value_metadata import StorageMetadata
+
+
+@dataclass
+class ArrayMetadata:
+    """Of a jax.Array. Stands for it in an abstract tree."""
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+    sharding_metadata: Any
+    storage_metadata: Any
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """The sharding it was saved with.
+
+        Raises:
+            ValueError: If its devices are not here.
+        """
+        return None if self.sharding_metadata is None else self.sharding_metadata.to_jax_sharding()
+
+
+@dataclass
+class NumpyShapeDtype:
+    """Stands for a NumPy array in an abstract tree."""
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+
+
+@dataclass
+class NumpyMetadata:
+    """Of a NumPy array. Stands for it in an abstract tree."""
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+    storage_metadata: Any
+
+
+_EMPTY: Final[dict[str, type[Any]]] = {"Dict": dict, "List": list, "Tuple": tuple}
+
+
+def leaf_metadata(spec: LeafSpec) -> Any:
+    """Say what a leaf is: arrays by their metadata, numbers and texts by an example."""
+    match spec.typestr:
+        case "jax.Array":
+            sharding = _sharding(spec.sharding) if spec.sharding else None
+            storage = StorageMetadata(spec.chunk_shape, spec.write_shape)
+            return ArrayMetadata(spec.shape, numpy_dtype(spec.dtype), sharding, storage)
+        case "np.ndarray":
+            return NumpyMetadata(spec.shape, numpy_dtype(spec.dtype), StorageMetadata(spec.chunk_shape, None))
+        case "scalar":
+            return 0 if np.issubdtype(numpy_dtype(spec.dtype), np.integer) else 0.0
+        case "string":
+            return "string"
+        case _ if spec.is_empty_marker:
+            return empty_value(spec)
+        case typestr:
+            return typestr
+
+
+def _sharding(text: str) -> Any:
+    """Read what is recorded; None for a kind of sharding that jax has no more."""
+    try:
+        return from_serialized_string(text)
+    except (ValueError, NotImplementedError, KeyError):
+        return None
+
+
+def empty_value(spec: LeafSpec) -> Any:
+    """Return the container with nothing in it, or None, that a marker stands for."""
+    kind = _EMPTY.get(spec.typestr)
+    return None if kind is None else kind()

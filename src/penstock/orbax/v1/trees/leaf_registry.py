@@ -1,0 +1,244 @@
+"""Which handler a leaf goes to, by its type or by that of what stands for it."""
+
+from __future__ import annotations
+
+__all__ = (
+    "AlreadyRegisteredTypeError",
+    "BaseLeafHandlerRegistry",
+    "LeafHandlerRegistry",
+    "StandardLeafHandlerRegistry",
+    "UnregisteredTypeError",
+    "check_types",
+)
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from penstock.kernel.errors import HandlerError
+from penstock.orbax.v1.common.array_types import AbstractArray, AbstractShardedArray
+from penstock.orbax.v1.common.tree_types import PLACEHOLDER, has_attributes
+
+_jax: Any = tree_util
+
+
+class AlreadyRegisteredTypeError(HandlerError, ValueError):
+    """A type has a handler already."""
+
+
+class UnregisteredTypeError(HandlerError, ValueError):
+    """A type has no handler."""
+
+
+class LeafHandlerRegistry(Protocol):
+    """Handlers for leaves, each for a type and for what stands for it in an abstract tree."""
+
+    def get(self, leaf_type: type[Any]) -> type[Any]:
+        """Return the handler for leaves of a type."""
+        ...
+
+    def get_abstract(self, abstract_type: type[Any]) -> type[Any]:
+        """Return the handler for what stands for a leaf."""
+        ...
+
+    def get_all(self) -> Sequence[tuple[type[Any], type[Any], type[Any]]]:
+        """Return every leaf type with its abstract type and its handler."""
+        ...
+
+    def add(
+        self,
+        leaf_type: type[Any],
+        abstract_type: type[Any],
+        handler_type: type[Any],
+        override: bool = False,
+        secondary_typestrs: Sequence[str] | None = None,
+    ) -> None:
+        """Add a handler."""
+        ...
+
+    def is_handleable(self, leaf_type: type[Any]) -> bool:
+        """Whether leaves of a type have a handler."""
+        ...
+
+    def is_abstract_handleable(self, abstract_type: type[Any]) -> bool:
+        """Whether what stands for a leaf has a handler."""
+        ...
+
+    def get_secondary_typestrs(self, handler_type: type[Any]) -> Sequence[str]:
+        """Return by which other recorded names a handler is known."""
+        ...
+
+
+@dataclass
+class _Entry:
+    leaf_type: type[Any]
+    abstract_type: type[Any]
+    handler_type: type[Any]
+    secondary_typestrs: Sequence[str] | None
+
+
+class BaseLeafHandlerRegistry:
+    """A `LeafHandlerRegistry` with nothing in it. Of handlers that fit, the most specific one is taken."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+
+    def get(self, leaf_type: type[Any]) -> type[Any]:
+        """Return the handler for leaves of a type.
+
+        Raises:
+            UnregisteredTypeError: If there is none.
+        """
+        found = self._find(leaf_type, _leaf_type)
+        if found is None:
+            raise UnregisteredTypeError(f'Unknown Leaf type: "{leaf_type!r}". Register it first.')
+
+        return found.handler_type
+
+    def get_abstract(self, abstract_type: type[Any]) -> type[Any]:
+        """Return the handler for what stands for a leaf.
+
+        Raises:
+            UnregisteredTypeError: If there is none.
+        """
+        found = self._find(abstract_type, _abstract_type)
+        if found is None:
+            raise UnregisteredTypeError(f'Unknown AbstractLeaf type: "{abstract_type!r}". Register it first.')
+
+        return found.handler_type
+
+    def get_all(self) -> Sequence[tuple[type[Any], type[Any], type[Any]]]:
+        return [(entry.leaf_type, entry.abstract_type, entry.handler_type) for entry in self._entries]
+
+    def add(
+        self,
+        leaf_type: type[Any],
+        abstract_type: type[Any],
+        handler_type: type[Any],
+        override: bool = False,
+        secondary_typestrs: Sequence[str] | None = None,
+    ) -> None:
+        """Add a handler. Adding one again does nothing.
+
+        Raises:
+            AlreadyRegisteredTypeError: If one of the types has another handler and `override` is off.
+        """
+        new = _Entry(leaf_type, abstract_type, handler_type, secondary_typestrs)
+        for entry in self._entries:
+            if (entry.leaf_type, entry.abstract_type, entry.handler_type) == (
+                leaf_type,
+                abstract_type,
+                handler_type,
+            ):
+                if override:
+                    entry.secondary_typestrs = secondary_typestrs
+
+                return
+
+        conflicts = [entry for entry in self._entries if _in_conflict(entry, new)]
+        if conflicts and not override:
+            raise AlreadyRegisteredTypeError(
+                f"leaf_type [{leaf_type}] or abstract_type [{abstract_type}] is already handled by "
+                f"{conflicts[0].handler_type}. Use override=True to replace it."
+            )
+
+        self._entries = [entry for entry in self._entries if entry not in conflicts] + [new]
+
+    def is_handleable(self, leaf_type: type[Any]) -> bool:
+        return self._find(leaf_type, _leaf_type) is not None
+
+    def is_abstract_handleable(self, abstract_type: type[Any]) -> bool:
+        return self._find(abstract_type, _abstract_type) is not None
+
+    def get_secondary_typestrs(self, handler_type: type[Any]) -> Sequence[str]:
+        found = (entry for entry in self._entries if entry.handler_type is handler_type)
+        entry = next(found, None)
+        return [] if entry is None else entry.secondary_typestrs or []
+
+    def _find(self, kind: type[Any], type_of: Callable[[_Entry], type[Any]]) -> _Entry | None:
+        """Return the entry whose type is below those of all others that fit; of equals the last."""
+        best: _Entry | None = None
+        for entry in self._entries:
+            if _is_below(kind, type_of(entry)) and (best is None or _is_below(type_of(entry), type_of(best))):
+                best = entry
+
+        return best
+
+
+class ArrayLeafHandler:
+    """Stands for what saves and loads a jax.Array: penstock's pipelines do."""
+
+
+class NumpyLeafHandler:
+    """Stands for what saves and loads a NumPy array, likewise."""
+
+
+class ScalarLeafHandler:
+    """Stands for what saves and loads a number, likewise."""
+
+
+class StringLeafHandler:
+    """Stands for what saves and loads a text, likewise."""
+
+
+BUILT_IN: Final = (ArrayLeafHandler, NumpyLeafHandler, ScalarLeafHandler, StringLeafHandler)
+
+
+class StandardLeafHandlerRegistry(BaseLeafHandlerRegistry):
+    """A registry with the types that are handled without further ado."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add(jax.Array, AbstractShardedArray, ArrayLeafHandler, secondary_typestrs=["jax.Array"])
+        self.add(np.ndarray, AbstractArray, NumpyLeafHandler, secondary_typestrs=["np.ndarray"])
+        self.add(int, int, ScalarLeafHandler, secondary_typestrs=["scalar"])
+        self.add(float, float, ScalarLeafHandler, secondary_typestrs=["scalar"])
+        self.add(bytes, bytes, ScalarLeafHandler, secondary_typestrs=["scalar"])
+        self.add(str, str, StringLeafHandler, secondary_typestrs=["string"])
+
+
+def check_types(tree: Any, handled: Callable[[type[Any]], bool], what: str) -> None:
+    """Refuse a tree with leaves of types that nobody handles.
+
+    Raises:
+        UnregisteredTypeError: If there is one; it names the types.
+    """
+    kinds = {
+        leaf if isinstance(leaf, type) else type(leaf)
+        for leaf in _jax.tree_leaves(tree)
+        if leaf is not PLACEHOLDER
+    }
+    unknown = [kind for kind in kinds if not handled(kind)]
+    if unknown:
+        raise UnregisteredTypeError(
+            f"The following {what} types are not registered in the `LeafHandlerRegistry`: {unknown}. Give "
+            "the `PyTreeHandler` a registry with a handler for each."
+        )
+
+
+def _in_conflict(entry: _Entry, new: _Entry) -> bool:
+    same_abstract = entry.abstract_type == new.abstract_type and entry.handler_type != new.handler_type
+    return entry.leaf_type == new.leaf_type or same_abstract
+
+
+def _leaf_type(entry: _Entry) -> type[Any]:
+    return entry.leaf_type
+
+
+def _abstract_type(entry: _Entry) -> type[Any]:
+    return entry.abstract_type
+
+
+def _is_below(kind: type[Any], other: type[Any]) -> bool:
+    """Whether a type is another one, derived from it, or has the attributes that it declares."""
+    if getattr(other, "_is_protocol", False):
+        names = [name for name in other.__annotations__ if not name.startswith("_")]
+        return has_attributes(kind, *names)
+    try:
+        return issubclass(kind, other)
+    except TypeError:
+        return False

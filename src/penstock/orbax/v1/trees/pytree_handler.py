@@ -1,0 +1,263 @@
+"""Trees as checkpointables: penstock's pipelines behind the protocol of handlers."""
+
+from __future__ import annotations
+
+__all__ = ("PyTreeHandler",)
+
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any, Final, final
+
+import jax
+import numpy as np
+from anyio import to_thread
+from jax import tree_util
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.engine import SaveKeywords
+from penstock.checkpointer.pipelines import save_pipeline
+from penstock.handlers.formats.orbax.tree_layout import TreeLayout
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.save_format import SaveArgs
+from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
+from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
+from penstock.orbax.common.array_metadata_store import Store
+from penstock.orbax.common.metadata_recording import recorded_by, validate
+from penstock.orbax.v1.common.background_operation import Operation, begin, budget
+from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
+from penstock.orbax.v1.common.tree_types import PyTree
+from penstock.orbax.v1.context.array_options import (
+    ArrayMetadataStore,
+    ArrayMetadataValidator,
+    ArrayOptions,
+    storage_options_of,
+)
+from penstock.orbax.v1.context.context import Context, get_context
+from penstock.orbax.v1.context.memory_options import TransferPriority
+from penstock.orbax.v1.trees.abstract_tree import Plan, mismatch, plan_load
+from penstock.orbax.v1.trees.leaf_adapter import CustomLeaves
+from penstock.orbax.v1.trees.leaf_metadata import leaf_metadata
+from penstock.orbax.v1.trees.leaf_registry import (
+    LeafHandlerRegistry,
+    StandardLeafHandlerRegistry,
+    UnregisteredTypeError,
+    check_types,
+)
+from penstock.orbax.v1.trees.tree_files import StoredTree, read_tree, save_format_of
+from penstock.stages.pytree.flattening import nest_columns, step
+
+_jax: Any = tree_util
+_VALIDATOR: Final = ArrayMetadataValidator()
+
+
+@final
+class PyTreeHandler:
+    """Saves and loads trees.
+
+    Args:
+        context: Its options; by default those in force where this is made.
+        array_metadata_validator: Is asked when all is written, if it is one of the caller's own; what it
+            raises fails the save.
+        leaf_handler_registry: Handlers for leaves.
+        partial_save_mode: Accepted; a part is saved as any tree is.
+    """
+
+    RECORDED_AS: Final = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
+
+    def __init__(
+        self,
+        *,
+        context: Context | None = None,
+        array_metadata_validator: Any = _VALIDATOR,
+        leaf_handler_registry: LeafHandlerRegistry | None = None,
+        partial_save_mode: bool = False,
+    ) -> None:
+        self._validator = None if partial_save_mode else array_metadata_validator
+        self._context = get_context() if context is None else context
+        self._leaves = (
+            StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
+        )
+
+    async def save(self, directory: PathAwaitingCreation, checkpointable: PyTree) -> Awaitable[None]:
+        """Take the values of a tree; return what writes them.
+
+        Raises:
+            ValueError: If a leaf cannot be saved, or there is none.
+            PenstockError: What `penstock.Checkpointer.save` raises.
+        """
+        check_types(checkpointable, self._leaves.is_handleable, "leaf")
+        if not _jax.tree_leaves(checkpointable) and not checkpointable:
+            raise ValueError("Found empty item.")
+
+        _check_sizes(checkpointable)
+        saving = begin("save", partial(self._save, directory, checkpointable))
+        await saving.begun()
+        return saving
+
+    async def load(self, directory: Path, abstract_checkpointable: PyTree | None = None) -> Awaitable[PyTree]:
+        """Begin to load a tree.
+
+        Args:
+            directory: Where it was saved.
+            abstract_checkpointable: What it is to be: its structure, with values, structs or types as
+                leaves, None for a leaf as it was saved, `...` for one that is not loaded. By default
+                all is as it was saved.
+
+        Raises:
+            ValueError: If a leaf of `abstract_checkpointable` means nothing here.
+        """
+        check_types(abstract_checkpointable, self._leaves.is_abstract_handleable, "abstract leaf")
+        loading = partial(self._load, str(directory), abstract_checkpointable)
+        return _Later(partial(begin, "load", loading))
+
+    async def metadata(self, directory: Path) -> PyTree:
+        """Return the tree that was saved, with what is known of each leaf in its place."""
+        tree = await to_thread.run_sync(read_tree, str(directory))
+        custom = self._custom(tree)
+        names = custom.types()
+        found: list[Any] = []
+        for keys, kinds, spec in zip(tree.keys, tree.kinds, tree.specs, strict=True):
+            if spec.typestr in names:
+                info = ParamInfo(keys, kinds, "", str(directory))
+                found.append(await custom.metadata(spec.typestr, info))
+            else:
+                found.append(leaf_metadata(spec))
+
+        return nest_columns(tree.keys, tree.kinds, found)
+
+    def is_handleable(self, checkpointable: Any) -> bool:
+        try:
+            check_types(checkpointable, self._leaves.is_handleable, "leaf")
+        except Exception:
+            return False
+
+        return True
+
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
+        try:
+            check_types(abstract_checkpointable, self._leaves.is_abstract_handleable, "abstract leaf")
+        except Exception:
+            return False
+
+        return True
+
+    async def _save(self, directory: PathAwaitingCreation, tree: PyTree, operation: Operation[None]) -> None:
+        options = self._context.array.saving
+        layout = TreeLayout(save_format_of(options))
+        pipeline = save_pipeline(layout)
+        store = options.array_metadata_store
+        if store is not None and not isinstance(store, ArrayMetadataStore):
+            pipeline = recorded_by(store, layout.save_format, pipeline)
+
+        keywords: SaveKeywords = {"save_args": _save_args(options, tree)}
+        limit = budget(self._context.memory.save_limit)
+        registry = CustomLeaves(self._leaves, self._context).registry()
+        path = await directory.await_creation()
+        await to_thread.run_sync(LocalStore().make_directory, str(path))
+        async with Checkpointer(memory_limit=limit, layout=layout, registry=registry) as checkpointer:
+            first = _first(self._context, tree)
+            try:
+                future = await checkpointer.save(
+                    str(path), tree, prioritise=first, pipeline=pipeline, **keywords
+                )
+            except NoHandlerError as error:
+                raise UnregisteredTypeError(str(error)) from error
+
+            del tree
+            operation.mark_begun()
+            await future
+
+        await to_thread.run_sync(self._validate, path)
+
+    def _validate(self, directory: Path) -> None:
+        store, validator = self._context.array.saving.array_metadata_store, self._validator
+        asked = validator is not None and type(validator) is not ArrayMetadataValidator
+        if asked and store is not None and self._context.multiprocessing.primary_host is not None:
+            validate(validator, Store() if isinstance(store, ArrayMetadataStore) else store, directory)
+
+    async def _load(self, directory: str, abstract: PyTree | None, operation: Operation[PyTree]) -> PyTree:
+        operation.mark_begun()
+        stored = await to_thread.run_sync(read_tree, directory)
+        custom = self._custom(stored)
+        plan = Plan(None)
+        if abstract is not None:
+            plan = plan_load(
+                abstract,
+                stored,
+                partial=self._context.pytree.loading.partial_load,
+                resize=self._context.array.loading.enable_padding_and_truncation,
+                custom=custom.types(),
+            )
+            plan.options["like"] = plan.like
+            custom.asked = plan.asked
+
+        limit = budget(self._context.memory.read_concurrent_bytes)
+        async with Checkpointer(memory_limit=limit, registry=custom.registry()) as checkpointer:
+            try:
+                tree = await checkpointer.restore(directory, **plan.options)
+            except StructureMismatchError as error:
+                raise mismatch([str(difference) for difference in error.differences]) from error
+            except NoHandlerError as error:
+                raise UnregisteredTypeError(str(error)) from error
+
+        return plan.finish(tree)
+
+    def _custom(self, stored: StoredTree) -> CustomLeaves:
+        return CustomLeaves(self._leaves, self._context, frozenset([spec.typestr for spec in stored.specs]))
+
+
+@final
+class _Later:
+    """An awaitable that begins when it is awaited, so that what nobody awaits is not done."""
+
+    def __init__(self, start: Any) -> None:
+        self._start = start
+
+    def __await__(self) -> Any:
+        return self._start().__await__()
+
+
+def _check_sizes(tree: PyTree) -> None:
+    """Refuse arrays without elements, as Orbax does, which could not read them.
+
+    Raises:
+        InvalidLeafError: If there is one. It is a ValueError.
+    """
+    for path, leaf in _jax.tree_flatten_with_path(tree)[0]:
+        if isinstance(leaf, np.ndarray | jax.Array) and not leaf.size:
+            raise InvalidLeafError(_jax.keystr(path), "Cannot save arrays with zero size")
+
+
+def _save_args(saving: ArrayOptions.Saving, tree: PyTree) -> Any:
+    """Return how leaves are stored: one for all, or one for each."""
+    if saving.scoped_storage_options_creator is None:
+        args = _args(saving.storage_options)
+        return None if args == SaveArgs() else args
+
+    def of_leaf(path: Any, leaf: Any) -> SaveArgs | None:
+        return _args(storage_options_of(saving, path, leaf))
+
+    return _jax.tree_map_with_path(of_leaf, tree)
+
+
+def _args(options: ArrayOptions.Saving.StorageOptions) -> SaveArgs:
+    return SaveArgs(options.dtype, options.chunk_byte_size, tuple(options.shard_axes or ()))
+
+
+def _first(context: Context, tree: PyTree) -> Any:
+    """Return what says by stored keys whether a leaf is copied first; Orbax's function takes jax's keys."""
+    function = context.memory.is_prioritized_key_fn
+    if function is None:
+        return None
+
+    pairs, _ = _jax.tree_flatten_with_path(tree)
+    first = {tuple([step(entry)[0] for entry in path]) for path, _ in pairs if _is_first(function(path))}
+
+    def is_first(keys: KeyPath) -> bool:
+        return keys in first
+
+    return is_first
+
+
+def _is_first(answer: Any) -> bool:
+    return answer is not TransferPriority.ASYNCHRONOUS and bool(answer)

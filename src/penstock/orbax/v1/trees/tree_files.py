@@ -1,0 +1,52 @@
+"""What lies in the directory of one tree, and how it is to be written."""
+
+from __future__ import annotations
+
+__all__ = ("StoredTree", "read_tree", "save_format_of")
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.handlers.formats.orbax.documents.file_names import METADATA
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import NotACheckpointError
+from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock.orbax.v1.context.array_options import ArrayOptions
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """What is recorded of each leaf of a tree, in order."""
+
+    keys: Sequence[KeyPath]
+    kinds: Sequence[tuple[Any, ...]]
+    specs: Sequence[LeafSpec]
+
+
+def read_tree(directory: str) -> StoredTree:
+    """Read the documents of the tree in a directory. Blocking.
+
+    Raises:
+        NotACheckpointError: If there is none. It is a FileNotFoundError.
+        CorruptCheckpointError: If it is damaged.
+    """
+    if not os.path.exists(os.path.join(directory, METADATA)):
+        raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
+
+    leaves = OrbaxLayout().open(LocalStore(), directory).leaves
+    return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
+
+
+def save_format_of(saving: ArrayOptions.Saving) -> SaveFormat:
+    """Return penstock's words for the options of a whole tree."""
+    return SaveFormat(
+        ocdbt=saving.use_ocdbt,
+        zarr=3 if saving.use_zarr3 else 2,
+        codec="auto" if saving.use_compression else "none",
+        ocdbt_target_data_file_size=saving.ocdbt_target_data_file_size if saving.use_ocdbt else None,
+    )

@@ -1,0 +1,291 @@
+"""The saves of one root: in what order, from which base, and what follows when one is durable."""
+
+from __future__ import annotations
+
+__all__ = ("StepSaves",)
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+from anyio import Event
+from anyio.abc import TaskGroup
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.items.item_types import Composite
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    OlderStepError,
+    SpecError,
+    StepExistsError,
+    StorageError,
+)
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.steps import step_directory as on_disk
+from penstock.steps.catalogue import Catalogue
+from penstock.steps.keep_policies import KeepPolicy
+from penstock.steps.retention import Retention
+from penstock.steps.save_policies import SaveMoment, SavePolicy
+from penstock.steps.step_contents import as_metrics, step_items
+from penstock.steps.step_deletion import Deleter
+from penstock.steps.step_names import NameFormat
+
+BUSY_THREADS: Final = 2  # a deletion that takes its time must not keep a listing waiting
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A save under way."""
+
+    name: str
+    future: SaveFuture | None = None
+    done: Event = field(default_factory=Event)  #: the save is over
+    ended: Event = field(default_factory=Event)  #: and what follows from it is done
+
+
+@final
+class StepSaves:
+    """Everything of a manager that changes. Used in one event loop.
+
+    Args:
+        checkpointer: What saves.
+        root: The directory of steps.
+        names: How they are called.
+        save_when: Which are saved.
+        keep: Which stay.
+        trash: A folder for those that do not.
+        link: Whether arrays are linked to an earlier step that holds them.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        root: str,
+        names: NameFormat,
+        save_when: SavePolicy,
+        keep: KeepPolicy,
+        *,
+        trash: str | None,
+        link: bool,
+    ) -> None:
+        if trash is not None and (not trash or "/" in trash or names.step(trash) is not None):
+            raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")
+
+        engine = checkpointer.engine
+        self._checkpointer = checkpointer
+        self._store = engine.store
+        self._events = engine.events
+        self._root = root
+        self._names = names
+        self._save_when = save_when
+        self._link = link
+        self._pending: dict[int, _Pending] = {}
+        self._followed: list[_Pending] = []  # no longer under way, but what follows from them is
+        self._bases: list[int] = []  # steps whose values are known here, the latest last
+        self._saved_s = time.monotonic()
+        self._answered = False  # whether a save was begun since the preemption
+        self._failure: BaseException | None = None
+        self.preempted = False
+        self.threads = Threads(BUSY_THREADS)
+        self.catalogue = Catalogue(self._store, root, names, self._events)
+        self.retention = Retention(self.catalogue, keep, self.threads)
+        self.retention.deleter = Deleter(
+            self._store,
+            self.threads,
+            root,
+            trash=trash,
+            events=self._events,
+            on_outcome=self.retention.note_outcome,
+        )
+
+    @property
+    def saving(self) -> Sequence[int]:
+        """Steps that are being saved now."""
+        return tuple(self._pending)
+
+    async def open(self, metadata: Mapping[str, Any] | None, *, writes: bool, clean: bool) -> None:
+        """Make the root, clean up in it, and list it."""
+        if writes:
+            await self.threads.run(self._prepare, metadata, clean)
+
+        await self.load()
+
+    async def load(self) -> None:
+        """Take the steps that lie in the root, but for those that are to be deleted."""
+        found = await self.threads.run(on_disk.find_steps, self._store, self._root, self._names)
+        waiting = self.retention.deleter.waiting
+        self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
+
+    def preempt(self) -> None:
+        """Note that the process was told to end."""
+        self._answered = False
+        self.preempted = True
+
+    def should_save(self, step: int) -> bool:
+        """Whether `step` is newer than any other and the policy wants it."""
+        return step > self._newest() and self.is_wanted(step)
+
+    def is_wanted(self, step: int) -> bool:
+        """Whether the policy wants `step` to be saved."""
+        steps = self.catalogue.steps
+        moment = SaveMoment(
+            step=step,
+            now_s=time.monotonic(),
+            steps=sorted({*steps, *self._pending}) if self._pending else steps,
+            saved_s=self._saved_s,
+            saving=bool(self._pending),
+            preempted=self.preempted and not self._answered,
+        )
+        return self._save_when.should_save(moment)
+
+    def check_order(self, step: int, *, overwrite: bool) -> None:
+        """Refuse a step that is there, or older than the latest.
+
+        Raises:
+            StepExistsError: If it is there, or is being saved, whether it may be overwritten or not.
+            OlderStepError: If it is older.
+        """
+        if step in self._pending or (step in self.catalogue and not overwrite):
+            raise StepExistsError(step)
+        if step < self._newest() and not overwrite:
+            raise OlderStepError(step, self._newest())
+
+    async def begin(
+        self,
+        tasks: TaskGroup,
+        step: int,
+        items: object,
+        metrics: Mapping[str, Any] | None,
+        options: dict[str, Any],
+    ) -> SaveFuture:
+        """Start a save and return when it is staged; what follows from it is done in the background."""
+        pending = self._pending[step] = _Pending(self.catalogue.name(step))
+        try:
+            if metrics is not None:
+                metrics = await self.threads.run(as_metrics, metrics)
+
+            self.retention.forget(step)
+            begun_s = time.monotonic()
+            future = await self._save(step, pending.name, step_items(items, metrics), options)
+        except BaseException:
+            del self._pending[step]
+            pending.ended.set()
+            raise
+
+        pending.future = future
+        self._saved_s = begun_s
+        self._answered = True
+        future.add_done_callback(lambda done: self._note_done(step, pending, done))
+        tasks.start_soon(self._follow, step, pending, future)
+        return future
+
+    def note_base(self, step: int) -> None:
+        """Note that values of a step are known here: they were saved or restored."""
+        self._bases = [*[known for known in self._bases if known != step], step][-3:]
+
+    def note_found(self, step: int, name: str) -> None:
+        """Note a step that somebody else has saved."""
+        if step not in self.catalogue and step not in self.retention.deleter.waiting:
+            self.catalogue.add(step, name)
+
+    async def settle(self) -> None:
+        """Wait until no save is under way, and try once to delete what is to be deleted."""
+        for pending in (*self._pending.values(), *self._followed):
+            await pending.ended.wait()
+
+        await self.retention.deleter.attempt()
+        self.raise_unseen()
+
+    def cancel(self) -> None:
+        """Ask every save to stop."""
+        for pending in self._pending.values():
+            if pending.future is not None:
+                pending.future.cancel()
+
+    def raise_unseen(self) -> None:
+        """Raise what a policy raised in the background, once."""
+        failure = self.take_unseen()
+        if failure is not None:
+            raise failure
+
+    def take_unseen(self) -> BaseException | None:
+        """Return it, once; whoever takes it tells."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    async def _save(self, step: int, name: str, items: Composite, options: dict[str, Any]) -> SaveFuture:
+        path = os.path.join(self._root, name)
+        base = self._base(step)
+        if base is not None and "base" not in options:
+            try:
+                return await self._checkpointer.save(path, items, base=base, **options)
+            except (CorruptCheckpointError, StorageError) as error:
+                if not error.path.startswith(base):
+                    raise
+
+                # Somebody removed or damaged it; the new step does not need it.
+                self._events.warning("step.no_base", base=base, error=repr(error))
+
+        return await self._checkpointer.save(path, items, **options)
+
+    def _base(self, step: int) -> str | None:
+        if not self._link:
+            return None
+
+        there = [known for known in self._bases if known in self.catalogue and known != step]
+        return self.catalogue.path(there[-1]) if there else None
+
+    def _note_done(self, step: int, pending: _Pending, future: SaveFuture) -> None:
+        """Called before whoever awaits the save goes on: from then on the step is there."""
+        del self._pending[step]
+        self._followed.append(pending)
+        if future.status != "failed":
+            self.catalogue.add(step, pending.name)
+            self.note_base(step)
+
+        pending.done.set()
+
+    async def _follow(self, step: int, pending: _Pending, future: SaveFuture) -> None:
+        try:
+            await pending.done.wait()
+            if future.status != "failed":
+                await self.retention.apply(step)
+        except Exception as error:  # of a policy, or of the medium while reading for one
+            self._events.error("step.retention_failed", step=step, error=repr(error))
+            self._failure = error
+        finally:
+            if pending in self._followed:
+                self._followed.remove(pending)
+
+            pending.ended.set()
+
+    def _newest(self) -> int:
+        latest = self.catalogue.latest
+        return max([-1 if latest is None else latest, *self._pending])
+
+    def _prepare(self, metadata: Mapping[str, Any] | None, clean: bool) -> None:
+        self._store.make_directory(self._root)
+        if metadata is not None:
+            on_disk.write_root_metadata(self._store, self._root, metadata)
+        if clean:
+            for name in on_disk.leftovers(self._store, self._root, self._names):
+                self._clean_up(os.path.join(self._root, name))
+
+    def _clean_up(self, path: str) -> None:
+        try:
+            held = self._store.hold(path)  # a save that is alive holds what it builds
+        except StorageError:
+            return
+
+        try:
+            self._store.remove_tree(path)
+        except StorageError as error:
+            self._events.warning("step.left_behind", path=path, error=repr(error))
+        else:
+            self._events.info("step.cleaned_up", path=path)
+        finally:
+            held.release()

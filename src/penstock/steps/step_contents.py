@@ -1,0 +1,145 @@
+"""What is saved as a step and what is restored of it: one tree or several items, and metrics."""
+
+from __future__ import annotations
+
+__all__ = ("ABSENT", "StepMetadata", "as_metrics", "describe_step", "item_names", "step_items", "step_number")
+
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, SupportsFloat, SupportsIndex, cast, final
+
+from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
+from penstock.handlers.formats.items.item_types import Composite, Json
+from penstock.handlers.formats.orbax.discovery.item_kinds import WHOLE, form_of, items_of
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.kernel.errors import NotACheckpointError, SpecError
+from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.stores import Store
+from penstock.steps.step_directory import METRICS, TREE, read_metrics
+from penstock.steps.step_names import MOST_DIGITS
+
+ABSENT: Final[Any] = object()
+"""No restore target; None would be one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """What a step holds."""
+
+    step: int
+    path: str
+    items: Mapping[str, CheckpointMetadata] = field(repr=False)  #: by name; of one tree, `default`
+    metrics: Mapping[str, Any] | None = None
+    custom_metadata: Mapping[str, Any] | None = None  #: the caller's own
+    committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
+
+    @property
+    def tree(self) -> Any:
+        """Of a step that holds one tree: that tree, with a `LeafMetadata` for each leaf."""
+        if len(self.items) != 1:
+            raise SpecError(f"step {self.step} has the items {', '.join(self.items)}; look at .items")
+
+        return next(iter(self.items.values())).tree
+
+
+def step_number(step: SupportsIndex) -> int:
+    """Return a step as an int.
+
+    Raises:
+        SpecError: If it is none, negative, or too large to be found again.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError as error:
+        raise SpecError(f"a step is an integer, not {step!r}") from error
+
+    if not 0 <= number < 10**MOST_DIGITS:
+        raise SpecError(f"a step has 1 to {MOST_DIGITS} digits and no sign; {number} has not")
+
+    return number
+
+
+def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
+    """Return what is saved as a step.
+
+    Raises:
+        SpecError: If there are metrics and an item called so.
+    """
+    named = dict(items) if isinstance(items, Composite) else {TREE: items}
+    if metrics is not None:
+        if METRICS in named:
+            raise SpecError(f"an item is called {METRICS!r}, and so are the metrics")
+
+        named[METRICS] = Json(metrics)
+
+    return Composite(named)
+
+
+def as_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics as JSON holds them; arrays of one number become that number. May wait for a device.
+
+    Raises:
+        SpecError: If one is no number, text, list or mapping of those.
+    """
+    if not isinstance(cast("object", metrics), Mapping):
+        raise SpecError(f"metrics must be a mapping, not {metrics!r}")
+
+    return {str(name): _as_json(str(name), value) for name, value in metrics.items()}
+
+
+def _as_json(name: str, value: object) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        inner = cast("Mapping[object, object]", value)
+        return {str(key): _as_json(f"{name}/{key}", part) for key, part in inner.items()}
+    if isinstance(value, (list, tuple)):
+        parts = cast("list[object]", value)
+        return [_as_json(f"{name}/{at}", part) for at, part in enumerate(parts)]
+
+    try:
+        return float(cast("SupportsFloat", value))
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"the metric {name!r} is no number, but a {type(value).__name__}") from error
+
+
+def item_names(store: Store, path: str) -> list[str]:
+    """Name the items of the step at `path` but its metrics; none if all of it is one tree. Blocking.
+
+    Raises:
+        NotACheckpointError: If there is no step.
+    """
+    if store.kind(path) != "directory":
+        raise NotACheckpointError(path, "there is no such step")
+
+    names = frozenset(store.list_directory(path))
+    if form_of(store, path, names) in WHOLE:
+        return []
+
+    return [name for name in items_of(store, path, names) if name != METRICS]
+
+
+def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMetadata:
+    """Read the documents of every item of a step, and nothing else. Blocking.
+
+    Raises:
+        NotACheckpointError: If there is no such step.
+        CorruptCheckpointError: If a document is damaged.
+    """
+    names = item_names(store, path)
+    items = {name: describe_checkpoint(layout, store, path, name) for name in names}
+    if not names:
+        items = {TREE: describe_checkpoint(layout, store, path)}
+
+    about = checkpoint_metadata.read(store, path, store.list_directory(path))
+    return StepMetadata(
+        step,
+        os.path.abspath(path),
+        items,
+        read_metrics(store, path),
+        about.custom_metadata,
+        about.committed_at_ns,
+    )

@@ -1,0 +1,144 @@
+"""Deletes steps in the background, none of them while somebody reads it."""
+
+from __future__ import annotations
+
+__all__ = ("Deleter", "delete_step")
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from typing import Final, final
+
+from anyio import Event, Lock, move_on_after
+from structlog.stdlib import BoundLogger
+
+from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.stores import Store
+from penstock.steps.step_directory import DELETED
+
+RETRY_S: Final = 1.0
+"""How soon a step that somebody was reading is tried again."""
+
+
+@final
+class Deleter:
+    """Deletes steps one after another, those that are being read when they no longer are.
+
+    A step disappears in one step, by a rename; a crash leaves it whole, or as a temporary directory.
+
+    Args:
+        store: Where.
+        threads: For its blocking calls.
+        root: The directory of steps.
+        trash: A folder in `root` that steps are moved to instead; None to remove them.
+        events: Told what could not be deleted.
+        on_outcome: Called with a step, its name and what went wrong, or None once it is gone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        threads: Threads,
+        root: str,
+        *,
+        trash: str | None,
+        events: BoundLogger,
+        on_outcome: Callable[[int, str, StorageError | None], object],
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._root = root
+        self._trash = trash
+        self._events = events
+        self._on_outcome = on_outcome
+        self._waiting: dict[int, str] = {}
+        self._asked = Event()
+        self._turn = Lock()
+
+    @property
+    def waiting(self) -> Mapping[int, str]:
+        """Steps that are to be deleted and still there."""
+        return self._waiting
+
+    def ask(self, steps: Mapping[int, str]) -> None:
+        """Have steps deleted: number to directory name."""
+        self._waiting.update(steps)
+        self._asked.set()
+
+    def forget(self, step: int) -> None:
+        """Do not delete a step after all; too late if it is being deleted."""
+        self._waiting.pop(step, None)
+
+    async def run(self) -> None:
+        """Delete whatever is asked for, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked = Event()
+            await self.attempt()
+            while self._waiting and not self._asked.is_set():
+                with move_on_after(RETRY_S):
+                    await self._asked.wait()
+
+                await self.attempt()
+
+    async def attempt(self) -> None:
+        """Try every waiting step once.
+
+        Cancellation:
+            Between two steps.
+        """
+        async with self._turn:
+            for step, name in tuple(self._waiting.items()):
+                if step in self._waiting:
+                    await self._try(step, name)
+
+    async def _try(self, step: int, name: str) -> None:
+        problem: StorageError | None = None
+        try:
+            await self._threads.run(delete_step, self._store, self._root, name, self._trash)
+        except StorageError as error:
+            if error.errno == errno.EBUSY:
+                return
+
+            problem = error
+            self._events.warning("step.not_deleted", step=step, error=repr(error))
+        else:
+            self._events.info("step.deleted", step=step, trash=self._trash)
+
+        self._waiting.pop(step, None)
+        self._on_outcome(step, name, problem)
+
+
+def delete_step(store: Store, root: str, name: str, trash: str | None) -> None:
+    """Delete the step called `name` in `root`, or move it to the folder `trash` there. Blocking.
+
+    Nothing is done if it is not there.
+
+    Raises:
+        StorageError: If it is being read (`errno` is EBUSY), or the medium refuses.
+    """
+    path = os.path.join(root, name)
+    if store.kind(path) is None:
+        return
+
+    if trash is None:
+        target = os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
+    else:
+        target = os.path.join(root, trash, name)
+        store.make_directory(os.path.dirname(target))
+
+    # Readers hold it as long as they read; of a new one that comes now, it is hidden by the rename.
+    held = store.hold(path)
+    try:
+        store.remove_tree(target)  # of the same step, deleted before
+        store.rename(path, target)
+    finally:
+        held.release()
+
+    store.sync_directory(root)
+    if trash is None:
+        store.remove_tree(target)
+    else:
+        store.sync_directory(os.path.dirname(target))

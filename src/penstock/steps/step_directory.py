@@ -1,0 +1,158 @@
+"""A directory of steps on the medium: one listing, and what is read of a step when asked. Blocking.
+
+Source:
+    ORBAX_FORMAT.md §3.1 to §3.4.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "DELETED",
+    "METRICS",
+    "TREE",
+    "find_steps",
+    "is_finished",
+    "leftovers",
+    "read_info",
+    "read_metrics",
+    "read_root_metadata",
+    "write_root_metadata",
+)
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.handlers.formats.common.checked_json import parse_object
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, read_root_metadata
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, TEMPORARY_SUFFIX
+from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
+from penstock.kernel.protocols.stores import FolderListing, Store
+from penstock.steps.keep_policies import Needs, StepInfo
+from penstock.steps.step_names import NameFormat
+
+TREE: Final = "default"
+"""What Orbax's manager calls the item of a step that holds one tree."""
+METRICS: Final = "metrics"
+"""The item that holds the metrics, and the file in it."""
+
+DELETED: Final = "deleted_"
+"""What stands before the name of a step that is being deleted."""
+
+_ROOT_FILE: Final = ("metadata", "_ROOT_METADATA")
+
+
+def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:
+    """List the steps in `root`: number to directory name, ascending. Nothing of most steps is looked at.
+
+    Only directories count, and none of an interrupted save. Where steps are built under their own
+    names, as Orbax does on object stores, those at the end that are not finished are left out.
+
+    Returns:
+        Nothing if there is no `root`.
+    """
+    try:
+        listed = store.list_folders(root) if isinstance(store, FolderListing) else store.list_directory(root)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            return {}
+
+        raise
+
+    found: dict[int, str] = {}
+    for name in listed:
+        step = names.step(name)
+        if step is not None and (step not in found or names.name(step) == name):
+            found[step] = name
+
+    steps = {step: found[step] for step in sorted(found)}
+    for step in reversed(list(steps)):
+        if is_finished(store, os.path.join(root, steps[step])):
+            break
+
+        del steps[step]
+
+    return steps
+
+
+def is_finished(store: Store, path: str) -> bool:
+    """Whether a step lies at `path`, damaged or not, that no save is building there."""
+    try:
+        return is_finished_step(store, path) is True
+    except CorruptCheckpointError:
+        return True
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return False
+
+        raise
+
+
+def leftovers(store: Store, root: str, names: NameFormat) -> list[str]:
+    """Name the directories in `root` that saves and deletions of steps left behind, or are working in."""
+    found: list[str] = []
+    for name in store.list_directory(root):
+        before, suffix, _ = name.partition(TEMPORARY_SUFFIX)
+        if suffix and names.step(before.removeprefix(DELETED)) is not None:
+            found.append(name)
+
+    return found
+
+
+def read_info(store: Store, path: str, step: int, needs: Needs) -> StepInfo:
+    """Read what policies look at of one step.
+
+    Raises:
+        CorruptCheckpointError: If a document is damaged.
+    """
+    metrics = read_metrics(store, path) if "metrics" in needs else None
+    if "time" not in needs:
+        return StepInfo(step, metrics=metrics)
+
+    file = os.path.join(path, CHECKPOINT_METADATA)
+    data = _read_if_there(store, file)
+    about = checkpoint_metadata.decode(file, data or b"")
+    return StepInfo(step, (about.committed_at_ns or about.started_at_ns or 0) / 1e9, metrics)
+
+
+def read_metrics(store: Store, path: str) -> Mapping[str, Any] | None:
+    """Read the metrics of the step at `path`; None if it has none.
+
+    Raises:
+        CorruptCheckpointError: If they are no JSON object.
+    """
+    file = os.path.join(path, METRICS, METRICS)
+    data = _read_if_there(store, file)
+    return None if data is None else parse_object(file, data)
+
+
+def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, Any]) -> None:
+    """Keep the caller's own metadata with the directory of steps, unless it has some already.
+
+    Raises:
+        SpecError: If it is not JSON.
+    """
+    try:
+        data = json.dumps({"internal_metadata": {}, "custom_metadata": dict(custom_metadata)}).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"metadata cannot be written as JSON: {error}") from error
+
+    folder = os.path.join(root, _ROOT_FILE[0])
+    file = os.path.join(folder, _ROOT_FILE[1])
+    if store.kind(file) is None:
+        store.make_directory(folder)
+        store.write_file(file, data)
+        store.sync_directory(folder)
+
+
+def _read_if_there(store: Store, file: str) -> bytes | None:
+    try:
+        return store.read_file(file)
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return None
+
+        raise

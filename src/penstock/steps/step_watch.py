@@ -1,0 +1,210 @@
+"""Following a run from outside: each step as it becomes durable."""
+
+from __future__ import annotations
+
+__all__ = ("Watch", "watch", "watch_steps")
+
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import final
+
+from anyio import Event, create_task_group, move_on_after
+from anyio.lowlevel import checkpoint
+
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import SpecError
+from penstock.kernel.protocols.stores import Hold, Store
+from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.read_lock import NoHold, take_hold
+from penstock.steps import step_directory as on_disk
+from penstock.steps.directory_changes import set_at_change, tells_changes
+from penstock.steps.step_names import NameFormat, StepNames
+
+
+def watch(
+    root: str | os.PathLike[str],
+    *,
+    names: NameFormat | None = None,
+    after: int | None = None,
+    latest_only: bool = False,
+    timeout_s: float | None = None,
+    until: Callable[[], bool] | None = None,
+    interval_s: float = 1.0,
+) -> Watch:
+    """Yield each step in `root` that becomes durable, ascending, beginning with the latest there is.
+
+    ```python
+    async for step in penstock.watch("run", timeout_s=600):
+        state = await checkpointer.restore(f"run/{step}", like=state)
+    ```
+
+    As long as the body of the loop runs, no penstock on this machine deletes its step. Where the
+    package `watchfiles` is installed (`penstock[watch]`) and the file system tells of changes, a step
+    is seen at once; elsewhere, and in any case, the root is listed every `interval_s`.
+
+    Args:
+        root: The directory of steps; it need not be there yet.
+        names: What the directories of steps are called.
+        after: Begin with the first step after this one, of those there are.
+        latest_only: Skip steps that were overtaken by newer ones while the body of the loop ran.
+        timeout_s: End if no new step comes for so long; by default, never.
+        until: Called whenever no new step is there; the iteration ends once it returns True.
+        interval_s: How often the root is listed.
+
+    Raises:
+        SpecError: If `interval_s` is not positive.
+        StorageError: If the root cannot be listed.
+
+    Cancellation:
+        At every wait.
+    """
+    return watch_steps(
+        LocalStore(),
+        Threads(1),
+        absolute_path(root),
+        StepNames() if names is None else names,
+        after=after,
+        latest_only=latest_only,
+        timeout_s=timeout_s,
+        until=until,
+        interval_s=interval_s,
+    )
+
+
+def watch_steps(
+    store: Store,
+    threads: Threads,
+    root: str,
+    names: NameFormat,
+    *,
+    after: int | None = None,
+    latest_only: bool = False,
+    timeout_s: float | None = None,
+    until: Callable[[], bool] | None = None,
+    interval_s: float = 1.0,
+    on_step: Callable[[int, str], object] | None = None,
+) -> Watch:
+    """Watch a root of any store, as `watch` does; `on_step` is told of each step and its name first."""
+    if not interval_s > 0:
+        raise SpecError(f"interval_s must be positive, not {interval_s}")
+
+    return Watch(
+        _Watcher(store, threads, root, names, after), latest_only, timeout_s, until, interval_s, on_step
+    )
+
+
+@final
+class Watch(AsyncIterator[int]):
+    """Steps as they become durable; an async iterator. The last one is held until the next is asked for.
+
+    Leaving the loop early needs no care: what is held is given up with this object, or by `aclose`.
+    """
+
+    __slots__ = (
+        "_held",
+        "_interval_s",
+        "_latest_only",
+        "_on_step",
+        "_timeout_s",
+        "_until",
+        "_watcher",
+    )
+
+    def __init__(
+        self,
+        watcher: _Watcher,
+        latest_only: bool,
+        timeout_s: float | None,
+        until: Callable[[], bool] | None,
+        interval_s: float,
+        on_step: Callable[[int, str], object] | None,
+    ) -> None:
+        self._watcher = watcher
+        self._latest_only = latest_only
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._until = until
+        self._interval_s = interval_s
+        self._on_step = on_step
+        self._held: Hold = NoHold()
+
+    async def __anext__(self) -> int:
+        self._held.release()
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            found = await self._watcher.next_step(latest_only=self._latest_only)
+            if found is not None:
+                step, name, self._held = found
+                if self._on_step is not None:
+                    self._on_step(step, name)
+
+                return step
+
+            if (self._until is not None and self._until()) or time.monotonic() >= deadline:
+                raise StopAsyncIteration
+
+            await self._watcher.wait(min(self._interval_s, deadline - time.monotonic()))
+
+    async def aclose(self) -> None:
+        """Give up the last step."""
+        self._held.release()
+
+
+@final
+class _Watcher:
+    """Remembers how far it has seen."""
+
+    __slots__ = ("_names", "_root", "_seen", "_store", "_threads")
+
+    def __init__(
+        self, store: Store, threads: Threads, root: str, names: NameFormat, after: int | None
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._root = root
+        self._names = names
+        self._seen = after  # None: nothing yet, and the latest is where to begin
+
+    async def next_step(self, *, latest_only: bool) -> tuple[int, str, Hold] | None:
+        """Return the next step that is there, held; None if there is none by now."""
+        while True:
+            found = await self._threads.run(self._find, latest_only)
+            if found is None:
+                return None
+
+            step, name = found
+            path = os.path.join(self._root, name)
+            held = await take_hold(self._store, self._threads, path)
+            self._seen = step
+            if await self._threads.run(on_disk.is_finished, self._store, path):
+                return step, name, held
+
+            held.release()  # somebody deleted it just now
+
+    async def wait(self, most_s: float) -> None:
+        """Return when the root may have changed, or after `most_s`."""
+        changed = Event()
+        with move_on_after(max(0.0, most_s)):
+            if not tells_changes():
+                await changed.wait()
+
+            async with create_task_group() as tasks:
+                tasks.start_soon(set_at_change, self._root, changed)
+                await checkpoint()
+                # What came between the last look and the first event was seen by nobody.
+                if await self._threads.run(self._find, True) is None:
+                    await changed.wait()
+
+                tasks.cancel_scope.cancel()
+
+    def _find(self, latest_only: bool) -> tuple[int, str] | None:
+        steps = on_disk.find_steps(self._store, self._root, self._names)
+        if self._seen is not None:
+            steps = {step: name for step, name in steps.items() if step > self._seen}
+        if not steps:
+            return None
+
+        step = next(reversed(steps)) if latest_only or self._seen is None else next(iter(steps))
+        return step, steps[step]

@@ -1,0 +1,280 @@
+"""A store on a machine that stops, and loses what was not made durable. Public as `penstock.testing`."""
+
+from __future__ import annotations
+
+__all__ = ("Crash", "CrashStore")
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar, final
+
+from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.stores import DataFile, Hold, ReadableFile, ReadHolds, Store
+from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.storage.read_lock import NoHold
+
+T = TypeVar("T")
+
+
+@final
+class Crash(StorageError):
+    """The machine of a `CrashStore` has stopped; nothing can be done with it any more."""
+
+
+@dataclass(slots=True)
+class _File:
+    now: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+
+
+@dataclass(slots=True)
+class _Directory:
+    now: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
+    durable: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
+
+
+_Node: TypeAlias = _File | _Directory
+
+
+@final
+class CrashStore:
+    """Passes operations on, and keeps book of what would survive a loss of power.
+
+    A file's bytes survive once they are synced, a name in a directory (made, renamed or removed)
+    once that directory is. What is there at the beginning is durable. Only operations that change
+    something are counted, from 1. Thread-safe; keeps all content in memory.
+
+    Args:
+        inner: What does the work, on real files.
+        root: The directory in which all of it happens, and which `lose_power` rewrites.
+    """
+
+    def __init__(self, inner: Store, root: str | os.PathLike[str]) -> None:
+        self._inner = inner
+        self._root = Path(root)
+        self._top = _scan(self._root)
+        self._lock = threading.RLock()
+        self._last: int | None = None
+        self._n_changes = 0
+
+    @property
+    def n_changes(self) -> int:
+        """Operations so far that changed something."""
+        return self._n_changes
+
+    def stop_after(self, k: int) -> None:
+        """Let the k-th change happen, and then raise `Crash` from every operation. 0: from the first."""
+        self._last = k
+
+    def lose_power(self) -> None:
+        """Make the files under `root` what a machine would find that was switched off just now.
+
+        Of several states that a file system may be left in, it is the one with the least in it.
+        """
+        with self._lock:
+            for path in self._root.iterdir():
+                self._inner.remove_tree(str(path)) if path.is_dir() else path.unlink()
+
+            _write(self._top, self._root)
+            self._top = _scan(self._root)
+            self._last = None
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        return self._look("kind", path, self._inner.kind)
+
+    def size(self, path: str) -> int:
+        return self._look("size", path, self._inner.size)
+
+    def identity(self, path: str) -> object:
+        return self._look("identity", path, self._inner.identity)
+
+    def check_writable(self, path: str) -> None:
+        self._look("check_writable", path, self._inner.check_writable)
+
+    def hold(self, path: str) -> Hold:
+        return self._look("hold", path, self._inner.hold)
+
+    def hold_reading(self, path: str) -> Hold:
+        inner = self._inner
+        return self._look(
+            "hold_reading", path, inner.hold_reading if isinstance(inner, ReadHolds) else _no_hold
+        )
+
+    def list_directory(self, path: str) -> Sequence[str]:
+        return self._look("list_directory", path, self._inner.list_directory)
+
+    def read_file(self, path: str) -> bytes:
+        return self._look("read_file", path, self._inner.read_file)
+
+    def open_data_file(self, path: str) -> ReadableFile:
+        return self._look("open_data_file", path, self._inner.open_data_file)
+
+    def map_file(self, path: str) -> memoryview:
+        return self._look("map_file", path, self._inner.map_file)
+
+    def make_directory(self, path: str) -> None:
+        def note() -> None:
+            node = self._top
+            for name in Path(path).relative_to(self._root).parts:
+                if name not in node.now:
+                    node.durable[name] = node.now[name] = _Directory()
+
+                node = _directory(node.now[name])
+
+        self.change("make_directory", path, lambda: self._inner.make_directory(path), note)
+
+    def write_file(self, path: str, data: bytes) -> None:
+        def note() -> None:
+            file = self._parent(path).now.setdefault(_name(path), _File())
+            assert isinstance(file, _File)
+            file.now, file.durable = bytearray(data), data
+
+        self.change("write_file", path, lambda: self._inner.write_file(path, data), note)
+
+    def create_data_file(self, path: str) -> DataFile:
+        file = _File()
+
+        def note() -> None:
+            self._parent(path).now[_name(path)] = file
+
+        inner = self.change("create_data_file", path, lambda: self._inner.create_data_file(path), note)
+        return _CrashDataFile(self, path, inner, file)
+
+    def link(self, source: str, destination: str) -> None:
+        def note() -> None:
+            # One file under two names: what was made durable under the one is so under the other.
+            self._parent(destination).now[_name(destination)] = self._parent(source).now[_name(source)]
+
+        self.change("link", source, lambda: self._inner.link(source, destination), note)
+
+    def sync_directory(self, path: str) -> None:
+        def note() -> None:
+            directory = self._find(path)
+            directory.durable = dict(directory.now)
+
+        self.change("sync_directory", path, lambda: self._inner.sync_directory(path), note)
+
+    def sync_tree(self, path: str) -> None:
+        def note() -> None:
+            # What others wrote past this store is known from here on.
+            now = _scan(Path(path))
+            directory = self._find(path)
+            directory.now, directory.durable = now.now, now.durable
+
+        self.change("sync_tree", path, lambda: self._inner.sync_tree(path), note)
+
+    def rename(self, source: str, destination: str) -> None:
+        def note() -> None:
+            moved = self._parent(source).now.pop(_name(source))
+            self._parent(destination).now[_name(destination)] = moved
+
+        self.change("rename", source, lambda: self._inner.rename(source, destination), note)
+
+    def exchange(self, first: str, second: str) -> None:
+        def note() -> None:
+            a, b = self._parent(first).now, self._parent(second).now
+            a[_name(first)], b[_name(second)] = b[_name(second)], a[_name(first)]
+
+        self.change("exchange", first, lambda: self._inner.exchange(first, second), note)
+
+    def remove_tree(self, path: str) -> None:
+        def note() -> None:
+            self._parent(path).now.pop(_name(path), None)
+
+        self.change("remove_tree", path, lambda: self._inner.remove_tree(path), note)
+
+    def change(self, name: str, path: str, action: Callable[[], T], note: Callable[[], None]) -> T:
+        """Carry out one change and note it, unless the machine has stopped; for the files."""
+        with self._lock:
+            self._check(name, path)
+            result = action()
+            self._n_changes += 1
+            note()
+            return result
+
+    def _look(self, name: str, path: str, action: Callable[[str], T]) -> T:
+        with self._lock:
+            self._check(name, path)
+            return action(path)
+
+    def _check(self, name: str, path: str) -> None:
+        if self._last is not None and self._n_changes >= self._last:
+            raise Crash(name, path, f"the machine stopped after change {self._last}")
+
+    def _parent(self, path: str) -> _Directory:
+        return self._find(os.path.dirname(path))
+
+    def _find(self, path: str) -> _Directory:
+        node = self._top
+        for name in Path(path).relative_to(self._root).parts:
+            node = _directory(node.now[name])
+
+        return node
+
+
+@final
+class _CrashDataFile:
+    def __init__(self, store: CrashStore, path: str, inner: DataFile, file: _File) -> None:
+        self._store = store
+        self._path = path
+        self._inner = inner
+        self._file = file
+
+    @property
+    def transfers(self) -> Transfers:
+        return self._inner.transfers
+
+    def allocate(self, nbytes: int) -> None:
+        # Room is no content: what is over is given back by `sync`, before which nothing survives.
+        self._store.change("data.allocate", self._path, lambda: self._inner.allocate(nbytes), lambda: None)
+
+    def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        def note() -> None:
+            data = b"".join(buffers)
+            self._file.now.extend(bytes(max(0, offset - len(self._file.now))))
+            self._file.now[offset : offset + len(data)] = data
+
+        self._store.change("data.write_at", self._path, lambda: self._inner.write_at(offset, buffers), note)
+
+    def sync(self) -> None:
+        def note() -> None:
+            self._file.durable = bytes(self._file.now)
+
+        self._store.change("data.sync", self._path, self._inner.sync, note)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _scan(path: Path) -> _Directory:
+    found: dict[str, _Node] = {}
+    for entry in path.iterdir():
+        data = b"" if entry.is_dir() else entry.read_bytes()
+        found[entry.name] = _scan(entry) if entry.is_dir() else _File(bytearray(data), data)
+
+    return _Directory(found, dict(found))
+
+
+def _write(directory: _Directory, path: Path) -> None:
+    for name, node in directory.durable.items():
+        if isinstance(node, _File):
+            (path / name).write_bytes(node.durable)
+        else:
+            (path / name).mkdir()
+            _write(node, path / name)
+
+
+def _directory(node: _Node) -> _Directory:
+    assert isinstance(node, _Directory)
+    return node
+
+
+def _no_hold(_: str) -> Hold:
+    return NoHold()
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path)

@@ -1,0 +1,131 @@
+"""Writes each chunk into a file of its own, for a layout that names them."""
+
+from __future__ import annotations
+
+__all__ = ("ChunkFileWriter",)
+
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final, TypeAlias, final
+
+from crc32c import crc32c
+
+from penstock.kernel.errors import PipelineError
+from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.layouts import FormattedLayout
+from penstock.kernel.protocols.stores import DataFile
+from penstock.kernel.protocols.written import Written
+from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
+
+SMALL: Final = 2**20
+"""Bytes below which a chunk is written like a document, in one call."""
+
+_Chunk: TypeAlias = tuple[int, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """The file of a chunk of which some pieces have not been written yet."""
+
+    file: DataFile
+    absent_bytes: int
+
+
+@final
+class ChunkFileWriter:
+    """The actor of one save. A file is made durable, and closed, once its last byte was written.
+
+    Args:
+        run: Of the save.
+        layout: Names the file of every chunk.
+    """
+
+    __slots__ = ("_all", "_folders", "_layout", "_lock", "_open", "_run")
+
+    def __init__(self, run: SaveRun, layout: FormattedLayout) -> None:
+        self._run = run
+        self._layout = layout
+        self._open: dict[_Chunk, _OpenFile] = {}
+        self._all: list[DataFile] = []
+        self._folders: set[str] = set()
+        self._lock = Lock()
+
+    async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
+        try:
+            await self._run.workspace.open()
+            written = await self._run.threads.run(self._write, batch)
+            for pending in batch.pending:
+                await pending.wait()
+        finally:
+            batch.release()
+
+        done = WrittenBatch(batch.leaves, written)
+        self._run.progress.advance(len(batch.leaves), done.nbytes + saved_by_encoding(batch))
+        return done
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        return
+        yield
+
+    def files(self) -> Iterable[DataFile]:
+        """Every file that was opened for a large chunk."""
+        return self._all
+
+    def _write(self, batch: StagedBatch) -> tuple[Written, ...]:
+        pieces = [*batch.pieces, *(piece for pack in batch.packs for piece in _unpacked(pack))]
+        return tuple([self._write_piece(piece) for piece in pieces])
+
+    def _write_piece(self, piece: Piece) -> Written:
+        check_encoded(piece)
+        leaf = piece.leaf
+        name = self._layout.chunk_file(leaf, piece.chunk)
+        if name is None:
+            raise PipelineError(f"the layout names no file for chunk {piece.chunk} of {leaf.info.key_path}")
+
+        path = self._run.workspace.path(name)
+        self._make_folder(os.path.dirname(path))
+        if piece.nbytes == piece.chunk_nbytes and piece.nbytes < SMALL:
+            self._run.store.write_file(path, bytes(piece.data))
+        else:
+            self._write_part(piece, path)
+
+        checksum = crc32c(piece.data)
+        return Written(
+            leaf.index, piece.chunk, piece.start, name, piece.start, piece.nbytes, checksum, piece.coded
+        )
+
+    def _write_part(self, piece: Piece, path: str) -> None:
+        chunk = (piece.leaf.index, piece.chunk)
+        with self._lock:
+            opened = self._open.get(chunk)
+            if opened is None:
+                opened = _OpenFile(self._run.store.create_data_file(path), piece.chunk_nbytes)
+                self._open[chunk] = opened
+                self._all.append(opened.file)
+
+        opened.file.write_at(piece.start, [piece.data])
+        with self._lock:
+            opened.absent_bytes -= piece.nbytes
+            if opened.absent_bytes:
+                return
+
+            del self._open[chunk]
+
+        opened.file.sync()
+        opened.file.close()
+
+    def _make_folder(self, path: str) -> None:
+        # Twice at once does no harm; but nobody may go on before it is there.
+        if path not in self._folders:
+            self._run.store.make_directory(path)
+            self._folders.add(path)
+
+
+def _unpacked(pack: Pack) -> Iterator[Piece]:
+    at = 0
+    for leaf in pack.leaves:
+        yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, pack.data[at : at + leaf.nbytes])
+        at += leaf.nbytes

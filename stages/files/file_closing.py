@@ -1,0 +1,51 @@
+"""Closing the files of a stage, however it ends."""
+
+from __future__ import annotations
+
+__all__ = ("closing",)
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Protocol
+
+from anyio import move_on_after
+
+from penstock.kernel.errors import StorageError
+
+if TYPE_CHECKING:
+    from penstock.kernel.concurrency.threads import Threads
+
+CLOSING_S = 30.0
+
+
+class _File(Protocol):
+    def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def closing(threads: Threads, files: Callable[[], Iterable[_File]]) -> AsyncGenerator[None]:
+    """Close all of `files()` on the way out, each of them also when another one refuses.
+
+    Raises:
+        StorageError: If a file could not be closed. After a failure of the body that failure goes
+            on instead: it came first, and is why the files do not matter any more.
+
+    Cancellation:
+        Closes all the same, in at most `CLOSING_S` seconds.
+    """
+    try:
+        yield
+    except BaseException:
+        with move_on_after(CLOSING_S, shield=True), suppress(StorageError):
+            await threads.run(_close, files)
+
+        raise
+
+    with move_on_after(CLOSING_S, shield=True):
+        await threads.run(_close, files)
+
+
+def _close(files: Callable[[], Iterable[_File]]) -> None:
+    with ExitStack() as stack:
+        for file in files():
+            stack.callback(file.close)

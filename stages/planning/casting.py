@@ -1,0 +1,330 @@
+"""Another dtype or another shape than the stored one, when that was asked for.
+
+A leaf's own handler is asked as if the leaf had been stored as it is wanted. Its buffers are then
+filled from others, which hold the part that is there as it is stored: cast, padded, cut off.
+"""
+
+from __future__ import annotations
+
+__all__ = ("DtypeRule", "Refit", "Refitted", "refit_spec")
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from threading import Lock
+from typing import Any, TypeAlias, cast, final
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel.errors import SpecError, TreeDifference
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.restore_options import RestoreOptions
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
+from penstock.kernel.protocols.reads import Destination, Target
+from penstock.kernel.protocols.written import PiecePlan
+from penstock.stages.planning.leaf_sources import call_foreign, described
+
+Bounds: TypeAlias = tuple[tuple[int, int], ...]
+_PAGE = 4096  # what direct reads need
+_ALIGNED_FROM = 1 << 16
+_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
+
+
+@final
+class DtypeRule:
+    """The argument `dtype`: which dtype a leaf is to get.
+
+    Args:
+        dtype: None, a dtype for all arrays of its kind, `"like"`, a mapping from shell patterns over
+            dotted names, or a function of the key path.
+
+    Raises:
+        SpecError: If it means no dtype.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        self._like = isinstance(dtype, str) and dtype == "like"
+        self._patterns: list[tuple[str, np.dtype[Any] | None]] = []
+        self._used: set[str] = set()
+        self._function: Callable[[KeyPath], Any] | None = None
+        self._all: np.dtype[Any] | None = None
+        if isinstance(dtype, Mapping):
+            items = cast("Mapping[object, Any]", dtype).items()
+            self._patterns = [(_pattern(pattern), _dtype(wanted)) for pattern, wanted in items]
+        elif callable(dtype) and not isinstance(dtype, type) and not hasattr(dtype, "dtype"):
+            self._function = dtype
+        elif not self._like:
+            self._all = _dtype(dtype)
+
+    def __call__(self, stored: StoredLeaf, info: ParamInfo, like: Any) -> np.dtype[Any] | None:
+        """Return the dtype that a leaf of the result is to get; None for its own."""
+        of_like: Any = None if isinstance(like, type) else getattr(like, "dtype", None)
+        if self._like:
+            return _dtype(of_like) if isinstance(of_like, np.dtype) else None
+        if self._function is not None:
+            name = described("dtype", self._function)
+            wanted: object = call_foreign(self._function, name, info.key_path, info.keys)
+            return _dtype(wanted)
+        if self._all is None:
+            return self._by_pattern(info.name)
+
+        # One dtype for all leaves is not meant for step counters, nor for Python's numbers.
+        is_number = stored.spec.typestr == "scalar" and of_like is None
+        same_kind = not is_number and _kind(np.dtype(stored.spec.dtype)) == _kind(self._all)
+        return self._all if same_kind else None
+
+    @property
+    def unused(self) -> list[str]:
+        """The patterns that decided nothing."""
+        return [pattern for pattern, _ in self._patterns if pattern not in self._used]
+
+    def _by_pattern(self, name: str) -> np.dtype[Any] | None:
+        for pattern, wanted in self._patterns:
+            if fnmatchcase(name, pattern):
+                self._used.add(pattern)
+                return wanted
+
+        return None
+
+
+def refit_spec(
+    stored: StoredLeaf, info: ParamInfo, like: Any, options: RestoreOptions, dtype_rule: DtypeRule
+) -> LeafSpec | TreeDifference:
+    """Say as what a leaf is to be restored: its own spec, or one of another dtype or shape.
+
+    Typed keys and what is no array are as they are stored.
+
+    Args:
+        stored: The leaf on disk.
+        info: Where it stands in the result.
+        like: What the target has there, or None.
+        options: Of which `strict` counts here.
+        dtype_rule: The option `dtype`.
+
+    Returns:
+        The spec, or a `TreeDifference` if the cast would drop an imaginary part or does not exist.
+    """
+    spec = stored.spec
+    if spec.shape is None or spec.random_key_impl is not None:
+        return spec
+
+    shape: Any = None if options.strict or isinstance(like, type) else getattr(like, "shape", None)
+    if shape is not None and len(shape) == len(spec.shape) and tuple(shape) != spec.shape:
+        spec = replace(spec, shape=tuple(shape))
+
+    stored_dtype = None if options.dtype is None else _known(spec.dtype)
+    dtype = None if stored_dtype is None else dtype_rule(stored, info, like)
+    if stored_dtype is None or dtype is None or dtype == stored_dtype:
+        return spec
+
+    problem = _why_not_cast(stored_dtype, dtype)
+    if problem:
+        return TreeDifference(
+            "dtype", info.key_path, f"{dtype.name}, asked for by dtype= ({problem}),", spec.dtype
+        )
+
+    return replace(spec, dtype=dtype.name, itemsize=dtype.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Refitted:
+    """What `Refit` keeps in `Target.detail`: the handler's own plan, and where its bytes come from."""
+
+    stored: StoredLeaf  #: as if it had been stored as it is wanted
+    target: Target
+    sources: tuple[_Source | None, ...]  #: for each region; None if it is read as it is
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """A `LeafHandler` around another one, for leaves that are not stored as they are wanted.
+
+    Casts are C's: 2.5 becomes 2, and the uint8 250 the int8 -6. Padding is zero bytes, at the end of
+    each axis. Both happen on the host, before anything goes to a device.
+    """
+
+    inner: LeafHandler
+
+    @property
+    def typestr(self) -> str:
+        return self.inner.typestr
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        return self.inner.describe(value, info)
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        return self.inner.pieces(leaf, piece_bytes)
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        return self.inner.target(stored, like, has_like)
+
+    def refit(self, stored: StoredLeaf, spec: LeafSpec, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Decide what to read so that the leaf can be made as if it had been stored as `spec` says.
+
+        The buffers that hold it as it is stored die once the value is built, and count as staging.
+        """
+        wanted = replace(stored, spec=spec)
+        target = self.inner.target(wanted, like, has_like)
+        if isinstance(target, TreeDifference):
+            return target
+
+        return _refitted(stored, wanted, target)
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        """Fill the handler's own buffers and have it build the values."""
+        for leaf in leaves:
+            _move(leaf)
+
+        return self.inner.build([self._own(leaf) for leaf in leaves])
+
+    def parts(
+        self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
+    ) -> Sequence[Target]:
+        """Cut a leaf as its handler does, if that can; what is stored holds memory beside what is wanted."""
+        if not isinstance(self.inner, PartsHandler):
+            return ()
+
+        detail = cast("Refitted", target.detail)
+        own = detail.target
+        share = part_bytes * own.staging_bytes // max(1, target.staging_bytes)
+        parts = self.inner.parts(detail.stored, own, max(1, share), whole_chunks=whole_chunks)
+        return [_refitted(stored, detail.stored, part) for part in parts]
+
+    def place(self, part: ReadLeaf) -> None:
+        """Fill the handler's own buffers and have it put them in place."""
+        _move(part)
+        cast("PartsHandler", self.inner).place(self._own(part))
+
+    def join(self, part: ReadLeaf) -> Any:
+        """Have the handler return the value."""
+        return cast("PartsHandler", self.inner).join(self._own(part))
+
+    def _own(self, leaf: ReadLeaf) -> ReadLeaf:
+        """The leaf as its handler knows it."""
+        detail = cast("Refitted", leaf.target.detail)
+        return replace(leaf, stored=detail.stored, handler=self.inner, target=detail.target)
+
+
+def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
+    """Return a handler's target for a leaf as it is wanted, to be filled from one as it is stored."""
+    sources = tuple(_source_of(region, stored.spec, wanted.spec) for region in target.regions)
+    pairs = zip(target.regions, sources, strict=True)
+    regions = tuple(region if source is None else source for region, source in pairs)
+    staging = sum(source.nbytes for source in sources if source is not None)
+    return Target(regions, target.staging_bytes + staging, Refitted(wanted, target, sources))
+
+
+def _move(leaf: ReadLeaf) -> None:
+    detail = cast("Refitted", leaf.target.detail)
+    dtype = np.dtype(detail.stored.spec.dtype)
+    for region, source in zip(detail.target.regions, detail.sources, strict=True):
+        if source is not None:
+            source.move_into(region, dtype)
+
+
+@final
+class _Source:
+    """The kernel's `Destination` for a part of an array as it is stored, which may be empty."""
+
+    __slots__ = ("_lock", "_memory", "bounds", "dtype", "nbytes", "shape")
+
+    def __init__(self, bounds: Bounds, dtype: np.dtype[Any]) -> None:
+        self.bounds = bounds
+        self.dtype = dtype
+        self.shape = tuple([stop - start for start, stop in bounds])
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
+        self._lock = Lock()
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    def view(self) -> memoryview:
+        return self._bytes().data
+
+    def move_into(self, region: Destination, dtype: np.dtype[Any]) -> None:
+        """Fill a region with what was read, cast to `dtype`, and with zeros; then forget the bytes."""
+        if not region.nbytes:
+            return
+
+        raw = np.frombuffer(region.view(), np.uint8)
+        place = raw.view(dtype).reshape([stop - start for start, stop in region.bounds])
+        if self.bounds != region.bounds:
+            raw.fill(0)
+        if self.nbytes:
+            within = tuple(
+                slice(start - first, stop - first)
+                for (start, stop), (first, _) in zip(self.bounds, region.bounds, strict=True)
+            )
+            stored = self._bytes().view(self.dtype).reshape(self.shape)
+            with np.errstate(all="ignore"):  # what does not fit is cast as in C, without a word
+                np.copyto(place[within] if within else place, stored, casting="unsafe")
+
+        self._memory = None
+
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        with self._lock:  # several threads read into it
+            if self._memory is None:
+                alignment = _PAGE if self.nbytes >= _ALIGNED_FROM else 1
+                memory = np.empty(self.nbytes + alignment, np.uint8)
+                start = -memory.ctypes.data % alignment
+                self._memory = memory[start : start + self.nbytes]
+
+            return self._memory
+
+
+def _source_of(region: Destination, stored: LeafSpec, wanted: LeafSpec) -> _Source | None:
+    assert stored.shape is not None
+    there = tuple(
+        (min(start, size), min(stop, size))
+        for (start, stop), size in zip(region.bounds, stored.shape, strict=True)
+    )
+    if stored.dtype == wanted.dtype and there == region.bounds:
+        return None
+
+    return _Source(there, np.dtype(stored.dtype))
+
+
+def _pattern(pattern: object) -> str:
+    if not isinstance(pattern, str):
+        raise SpecError(f"dtype maps patterns over dotted names to dtypes; {pattern!r} is no text")
+
+    return pattern
+
+
+def _dtype(dtype: Any) -> np.dtype[Any] | None:
+    if dtype is None:
+        return None
+    try:
+        known: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise SpecError(f"{dtype!r} is no dtype: {error}") from error
+
+    return known
+
+
+def _known(name: str) -> np.dtype[Any] | None:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return None  # the leaf's handler says so
+
+
+def _kind(dtype: np.dtype[Any]) -> type | None:
+    is_subtype: Any = cast("Any", jax.dtypes).issubdtype  # numpy's knows no bfloat16
+    return next((kind for kind in _KINDS if is_subtype(dtype, kind)), None)
+
+
+@lru_cache(maxsize=256)
+def _why_not_cast(stored: np.dtype[Any], wanted: np.dtype[Any]) -> str:
+    if _kind(stored) is np.complexfloating and _kind(wanted) is not np.complexfloating:
+        return "which would drop the imaginary part"
+    try:
+        np.copyto(np.empty(1, wanted), np.zeros(1, stored), casting="unsafe")
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+    return ""

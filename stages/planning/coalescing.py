@@ -1,0 +1,62 @@
+"""Reads of one leaf that overlap in the file, made one: what several devices need is read once. Pure."""
+
+from __future__ import annotations
+
+__all__ = ("join_reads",)
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from penstock.kernel.protocols.reads import Read, ScatterRead
+
+
+def join_reads(reads: Sequence[Read], piece_bytes: int) -> tuple[Read, ...]:
+    """Join scattered reads whose byte ranges overlap, as those of columns do that go to several devices.
+
+    Args:
+        reads: Of one leaf.
+        piece_bytes: Upper bound for a joined read. One with a checksum is never made longer.
+
+    Returns:
+        The same bytes to the same places, none of them read twice if they fit into one read.
+    """
+    scattered = [read for read in reads if isinstance(read, ScatterRead) and read.nbytes]
+    if len(scattered) < 2:
+        return tuple(reads)
+
+    scattered.sort(key=lambda read: (read.file, read.offset, -read.nbytes))
+    others = [read for read in reads if not isinstance(read, ScatterRead) or not read.nbytes]
+    return (*others, *map(_joined, _overlapping(scattered, piece_bytes)))
+
+
+def _overlapping(reads: Sequence[ScatterRead], most: int) -> Iterator[list[ScatterRead]]:
+    group = [reads[0]]
+    start, stop = reads[0].offset, reads[0].offset + reads[0].nbytes
+    for read in reads[1:]:
+        end = max(stop, read.offset + read.nbytes)
+        fits = end == stop or (end - start <= most and all(each.crc32c is None for each in group))
+        alike = read.crc32c is None or (read.offset, read.nbytes) == (start, stop - start)
+        if read.file == group[0].file and read.offset < stop and fits and alike:
+            group.append(read)
+            stop = end
+        else:
+            yield group
+            group, start, stop = [read], read.offset, read.offset + read.nbytes
+
+    yield group
+
+
+def _joined(group: Sequence[ScatterRead]) -> ScatterRead:
+    if len(group) == 1:
+        return group[0]
+
+    first = group[0]
+    nbytes = max(read.offset + read.nbytes for read in group) - first.offset
+    crc32c = next((read.crc32c for read in group if read.crc32c is not None), None)
+    return ScatterRead(first.leaf, first.file, first.offset, nbytes, partial(_scatter, group), crc32c)
+
+
+def _scatter(group: Sequence[ScatterRead], data: memoryview) -> None:
+    start = group[0].offset
+    for read in group:
+        read.scatter(data[read.offset - start : read.offset - start + read.nbytes])

@@ -1,0 +1,57 @@
+"""Leaves that are not read at all: their memory is the file's own, in the page cache."""
+
+from __future__ import annotations
+
+__all__ = ("map_leaves",)
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.protocols.reads import Adopting, DirectRead, Read
+
+
+def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
+    """Give every region that is one plain range of a file the mapped file as its memory. Blocking.
+
+    Whatever is stored in another way (with a codec, in several chunks, for another sharding) is read
+    as ever. Bytes that are mapped are not compared with their checksums: that would read them.
+
+    Raises:
+        StorageError: If a file cannot be mapped.
+    """
+    files: dict[str, memoryview] = {}
+    return [_map_leaf(run, leaf, files) for leaf in leaves]
+
+
+def _map_leaf(run: RestoreRun, leaf: ReadLeaf, files: dict[str, memoryview]) -> ReadLeaf:
+    remaining: list[Read] = list(leaf.reads)
+    for region in leaf.target.regions:
+        mine = [read for read in leaf.reads if isinstance(read, DirectRead) and read.region is region]
+        if not isinstance(region, Adopting) or not _is_one_range(mine, region.nbytes):
+            continue
+
+        path, offset = mine[0].file, mine[0].offset
+        if path not in files:
+            files[path] = run.store.map_file(path)
+        if offset + region.nbytes > len(files[path]):
+            continue  # to be told by whoever reads it
+
+        region.adopt(files[path][offset : offset + region.nbytes])
+        remaining = [read for read in remaining if not any(read is one for one in mine)]
+
+    return leaf if len(remaining) == len(leaf.reads) else replace(leaf, reads=tuple(remaining))
+
+
+def _is_one_range(reads: Sequence[DirectRead], nbytes: int) -> bool:
+    """Whether reads fill a region, in order, from one range of one file."""
+    end = 0
+    for read in reads:
+        first = reads[0]
+        if read.file != first.file or read.start != end or read.offset != first.offset + end:
+            return False
+
+        end += read.nbytes
+
+    return end == nbytes > 0

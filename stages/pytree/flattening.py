@@ -1,0 +1,171 @@
+"""A tree and its leaves: flattening by key path, and nesting back when there is no target."""
+
+from __future__ import annotations
+
+__all__ = ("FlatLeaf", "check_names", "flatten_tree", "is_empty", "nest", "nest_columns", "step")
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import tree_util
+
+from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
+
+# Looked up once and not for every step of every leaf. jax declares no types for them.
+_jax: Any = tree_util
+_DICT_KEY, _ATTRIBUTE_KEY = _jax.DictKey, _jax.GetAttrKey
+_SEQUENCE_KEY, _FLAT_KEY = _jax.SequenceKey, _jax.FlattenedIndexKey
+_SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLeaf:
+    """A leaf, or an empty container, with where it stands."""
+
+    info: ParamInfo
+    value: Any
+
+
+def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any]:
+    """Take a tree apart into leaves, in JAX's flatten order, with None and empty containers as leaves.
+
+    Nodes are whatever JAX knows as nodes: dict, list, tuple, namedtuple, registered classes. An
+    empty container of a registered class has no leaf and no trace in the result.
+
+    Args:
+        tree: Any PyTree; a bare leaf is one.
+        directory: Put into every `ParamInfo`.
+
+    Returns:
+        The leaves, and the structure that `jax.tree_util.tree_unflatten` makes a tree of them with.
+
+    Raises:
+        DuplicateNameError: If two leaves have the same stored name.
+        SpecError: If jax cannot flatten it: the keys of a dict cannot be sorted.
+        InvalidLeafError: If a key has surrogates in it, which no document can hold.
+    """
+    try:
+        pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_empty)
+    except ValueError as error:  # keys of one dict that cannot be sorted
+        raise SpecError(f"jax cannot take the tree apart: {error}") from error
+
+    leaves: list[FlatLeaf] = []
+    for path, value in pairs:
+        steps = [step(entry) for entry in path]
+        keys = tuple([key for key, _ in steps])
+        info = ParamInfo(keys, tuple([kind for _, kind in steps]), _jax.keystr(path), directory)
+        leaves.append(FlatLeaf(info, value))
+
+    check_names([leaf.info for leaf in leaves])
+    return leaves, treedef
+
+
+def check_names(infos: Sequence[ParamInfo]) -> None:
+    """Refuse leaves whose names cannot be told apart, or cannot be written.
+
+    Raises:
+        DuplicateNameError: If two leaves have the same stored name.
+        InvalidLeafError: If a key has surrogates in it, which no document can hold.
+    """
+    seen: dict[str, str] = {}
+    for info in infos:
+        name = info.name
+        if name in seen:
+            raise DuplicateNameError(name, seen[name], info.key_path)
+        if not name.isascii():
+            _check_unicode(info)
+
+        seen[name] = info.key_path
+
+
+def nest(infos: Sequence[ParamInfo], values: Sequence[object]) -> object:
+    """Put values back into dicts and lists, by their key paths alone.
+
+    Sequence keys make lists, in the order of their indices, or tuples where those are known; all others
+    make dicts. A container that mixes kinds, or skips an index, is a dict: nothing is renumbered.
+    """
+    return nest_columns([info.keys for info in infos], [info.kinds for info in infos], values)
+
+
+def nest_columns(
+    keys: Sequence[KeyPath], kinds: Sequence[tuple[KeyKind, ...]], values: Sequence[object]
+) -> object:
+    """Do as `nest`, given the keys of each value and their kinds."""
+    if len(keys) == 1 and not keys[0]:
+        return values[0]
+
+    nodes: dict[KeyPath, _Node] = {(): _Node()}
+    for path, path_kinds, value in zip(keys, kinds, values, strict=True):
+        node = nodes.get(path[:-1]) or _inner(nodes, path[:-1], path_kinds)
+        node.kinds.add(path_kinds[-1])
+        node.children[path[-1]] = value
+
+    return nodes[()].build()
+
+
+def _inner(nodes: dict[KeyPath, _Node], path: KeyPath, kinds: tuple[KeyKind, ...]) -> _Node:
+    """Make the node at `path`, and those above it that are missing."""
+    node = nodes[()]
+    for depth, (key, kind) in enumerate(zip(path, kinds, strict=False), 1):
+        below = nodes.get(path[:depth])
+        if below is None:
+            assert key not in node.children, "a leaf has children"
+            below = nodes[path[:depth]] = node.children[key] = _Node()
+            node.kinds.add(kind)
+
+        node = below
+
+    return node
+
+
+class _Node:
+    __slots__ = ("children", "kinds")
+
+    def __init__(self) -> None:
+        self.children: dict[str, object] = {}
+        self.kinds: set[KeyKind] = set()
+
+    def build(self) -> object:
+        built = {
+            key: value.build() if isinstance(value, _Node) else value for key, value in self.children.items()
+        }
+        indices = [str(index) for index in range(len(built))]
+        if len(self.kinds) != 1 or self.kinds == {_MAPPING} or built.keys() != set(indices):
+            return built
+
+        items = [built[index] for index in indices]
+        return items if self.kinds == {_SEQUENCE} else tuple(items)
+
+
+def is_empty(node: object) -> bool:
+    """Whether a node is None or a container of a built-in kind with nothing in it."""
+    return node is None or (isinstance(node, dict | list | tuple) and not node)
+
+
+def _check_unicode(info: ParamInfo) -> None:
+    try:
+        info.name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidLeafError(
+            info.key_path, f"a key in its path is no valid Unicode text ({error.reason}); rename it"
+        ) from error
+
+
+def step(entry: Any) -> tuple[str, KeyKind]:
+    """Translate one of JAX's key entries.
+
+    No cache: entries that are equal (of the keys 1, 1.0 and True) have different names, and those
+    that classes bring along need not even be hashable.
+    """
+    if isinstance(entry, _DICT_KEY):
+        return str(entry.key), _MAPPING
+    if isinstance(entry, _ATTRIBUTE_KEY):
+        return entry.name, _MAPPING
+    if isinstance(entry, _SEQUENCE_KEY):
+        return str(entry.idx), _SEQUENCE
+    if isinstance(entry, _FLAT_KEY):
+        return str(entry.key), _SEQUENCE
+
+    return str(entry), _MAPPING  # a class registered with key entries of its own

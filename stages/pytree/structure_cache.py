@@ -1,0 +1,225 @@
+"""The structure of a tree, remembered: training saves and restores the same one again and again.
+
+To take a tree apart costs jax a fraction of a microsecond a leaf; to say where each leaf stands costs
+ten. What is remembered is only where leaves stand, never a value nor anything that a node holds
+beside its leaves.
+"""
+
+from __future__ import annotations
+
+__all__ = ("StructureCache",)
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final, TypeAlias, cast, final
+
+from jax import tree_util
+
+from penstock.kernel.errors import SpecError
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
+from penstock.stages.pytree.flattening import check_names, flatten_tree, is_empty, step
+
+_jax: Any = tree_util
+_SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
+_LEAF: Final = "leaf"
+_SORTED: Final = "its keys, sorted"
+_ORDERED: Final = "its keys, as they are"
+_NUMBERED: Final = "numbers"
+_ASK: Final = "what its class says"
+
+# Of keys of these very types, equal ones have the same name, if their types are the same, too.
+_PLAIN_KEYS: Final[frozenset[type]] = frozenset({str, int, bool})
+_ONLY_TEXT: Final[frozenset[type]] = frozenset({str})
+
+_Step: TypeAlias = tuple[str, KeyKind, str]
+"""A key as it is stored, its kind, and what it adds to a key path for people."""
+
+_Steps: TypeAlias = Sequence[_Step]
+_Mark: TypeAlias = tuple[int, object, object, object]
+"""A container: the leaves before it, and what tells the names of its children."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class StructureCache:
+    """Flattens trees, and remembers where the leaves of the last few structures stand. Thread-safe.
+
+    Two trees share `ParamInfo`s only if every container is of the same class in the same place, with
+    keys of the same types and values, and if each registered class names its children alike, which
+    it is asked each time. Whether nodes compare equal does not matter.
+
+    Args:
+        most: Structures to remember.
+    """
+
+    most: int = 8
+    _known: list[tuple[int, tuple[_Mark, ...], tuple[ParamInfo, ...]]] = field(
+        default_factory=list["tuple[int, tuple[_Mark, ...], tuple[ParamInfo, ...]]"], init=False, repr=False
+    )
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+
+    def flatten(self, tree: object) -> tuple[tuple[ParamInfo, ...], list[Any], Any]:
+        """Take a tree apart as `flatten_tree` does, with the same result and the same errors.
+
+        Returns:
+            Where each leaf stands (the very same tuple as for an earlier tree of this structure), the
+            leaves, and this tree's own treedef.
+        """
+        walk = _Walk()
+        try:
+            leaves, treedef = _jax.tree_flatten(tree, is_leaf=walk.visit)
+        except ValueError as error:  # keys of one dict that cannot be sorted
+            raise SpecError(f"jax cannot take the tree apart: {error}") from error
+
+        if not walk.plain:
+            return _by_path(tree)
+
+        marks = tuple(walk.marks)
+        infos = self._find(len(leaves), marks)
+        if infos is None:
+            made = _infos(marks, len(leaves))
+            if made is None:
+                return _by_path(tree)
+
+            infos = tuple(made)
+            check_names(infos)
+            self._keep(len(leaves), marks, infos)
+
+        return infos, leaves, treedef
+
+    def _find(self, n_leaves: int, marks: tuple[_Mark, ...]) -> tuple[ParamInfo, ...] | None:
+        with self._lock:
+            known = list(self._known)
+
+        for entry in reversed(known):
+            if entry[0] == n_leaves and entry[1] == marks:
+                return entry[2]
+
+        return None
+
+    def _keep(self, n_leaves: int, marks: tuple[_Mark, ...], infos: tuple[ParamInfo, ...]) -> None:
+        with self._lock:
+            self._known.append((n_leaves, marks, infos))
+            del self._known[: -self.most]
+
+
+def _by_path(tree: object) -> tuple[tuple[ParamInfo, ...], list[Any], Any]:
+    flat, treedef = flatten_tree(tree)
+    return tuple([found.info for found in flat]), [found.value for found in flat], treedef
+
+
+@final
+class _Walk:
+    """Sees every node of a tree in jax's order, since jax asks of each whether it is a leaf."""
+
+    __slots__ = ("_kinds", "_n_leaves", "marks", "plain")
+
+    def __init__(self) -> None:
+        self.marks: list[_Mark] = []
+        self.plain = True  #: whether the marks tell all about the structure
+        self._n_leaves = 0
+        # A class is that of leaves or of nodes, whatever the instance; but it may become one of
+        # nodes between two walks.
+        self._kinds: dict[type, str] = {
+            dict: _SORTED,
+            defaultdict: _SORTED,
+            OrderedDict: _ORDERED,
+            list: _NUMBERED,
+            tuple: _NUMBERED,
+            type(None): _LEAF,
+        }
+
+    def visit(self, node: Any) -> bool:
+        """Note a node; return whether it is a leaf by penstock's rule."""
+        cls: type = type(cast("object", node))
+        kind = self._kinds.get(cls)
+        if kind is _LEAF:
+            self._n_leaves += 1
+            return True
+        if kind is None:
+            kind = self._kinds[cls] = _LEAF if _is_leaf(node) else _ASK
+        if kind is _LEAF or is_empty(node):
+            self._n_leaves += 1
+            return True
+
+        if kind is _NUMBERED:
+            self.marks.append((self._n_leaves, cls, len(node), None))
+        elif kind is _ASK:
+            self.marks.append((self._n_leaves, cls, _named(node), None))
+        else:
+            self._note_keys(node, cls)
+
+        return False
+
+    def _note_keys(self, node: dict[Any, Any], cls: type) -> None:
+        types: set[type] = set(map(type, node))
+        if types <= _ONLY_TEXT:
+            self.marks.append((self._n_leaves, cls, tuple(node), None))
+        elif types <= _PLAIN_KEYS:
+            self.marks.append((self._n_leaves, cls, tuple(node), tuple(map(type, node))))
+        else:
+            self.plain = False
+
+
+def _is_leaf(node: object) -> bool:
+    found: bool = _jax.all_leaves([node])
+    return found
+
+
+def _named(node: object) -> tuple[_Step, ...]:
+    """Ask jax, which asks the class, for the names of a node's children."""
+
+    def is_child(inner: object) -> bool:
+        return inner is not node
+
+    pairs, _ = _jax.tree_flatten_with_path(node, is_leaf=is_child)
+    return tuple([(*step(path[0]), _jax.keystr(path)) for path, _ in pairs])
+
+
+def _steps(mark: _Mark) -> _Steps:
+    """The names of a container's children, in jax's order."""
+    _, cls, children, _ = mark
+    if isinstance(children, int):
+        return [(str(at), _SEQUENCE, f"[{at}]") for at in range(children)]
+
+    keys: Any = children
+    if cls is OrderedDict:
+        return [(str(key), _MAPPING, f"[{key!r}]") for key in keys]
+    if cls is dict or cls is defaultdict:
+        return [(str(key), _MAPPING, f"[{key!r}]") for key in sorted(keys)]
+
+    return tuple(keys)
+
+
+def _below(kinds: tuple[KeyKind, ...]) -> dict[KeyKind, tuple[KeyKind, ...]]:
+    """The kinds of a child's keys by that of the last, shared by all children of a container."""
+    return {kind: (*kinds, kind) for kind in KeyKind}
+
+
+def _infos(marks: Sequence[_Mark], n_leaves: int) -> list[ParamInfo] | None:
+    """Put together where each leaf stands; None if that cannot be told."""
+    if not marks:
+        return [ParamInfo((), (), "")] if n_leaves == 1 else None
+
+    found: list[ParamInfo] = []
+    following = iter(marks)
+    stack: list[tuple[Iterator[_Step], KeyPath, dict[KeyKind, tuple[KeyKind, ...]], str]] = [
+        (iter(_steps(next(following))), (), _below(()), "")
+    ]
+    inner = next(following, None)
+    while stack:
+        steps, keys, kinds, text = stack[-1]
+        begins = -1 if inner is None else inner[0]
+        for key, kind, shown in steps:
+            if len(found) == begins and inner is not None:
+                stack.append((iter(_steps(inner)), (*keys, key), _below(kinds[kind]), text + shown))
+                inner = next(following, None)
+                break
+
+            found.append(ParamInfo((*keys, key), kinds[kind], text + shown))
+        else:
+            stack.pop()
+
+    return found if inner is None and len(found) == n_leaves else None

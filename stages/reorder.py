@@ -1,0 +1,121 @@
+"""Takes leaves in an order that the caller chooses, not only some of them first."""
+
+from __future__ import annotations
+
+__all__ = ("InOrder", "ranks_of")
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, final
+
+from penstock.kernel.errors import HandlerFailedError
+from penstock.kernel.messages.packs import ReadPack
+from penstock.kernel.messages.restore import Order, ReadLeaf
+from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.stages.common.batching import batched
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InOrder:
+    """Holds back every leaf until it has seen the last one, and passes them on rank by rank.
+
+    Attributes:
+        order: As for `ranks_of`.
+    """
+
+    order: Order
+
+    @property
+    def concurrency(self) -> int:
+        """One: order is its whole purpose."""
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
+        """Yield the actor of one restore."""
+        yield _Sorter(self.order, run)
+
+
+def ranks_of(order: Order, infos: Sequence[ParamInfo]) -> list[int]:
+    """Return the rank of each leaf: 0 for the first ones.
+
+    Args:
+        order: Shell patterns over dotted names, where a name stands for all below it: what fits the
+            first comes first, and what fits none last. Or a function from a key path to anything that
+            can be compared: the least comes first.
+        infos: Of the leaves.
+
+    Raises:
+        HandlerFailedError: If the function raises, or what it returns cannot be compared.
+    """
+    if not callable(order):
+        return [_first_fitting(order, info.name) for info in infos]
+
+    try:
+        places: list[Any] = [order(info.keys) for info in infos]
+        rank = {place: at for at, place in enumerate(sorted(set(places)))}
+    except Exception as error:
+        raise HandlerFailedError("", "order", f"{type(error).__name__}: {error}") from error
+
+    return [rank[place] for place in places]
+
+
+def _first_fitting(patterns: Sequence[str], name: str) -> int:
+    for at, pattern in enumerate(patterns):
+        if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*"):
+            return at
+
+    return len(patterns)
+
+
+@final
+class _Sorter:
+    __slots__ = ("_leaves", "_order", "_packs", "_run")
+
+    def __init__(self, order: Order, run: RestoreRun) -> None:
+        self._order = order
+        self._run = run
+        self._leaves: list[ReadLeaf] = []
+        self._packs: list[ReadPack] = []
+
+    async def __call__(self, batch: LeafBatch[ReadLeaf], /) -> None:
+        if isinstance(batch.leaves, ReadPack):
+            self._packs.append(batch.leaves)
+        else:
+            self._leaves.extend(batch.leaves)
+
+    async def finish(self) -> AsyncIterator[LeafBatch[ReadLeaf]]:
+        sorted_out = await self._run.threads.run(self._sort)
+        for packs, leaves in sorted_out:
+            for pack in packs:
+                yield LeafBatch(pack)
+
+            for batch in batched(leaves, self._run.limits):
+                yield batch
+                del batch  # the leaves belong to whoever comes next
+
+    def _sort(self) -> list[tuple[list[ReadPack], list[ReadLeaf]]]:
+        outline = self._run.outline
+        assert outline is not None, "a planning stage sets the outline"
+        ranks = ranks_of(self._order, outline.infos)
+        by_rank: dict[int, tuple[list[ReadPack], list[ReadLeaf]]] = defaultdict(lambda: ([], []))
+        for pack in self._packs:
+            numbers: dict[int, list[int]] = defaultdict(list)
+            for number, index in enumerate(pack.indices):
+                numbers[ranks[index]].append(number)
+
+            for rank, chosen in numbers.items():
+                by_rank[rank][0].append(pack.part(chosen))
+
+        for leaf in self._leaves:
+            by_rank[ranks[leaf.index]][1].append(leaf)
+
+        self._packs, self._leaves = [], []
+        return [by_rank[rank] for rank in sorted(by_rank)]

@@ -1,0 +1,259 @@
+"""Sets aside the leaves that the previous checkpoint holds already, and links the files they lie in.
+
+A checkpoint that shares files with another one is whole by itself: a hard link is as good a name as
+the first one, so either may be deleted.
+"""
+
+from __future__ import annotations
+
+__all__ = ("files_worth_linking", "set_aside", "take_digests")
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from operator import attrgetter
+from typing import final
+
+from penstock.kernel.errors import StorageError
+from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.pipeline.run_context import References, SaveRun
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
+from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.written import Written
+from penstock.kernel.storage.read_lock import hold_for_reading
+from penstock.stages.common.batching import grouped
+from penstock.stages.common.codec_rules import AUTO
+from penstock.stages.reuse.value_cache import KnownValues
+
+LIVE_SHARE = 0.5
+"""A file is linked if at least this part of it is still needed; else what is needed is written anew.
+
+So a chain of checkpoints never takes more than twice the bytes of its leaves."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A leaf that is as it was, and where its bytes lie."""
+
+    leaf: Leaf
+    parts: tuple[Written, ...]
+
+
+async def set_aside(run: SaveRun, leaves: list[Leaf]) -> list[Leaf]:
+    """Return the leaves that must be written, in order; the others are in `run.kept`, their files linked.
+
+    Raises:
+        CorruptCheckpointError: If there is no checkpoint at the base, or a damaged one.
+    """
+    assert run.base is not None
+    async with hold_for_reading(run.store, run.threads, run.base):
+        return await _set_aside(run, run.base, leaves)
+
+
+async def _set_aside(run: SaveRun, base: str, leaves: list[Leaf]) -> list[Leaf]:
+    directory, candidates, sizes = await run.threads.run(_compare, run, base, leaves)
+    if not candidates:
+        return leaves
+
+    files = files_worth_linking([candidate.parts for candidate in candidates], sizes)
+    for folder in sorted({os.path.dirname(file) for file in files}):
+        await run.workspace.open(folder)
+
+    linked = await run.threads.run(_link, run, directory, files)
+    kept = [found for found in candidates if all(part.file in linked for part in found.parts)]
+    if not kept:
+        return leaves
+
+    staged = tuple(found.leaf.without_value() for found in kept)
+    run.kept = WrittenBatch(staged, tuple(part for found in kept for part in found.parts))
+    gone = {found.leaf.index for found in kept}
+    run.events.info("save.unchanged", path=run.path, n_leaves=len(kept), nbytes=run.kept.nbytes)
+    return [leaf for leaf in leaves if leaf.index not in gone]
+
+
+def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[str, int]) -> set[str]:
+    """Choose the data files of the base that the new checkpoint shares.
+
+    Args:
+        unchanged: For each leaf that is as it was, where its parts lie.
+        sizes: Bytes of each file.
+
+    Returns:
+        Files of which enough is needed. A leaf can be kept only if all of its files are among them;
+        of those that are not, nothing counts as needed.
+    """
+    leaves = [parts for parts in unchanged if parts]
+    files = {part.file for parts in leaves for part in parts}
+    while True:
+        needed: dict[str, int] = defaultdict(int)
+        for parts in leaves:
+            if all(part.file in files for part in parts):
+                for part in parts:
+                    needed[part.file] += part.nbytes
+
+        enough = {file for file in files if needed[file] and needed[file] >= LIVE_SHARE * sizes[file]}
+        if enough == files:
+            return files
+
+        files = enough
+
+
+def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list[_Candidate], dict[str, int]]:
+    """Find the leaves that the base holds as they are. In a worker thread.
+
+    Returns:
+        The directory that the base's data files are named from, the leaves, and the sizes of the files.
+    """
+    known: Mapping[str, References] = {} if run.by_digest else _known(run, base)
+    if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, known):
+        return base, [], {}
+
+    checkpoint, key = _open(run, base)
+    same = _same_digest(run, checkpoint) if run.by_digest else _same_object(known.get(key, {}))
+
+    unchanged = [leaf for leaf in leaves if same(leaf)]
+    stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves} if unchanged else {}
+    found: list[_Candidate] = []
+    for leaf in unchanged:
+        before = stored.get(leaf.info.keys)
+        if before is not None and _alike(leaf, before):
+            parts = checkpoint.parts(before)
+            if parts and _lie_right(run, leaf, parts):
+                there = tuple([replace(part, leaf=leaf.index) for part in parts])
+                found.append(_Candidate(_uncoded(leaf), there))
+
+    files = {part.file for candidate in found for part in candidate.parts}
+    sizes = {file: run.store.size(os.path.join(checkpoint.directory, file)) for file in files}
+    return checkpoint.directory, found, sizes
+
+
+def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
+    """Whether the bytes mean the same; what is recorded of a leaf beside them is written anew."""
+    if not leaf.spec.nbytes or leaf.spec.codec not in (None, AUTO):
+        return False  # of what it would become, nothing is known
+
+    now, then = leaf.spec, before.spec
+    return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
+
+
+def _uncoded(leaf: Leaf) -> Leaf:
+    """Return a leaf that lies somewhere without a codec, with none: that is settled."""
+    return (
+        leaf if leaf.spec.codec is None else replace(leaf, spec=replace(leaf.spec, codec=None), staged=None)
+    )
+
+
+def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
+    """Whether the files of the base may be those of the new checkpoint, under the same names."""
+    layout = run.layout
+    if not isinstance(layout, FormattedLayout):
+        return True
+
+    folder = os.path.dirname(layout.data_file())
+    if isinstance(layout, ItemsLayout):
+        folder = os.path.join(layout.folder(leaf), folder)
+
+    for part in parts:
+        name = layout.chunk_file(leaf, part.chunk)
+        if part.file != name if name is not None else os.path.dirname(part.file) != folder:
+            return False
+
+    return True
+
+
+def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
+    """Open the base; with the name under which `_known` has what is known of it."""
+    if isinstance(run.layout, ItemsLayout):
+        return run.layout.open_all(run.store, base), ""
+
+    checkpoint = run.layout.open(run.store, base)
+    return checkpoint, checkpoint.directory
+
+
+def _known(run: SaveRun, base: str) -> Mapping[str, References]:
+    """Return what is known of each tree in the base, by stored name as this save has it.
+
+    The trees that this save would write as items are one, under an empty name.
+    """
+    known = run.shared.of(KnownValues).find(base, run.store.identity(base))
+    if not isinstance(run.layout, ItemsLayout):
+        return known
+
+    return {"": run.layout.from_folders({os.path.relpath(where, base): of for where, of in known.items()})}
+
+
+def _any_known(leaves: Sequence[Leaf], known: Mapping[str, References]) -> bool:
+    """Whether any leaf is an object that is known, so that it is worth to open the base."""
+    return any(same(leaf) for same in map(_same_object, known.values()) for leaf in leaves)
+
+
+def _same_object(known: References) -> Callable[[Leaf], bool]:
+    def same(leaf: Leaf) -> bool:
+        reference = known.get(leaf.info.name)
+        return reference is not None and reference() is leaf.value
+
+    return same
+
+
+def _same_digest(run: SaveRun, checkpoint: StoredCheckpoint) -> Callable[[Leaf], bool]:
+    recorded = checkpoint.digests
+
+    def same(leaf: Leaf) -> bool:
+        digest = run.digests.get(leaf.info.name)
+        return digest is not None and digest == recorded.get(leaf.info.name)
+
+    return same
+
+
+async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> None:
+    """Note the SHA-256 of every leaf that has bytes in `run.digests`. Reads every byte.
+
+    What must be copied to the host for it is leased, a piece at a time.
+    """
+    most = run.limits.piece_bytes
+    for group in grouped([leaf for leaf in leaves if leaf.spec.nbytes], most):
+        nbytes = min(most, sum([leaf.spec.nbytes for leaf in group]))
+        lease = await run.lease(nbytes, group[0].info.key_path, prioritised=False)
+        try:
+            run.digests.update(await run.threads.run(_digests, group, most))
+        finally:
+            lease.release()
+
+
+def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
+    """Hash the chunks of each leaf, in order, whatever pieces they come in, and in which order."""
+    found: dict[str, bytes] = {}
+    for leaf in leaves:
+        if isinstance(leaf.handler, AdaptedHandler):
+            continue
+
+        digest = sha256()
+        plans = leaf.handler.pieces(leaf, piece_bytes)
+        for plan in sorted(plans, key=attrgetter("chunk", "start")):
+            if plan.start == 0:
+                digest.update(repr(plan.chunk).encode())
+
+            digest.update(plan.take())
+
+        found[leaf.info.name] = digest.digest()
+
+    return found
+
+
+def _link(run: SaveRun, directory: str, files: set[str]) -> set[str]:
+    """Link each file; return those that could be."""
+    linked: set[str] = set()
+    for file in sorted(files):
+        try:
+            run.store.link(os.path.join(directory, file), run.workspace.path(file))
+        except StorageError as error:
+            run.events.warning("save.not_linked", path=run.path, file=file, error=repr(error))
+        else:
+            linked.add(file)
+
+    return linked

@@ -1,0 +1,288 @@
+"""Saving on the base of an earlier checkpoint: what is as it was is not written again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import NotACheckpointError, SpecError, StorageError
+from penstock.kernel.protocols.written import Written
+from penstock.stages.reuse.incremental import files_worth_linking
+from penstock.testing.faulty_store import FaultyStore
+
+pytestmark = pytest.mark.anyio
+
+AssertSame = Callable[[Any, Any], None]
+N = 20
+EACH = 4000
+
+
+def state() -> dict[str, Any]:
+    return {f"a{at:02}": jnp.full(EACH // 4, at, jnp.float32) for at in range(N)}
+
+
+@pytest.fixture
+def store() -> Iterator[FaultyStore]:
+    store = FaultyStore(LocalStore())
+    yield store
+    assert store.open_files == 0
+
+
+def data_files(path: Path) -> set[int]:
+    return {file.stat().st_ino for file in (path / "d").iterdir()}
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+async def test_the_same_arrays_are_linked_and_each_checkpoint_is_whole_by_itself(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    first = state()
+    second = {**first, "a03": first["a03"] + 1}
+    async with Checkpointer() as checkpointer:
+        before = await (await checkpointer.save(tmp_path / "1", first))
+        after = await (await checkpointer.save(tmp_path / "2", second, base=tmp_path / "1"))
+
+        assert (before.nbytes, before.nbytes_kept) == (N * EACH, 0)
+        assert (after.nbytes, after.nbytes_kept) == (EACH, (N - 1) * EACH)
+        assert after.n_leaves == N
+        assert data_files(tmp_path / "1") & data_files(tmp_path / "2")
+        assert_same(await checkpointer.restore(tmp_path / "2", like=second), second)
+
+        shutil.rmtree(tmp_path / "1")
+        assert_same(await checkpointer.restore(tmp_path / "2", like=second), second)
+
+    restored = ocp.PyTreeCheckpointer().restore(tmp_path / "2")
+    assert_same(jax.tree.map(np.asarray, restored), jax.tree.map(np.asarray, second))
+
+
+async def test_the_base_survives_the_checkpoint_that_shares_its_files(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = state()
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        assert (report.nbytes, report.nbytes_kept) == (0, N * EACH)
+
+        shutil.rmtree(tmp_path / "2")
+        assert_same(await checkpointer.restore(tmp_path / "1", like=tree), tree)
+
+
+async def test_restored_arrays_count_as_those_of_the_checkpoint(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = {"frozen": jnp.arange(50_000.0), "tuned": jnp.ones(20_000)}
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+
+    async with Checkpointer() as checkpointer:
+        state = await checkpointer.restore(tmp_path / "1", like=tree)
+        state["tuned"] = state["tuned"] + 1
+        report = await (await checkpointer.save(tmp_path / "2", state, base=tmp_path / "1"))
+        assert (report.nbytes, report.nbytes_kept) == (80_000, 200_000)
+        assert_same(await checkpointer.restore(tmp_path / "2", like=state), state)
+
+        cast = await checkpointer.restore(tmp_path / "1", dtype=jnp.bfloat16)
+        report = await (await checkpointer.save(tmp_path / "3", cast, base=tmp_path / "1"))
+        assert report.nbytes_kept == 0
+
+
+async def test_equal_arrays_that_are_other_objects_are_written(tmp_path: Path) -> None:
+    tree = state()
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        copies = jax.tree.map(jnp.copy, tree)
+        report = await (await checkpointer.save(tmp_path / "2", copies, base=tmp_path / "1"))
+
+    assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
+
+
+async def test_numpy_arrays_may_have_changed_and_are_written(tmp_path: Path, assert_same: AssertSame) -> None:
+    tree: dict[str, Any] = {"a": np.zeros(1000), "b": jnp.zeros(1000)}
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        tree["a"][:] = 1
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+
+        assert report.nbytes_kept in (0, 4000)
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+async def test_by_digest_other_processes_and_other_objects_count_too(
+    tmp_path: Path, assert_same: AssertSame, convert: Callable[[Any], Any]
+) -> None:
+    tree = jax.tree.map(convert, state())
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree, compare="digest"))
+
+    second = jax.tree.map(lambda leaf: convert(np.array(leaf)), tree)
+    second["a07"] = convert(np.array(second["a07"]) * 2)
+    async with Checkpointer() as checkpointer:
+        report = await (
+            await checkpointer.save(tmp_path / "2", second, base=tmp_path / "1", compare="digest")
+        )
+        assert (report.nbytes, report.nbytes_kept) == (EACH, (N - 1) * EACH)
+
+        third = await (await checkpointer.save(tmp_path / "3", second, base=tmp_path / "2", compare="digest"))
+        assert third.nbytes == 0
+        assert checkpointer.statistics().leased == 0
+        shutil.rmtree(tmp_path / "1")
+        shutil.rmtree(tmp_path / "2")
+        assert_same(await checkpointer.restore(tmp_path / "3", like=second), second)
+
+
+async def test_bytes_of_another_dtype_shape_or_place_are_not_taken_for_the_same(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    async with Checkpointer() as checkpointer:
+        first = {"a": np.zeros(8, np.int32), "b": np.zeros((2, 4), np.int32), "c": np.ones(8, np.int32)}
+        await (await checkpointer.save(tmp_path / "1", first, compare="digest"))
+        second = {"a": np.zeros(8, np.float32), "b": np.zeros((4, 2), np.int32), "d": np.ones(8, np.int32)}
+        report = await (
+            await checkpointer.save(tmp_path / "2", second, base=tmp_path / "1", compare="digest")
+        )
+
+        assert report.nbytes_kept == 0
+        assert_same(await checkpointer.restore(tmp_path / "2", like=second), second)
+
+
+async def test_files_of_which_little_is_needed_are_not_linked(tmp_path: Path) -> None:
+    tree = state()
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        second = {key: leaf if key < "a05" else leaf + 1 for key, leaf in tree.items()}
+        report = await (await checkpointer.save(tmp_path / "2", second, base=tmp_path / "1"))
+
+    assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
+    assert not data_files(tmp_path / "1") & data_files(tmp_path / "2")
+
+
+async def test_a_base_that_was_replaced_meanwhile_is_not_trusted(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = state()
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        async with Checkpointer() as other:
+            changed = jax.tree.map(lambda leaf: leaf + 1, tree)
+            await (await other.save(tmp_path / "1", changed, overwrite=True))
+
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        assert report.nbytes_kept == 0
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+
+async def test_a_checkpoint_may_be_overwritten_on_its_own_base(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = state()
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        tree["a00"] = tree["a00"] + 1
+        report = await (await checkpointer.save(tmp_path / "1", tree, base=tmp_path / "1", overwrite=True))
+        assert report.nbytes == EACH
+        assert_same(await checkpointer.restore(tmp_path / "1", like=tree), tree)
+
+
+async def test_what_cannot_be_linked_is_written_and_told(
+    tmp_path: Path, store: FaultyStore, assert_same: AssertSame, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = state()
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        store.fail_on("link", 1, StorageError("link", "x", "another device", errno.EXDEV))
+        with caplog.at_level(logging.WARNING):
+            report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+
+        assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
+        assert "save.not_linked" in caplog.text
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+
+async def test_a_save_that_fails_after_linking_leaves_the_base_alone(
+    tmp_path: Path, store: FaultyStore, assert_same: AssertSame
+) -> None:
+    tree = state()
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        store.fail_on("rename", 2, StorageError("rename", "x", "no", errno.EIO))
+        with pytest.raises(StorageError):
+            await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+
+        assert os.listdir(tmp_path) == ["1"]
+        assert_same(await checkpointer.restore(tmp_path / "1", like=tree), tree)
+
+
+async def test_a_base_written_by_orbax_has_no_checksums_and_is_written_anew(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = state()
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as orbax:
+        orbax.save(tmp_path / "1", ocp.args.PyTreeSave(tree))
+
+    async with Checkpointer() as checkpointer:
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1", compare="digest"))
+        assert report.nbytes_kept == 0
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+
+async def test_a_base_that_is_not_there_and_a_comparison_that_is_none(tmp_path: Path) -> None:
+    async with Checkpointer() as checkpointer:
+        with pytest.raises(NotACheckpointError):
+            await (await checkpointer.save(tmp_path / "2", state(), base=tmp_path / "1"))
+
+        wrong: Any = "size"
+        with pytest.raises(SpecError, match="'identity' or 'digest', not 'size'"):
+            await checkpointer.save(tmp_path / "2", state(), compare=wrong)
+
+    assert os.listdir(tmp_path) == []
+
+
+async def test_digests_are_of_leaves_whatever_pieces_they_are_written_in(tmp_path: Path) -> None:
+    value = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
+    async with Checkpointer(memory_limit=100_000) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", {"a": value}, compare="digest"))
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "2", {"a": value}, compare="digest"))
+
+    found = [OrbaxLayout().open(LocalStore(), str(tmp_path / name)).digests for name in "12"]
+    assert found[0] == found[1]
+    assert len(found[0]["a"]) == 32
+
+
+# Which files are worth linking
+
+
+def part(leaf: int, file: str, nbytes: int) -> Written:
+    return Written(leaf, (0,), 0, file, 0, nbytes, 0)
+
+
+def test_a_file_is_linked_from_half_of_its_bytes_on() -> None:
+    assert files_worth_linking([[part(0, "a", 50)], [part(1, "b", 49)]], {"a": 100, "b": 100}) == {"a"}
+
+
+def test_a_leaf_whose_other_file_is_not_linked_needs_nothing_of_this_one() -> None:
+    leaves = [[part(0, "a", 60), part(0, "b", 10)], [part(1, "a", 20)]]
+
+    assert files_worth_linking(leaves, {"a": 100, "b": 100}) == set()
+    assert files_worth_linking([*leaves, [part(2, "b", 40)]], {"a": 100, "b": 100}) == {"a", "b"}
+
+
+def test_nothing_unchanged_is_nothing_to_link() -> None:
+    assert files_worth_linking([], {}) == set()
+    assert files_worth_linking([[]], {}) == set()

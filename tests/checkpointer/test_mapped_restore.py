@@ -1,0 +1,132 @@
+"""restore(mmap=True): leaves that live in the page cache."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.byte_counting import CountingStore
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.kernel.errors import StructureMismatchError
+
+pytestmark = pytest.mark.anyio
+
+AssertSame = Callable[[Any, Any], None]
+
+
+def state(xp: Any) -> dict[str, Any]:
+    return {
+        "large": xp.arange(3_000_000, dtype=np.float32),
+        "middle": xp.ones((300, 100), np.float16),
+        "small": [xp.arange(7, dtype=np.int32), xp.ones((), np.int8)],
+        "a": xp.ones(5, jnp.bfloat16),
+        "even": xp.arange(1024, dtype=np.float32),  # whole cache lines, as the next is not
+        "half": xp.arange(1030, dtype=np.float32),
+        "empty": xp.zeros((0, 3), np.float32),
+        "step": 3,
+        "name": "run",
+        "none": None,
+    }
+
+
+async def test_numpy_leaves_are_the_files_memory_and_read_only(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    store: Any = CountingStore()
+    tree = state(np)
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", tree))
+        found = await checkpointer.restore(tmp_path / "a", mmap=True)
+
+        assert_same(found, tree)
+        assert store.ranges == []
+        for leaf in (found["large"], found["middle"], *found["small"], found["half"]):
+            assert not leaf.flags.writeable
+            assert not leaf.flags.owndata
+            with pytest.raises(ValueError, match="read-only"):
+                leaf[...] = 0
+
+        assert checkpointer.statistics().leased == 0
+
+    shutil.rmtree(tmp_path / "a")
+    assert_same(found, tree)
+
+
+async def test_jax_arrays_on_cpu_devices_share_it_where_it_is_aligned(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    store: Any = CountingStore()
+    tree = state(jnp)
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", tree))
+        found = await checkpointer.restore(tmp_path / "a", like=tree, mmap=True)
+
+    assert store.ranges == []
+    assert_same(found, tree)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[0].split("-") for line in lines if str(tmp_path) in line]
+    ranges = [(int(start, 16), int(stop, 16)) for start, stop in mapped]
+    for name in ("large", "middle", "even", "half"):
+        at = found[name].unsafe_buffer_pointer()
+        assert any(start <= at < stop for start, stop in ranges), name
+
+
+async def test_a_mapped_array_may_be_donated_and_the_file_stays_as_it_is(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = {"a": jnp.arange(1_000_000, dtype=jnp.float32)}
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", tree))
+        found = await checkpointer.restore(tmp_path / "a", like=tree, mmap=True)
+        add: Any = cast("Any", jax).jit(lambda x: x + 1, donate_argnums=0)
+        after = add(found["a"])
+
+        assert_same(after, tree["a"] + 1)
+        assert_same(await checkpointer.restore(tmp_path / "a", like=tree), tree)
+
+
+async def test_what_cannot_be_mapped_is_read(tmp_path: Path, assert_same: AssertSame) -> None:
+    mesh = jax.make_mesh((8,), ("x",))
+    sharded = NamedSharding(mesh, cast("Any", PartitionSpec)("x"))
+    tree = {"s": jax.device_put(jnp.arange(64_000, dtype=jnp.float32), sharded)}
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", tree))
+        assert_same(await checkpointer.restore(tmp_path / "a", like=tree, mmap=True), tree)
+        whole = await checkpointer.restore(tmp_path / "a", like={"s": np.ndarray}, mmap=True)
+        assert_same(whole, {"s": np.arange(64_000, dtype=np.float32)})
+
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:  # compressed
+            orbax.save(tmp_path / "b", ocp.args.PyTreeSave({"z": np.arange(1000.0)}))
+
+        assert_same(await checkpointer.restore(tmp_path / "b", mmap=True), {"z": np.arange(1000.0)})
+
+
+async def test_the_mapping_ends_with_the_last_leaf(tmp_path: Path) -> None:
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", {"x": np.ones(1_000_000)}))
+        found = await checkpointer.restore(tmp_path / "a", mmap=True)
+        assert str(tmp_path) in Path("/proc/self/maps").read_text()
+        part = found["x"][5:10]
+        del found
+        assert part.tolist() == [1.0] * 5
+        del part
+
+    gc.collect()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+async def test_a_target_must_fit_all_the_same(tmp_path: Path) -> None:
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", {"x": np.ones(10)}))
+        with pytest.raises(StructureMismatchError):
+            await checkpointer.restore(tmp_path / "a", like={"x": np.ones(11)}, mmap=True)

@@ -1,0 +1,224 @@
+"""The command line: what it says, what it returns, and what it does not import."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+
+import penstock
+from penstock.cli import main
+from penstock.cli.terminal.terminal_output import Output, PlainOutput, RichOutput, Table
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inspect") / "step_7"
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))  # type: ignore[no-untyped-call]  # jax's
+    tree = {
+        "weights": jax.device_put(jnp.ones((4, 3), jnp.bfloat16), sharding),
+        "key": jax.random.key(3),
+        "step": 7,
+        "name": "run",
+    }
+    penstock.sync.save(path, tree, custom_metadata={"loss": 0.5})
+    return path
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_version_and_help_load_no_array_library(argument: str) -> None:
+    program = f"""
+import sys
+from penstock.cli import main
+try:
+    main([{argument!r}])
+except SystemExit as end:
+    print(end.code, *[name for name in ("jax", "numpy", "rich", "tensorstore") if name in sys.modules])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=SOURCE
+    )
+
+    *said, last = run.stdout.splitlines()
+    assert last == "0"
+    assert penstock.__version__ in said[0] or "demo" in "".join(said)
+
+
+def test_inspect_lists_every_leaf(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(checkpoint)]) == 0
+
+    said = capsys.readouterr().out
+    rows = rows_of(said)
+    assert rows["['weights']"] == ["jax.Array", "4x3", "bfloat16", "24", "(data)", "over", "data=2"]
+    assert rows["['step']"][0] == "scalar"
+    assert rows["['name']"] == ["string"]
+    assert rows["['key']"][:4] == ["random", "key", "2", "threefry2x32"]
+    assert "4 leaves" in said
+    assert '{"loss": 0.5}' in said
+    assert "committed 20" in said
+
+
+def test_inspect_json_is_one_document(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json", str(checkpoint)]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    leaves = {leaf["key_path"]: leaf for leaf in document["leaves"]}
+    assert document["path"] == str(checkpoint)
+    assert document["n_leaves"] == 4
+    assert document["custom_metadata"] == {"loss": 0.5}
+    assert leaves["['weights']"]["shape"] == [4, 3]
+    assert leaves["['weights']"]["nbytes"] == 24
+
+
+@pytest.mark.parametrize("path", ["", "nothing"])
+def test_inspect_of_no_checkpoint_fails_in_one_line(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(tmp_path / path)]) == 1
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("penstock: ")
+    assert str(tmp_path) in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_convert_there_and_back(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there, back = str(tmp_path / "m.safetensors"), str(tmp_path / "back")
+
+    assert main(["convert", str(checkpoint), there, "--metadata", "by=me=you", "--memory", "1MiB"]) == 0
+    assert main(["convert", there, back]) == 0
+    assert main(["convert", there, str(tmp_path / "flat"), "--flat"]) == 0
+
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{there}: 4 leaves, 40 B, in ")
+    assert penstock.sync.metadata(back).custom_metadata == {"loss": 0.5, "by": "me=you"}
+    assert penstock.sync.restore(back)["name"] == "run"
+
+
+def test_convert_into_shards(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["--format", "safetensors", "--max-shard-bytes", "20", "--overwrite"]
+    for _ in range(2):
+        assert main(["convert", str(checkpoint), str(tmp_path / "m"), *arguments]) == 0
+
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-shard-bytes", "5Gb"], "--max-shard-bytes: '5Gb' is no number of bytes"),
+        (["--metadata", "alone"], "--metadata alone: not of the form KEY=TEXT"),
+        (["--max-shard-bytes", "5GB"], "max_shard_bytes is for safetensors"),
+    ],
+)
+def test_convert_says_in_a_line_what_is_wrong(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "x"), *arguments]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"penstock: {said}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verify_says_what_is_damaged(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "c"))
+    assert main(["verify", str(copy)]) == 0
+    assert "intact" in capsys.readouterr().out
+
+    for file in (copy / "d").iterdir():
+        data = bytearray(file.read_bytes())
+        if len(data) == 40:  # the arrays; the other is the index
+            data[0] ^= 1
+            file.write_bytes(data)
+
+    assert main(["verify", str(copy)]) == 1
+    said = capsys.readouterr().out
+    assert "not those that were written" in said
+    assert "DAMAGED, 1 of its leaves" in said
+    assert any(path in said for path in ("['weights']", "['key']", "['step']"))
+
+    assert main(["verify", "--json", str(copy)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["intact"] is False
+    assert document["damages"][0]["offset"] == 0
+    assert len(document["damages"][0]["key_paths"]) == 1
+
+
+def test_verify_of_what_has_no_checksums_fails(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "c"))
+    (copy / "_PENSTOCK_INTEGRITY").unlink()
+
+    assert main(["verify", str(copy)]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "records no checksums" in line
+
+
+def test_wrong_usage_ends_with_status_2() -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["inspect"])
+
+    assert end.value.code == 2
+
+
+def test_a_reader_that_leaves_is_no_failure(checkpoint: Path) -> None:
+    command = f"{sys.executable} -m penstock.cli inspect {checkpoint} | true; echo ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True, cwd=SOURCE)
+
+    assert (run.stdout, run.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize("rich", [False, True])
+def test_both_outputs_say_the_same(*, rich: bool) -> None:
+    stream = io.StringIO()
+    output: Output = RichOutput(Console(file=stream, width=100)) if rich else PlainOutput(stream)
+
+    output.headline("A [headline]")
+    output.say("a [line] that is no markup")
+    output.table(Table(("name", "figure"), [("[x]", "1"), ("y", "100")]))
+    with output.bar(2) as bar:
+        bar.show(1, "half")
+    output.success("done")
+
+    said = stream.getvalue()
+    assert "A [headline]" in said
+    assert "a [line] that is no markup" in said
+    assert rows_of(said)["[x]"] == ["1"]
+    assert rows_of(said)["y"] == ["100"]
+    assert "done" in said
+
+
+def test_plain_tables_line_up() -> None:
+    stream = io.StringIO()
+
+    PlainOutput(stream).table(Table(("name", "figure"), [("a", "1"), ("longer", "100")]))
+
+    assert stream.getvalue().splitlines() == [
+        "name    figure",
+        "------  ------",
+        "a            1",
+        "longer     100",
+    ]

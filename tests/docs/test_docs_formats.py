@@ -1,0 +1,41 @@
+"""The examples of docs/howto/choose-a-format.md run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveFormat
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "choose-a-format.md"
+
+
+def examples(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(examples("python")) == 3
+    names: dict[str, object] = {}
+    for example in examples("python"):
+        exec(compile(example, PAGE.name, "exec"), names)
+
+
+def test_the_configuration_is_one(tmp_path: Path) -> None:
+    (text,) = examples("toml")
+    assert tomllib.loads(text)
+    (tmp_path / "x.toml").write_text(text)
+    assert Config.load(tmp_path / "x.toml", environ={}).format == SaveFormat(
+        codec="zstd", chunk_byte_size=16 << 20
+    )
+
+
+def test_every_option_is_in_the_table() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert listed == [field.name for field in fields(SaveFormat)]

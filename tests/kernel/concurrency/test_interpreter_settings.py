@@ -1,0 +1,121 @@
+"""The collector and the switch interval are changed together, counted, bounded, and put back."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import anyio
+import pytest
+from anyio import create_task_group, fail_after
+
+from penstock.kernel.concurrency.interpreter_settings import (
+    NET_ALLOCATIONS,
+    SWITCH_INTERVAL_S,
+    Setting,
+    calm_interpreter,
+)
+from penstock.kernel.config.config import LoopOptions
+
+pytestmark = pytest.mark.anyio
+BOTH = LoopOptions()
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[tuple[tuple[int, int, int], float]]:
+    before = gc.get_threshold(), sys.getswitchinterval()
+    yield before
+    now = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(*before[0])
+    sys.setswitchinterval(before[1])
+    assert now == before
+
+
+def changed() -> tuple[bool, bool]:
+    return gc.get_threshold()[0] == NET_ALLOCATIONS, sys.getswitchinterval() <= SWITCH_INTERVAL_S * 1.01
+
+
+async def test_both_are_changed_for_the_block_and_the_last_of_several_puts_them_back() -> None:
+    with fail_after(5):
+        async with create_task_group() as tasks:
+            with calm_interpreter(tasks, BOTH):
+                assert changed() == (True, True)
+                with calm_interpreter(tasks, BOTH):
+                    pass
+                assert changed() == (True, True)
+
+            assert changed() == (False, False)
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+async def test_either_can_be_left_alone(wanted: tuple[bool, bool]) -> None:
+    async with create_task_group() as tasks:
+        with calm_interpreter(tasks, LoopOptions(*wanted)):
+            assert changed() == wanted
+
+
+async def test_an_error_and_a_cancellation_put_them_back() -> None:
+    async with create_task_group() as tasks:
+        with pytest.raises(KeyError), calm_interpreter(tasks, BOTH):
+            raise KeyError
+        assert changed() == (False, False)
+        with anyio.CancelScope() as scope, calm_interpreter(tasks, BOTH):
+            scope.cancel()
+            await anyio.sleep_forever()
+        assert changed() == (False, False)
+
+
+async def test_a_long_operation_has_them_for_a_while_only() -> None:
+    with fail_after(5):
+        async with create_task_group() as tasks:
+            with calm_interpreter(tasks, BOTH, most_s=0):
+                while changed() != (False, False):
+                    await anyio.lowlevel.checkpoint()
+
+
+async def test_what_somebody_else_sets_meanwhile_stays(
+    settings: tuple[tuple[int, int, int], float],
+) -> None:
+    async with create_task_group() as tasks:
+        with calm_interpreter(tasks, BOTH):
+            gc.set_threshold(77, 7, 7)
+            sys.setswitchinterval(0.02)
+
+        assert gc.get_threshold() == (77, 7, 7)
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+
+    gc.set_threshold(*settings[0])
+    sys.setswitchinterval(settings[1])
+
+
+async def test_a_collector_that_is_off_stays_off(settings: tuple[tuple[int, int, int], float]) -> None:
+    gc.set_threshold(0)
+    async with create_task_group() as tasks:
+        with calm_interpreter(tasks, BOTH):
+            assert gc.get_threshold()[0] == 0
+        assert gc.get_threshold()[0] == 0
+
+    gc.set_threshold(*settings[0])
+
+
+async def test_whether_the_collector_is_enabled_is_nobodys_affair_here() -> None:
+    gc.disable()
+    try:
+        async with create_task_group() as tasks:
+            with calm_interpreter(tasks, BOTH):
+                assert not gc.isenabled()
+                gc.enable()
+            assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_setting_is_changed_once_however_many_want_it() -> None:
+    values = [5]
+    setting = Setting(lambda: values[-1], values.append, lambda value: value * 10)
+    with setting.changed(), setting.changed():
+        assert values == [5, 50]
+    assert values == [5, 50, 5]
+    with setting.changed():
+        assert values == [5, 50, 5, 50]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory, in_memory_of_its_own
+
+MIB = 2**20
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("huge", [False, True])
+def test_it_is_zeroed_writable_and_begins_on_a_page(huge: bool) -> None:
+    memory = anonymous_memory(3 * MIB + 5, huge_pages=huge)
+    array = np.frombuffer(memory, np.uint8)
+
+    assert (len(memory), memory.format, memory.readonly) == (3 * MIB + 5, "B", False)
+    assert not array.any()
+    assert array.ctypes.data % 4096 == 0
+    memory[:3] = b"abc"
+    assert array[:3].tobytes() == b"abc"
+
+
+def test_it_goes_back_to_the_system_with_its_last_view() -> None:
+    gc.collect()
+    before = resident()
+    memory = anonymous_memory(64 * MIB)
+    array = np.frombuffer(memory, np.uint8)
+    array[:] = 1
+    part = array[5:10]
+    del memory, array
+    assert resident() - before > 60 * MIB
+    assert part.tolist() == [1] * 5
+    del part
+    assert resident() - before < 8 * MIB
+
+
+def test_bytes_are_moved_once_if_they_are_many() -> None:
+    small, large = memoryview(b"x" * (MAPPED_FROM - 1)), memoryview(b"y" * MAPPED_FROM)
+    assert in_memory_of_its_own(small) is small
+    moved = in_memory_of_its_own(large)
+    assert moved is not large
+    assert moved == large
+    assert in_memory_of_its_own(moved[5:]) == moved[5:]
+    view = np.frombuffer(moved, np.uint32)[1:].view(np.uint8).data
+    assert in_memory_of_its_own(view) is view
+
+
+def test_there_is_not_that_much() -> None:
+    with pytest.raises(MemoryError):
+        anonymous_memory(1 << 62)

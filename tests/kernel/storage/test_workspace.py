@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, final
+
+import anyio
+import pytest
+from anyio import CancelScope, Event, create_task_group
+
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import LoopHandle, Threads
+from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
+from penstock.kernel.protocols.stores import DataFile, Hold, ReadableFile, Store
+from penstock.kernel.storage.workspace import Workspace
+
+pytestmark = pytest.mark.anyio
+
+FINAL, TEMPORARY = "/run/7", "/run/7.tmp"
+
+
+@final
+class FakeHold:
+    def __init__(self, held: set[str], path: str) -> None:
+        self._held, self._path = held, path
+        held.add(path)
+
+    def release(self) -> None:
+        self._held.discard(self._path)
+
+
+@final
+class FakeStore:
+    """Directories in a dict: path -> which generation of it; and a record of what was done."""
+
+    def __init__(self, *paths: str) -> None:
+        self.there = dict.fromkeys(paths, "old")
+        self.done: list[tuple[str, ...]] = []
+        self.held: set[str] = set()
+        self.before: dict[str, Callable[[], object]] = {}
+
+    def link(self, source: str, destination: str) -> None:
+        raise NotImplementedError
+
+    def map_file(self, path: str) -> memoryview:
+        raise NotImplementedError
+
+    def _do(self, operation: str, *paths: str) -> None:
+        self.done.append((operation, *paths))
+        if operation in self.before:
+            self.before[operation]()
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        kinds: dict[str, Literal["file", "directory"]] = {"file": "file"}
+        return kinds.get(self.there[path], "directory") if path in self.there else None
+
+    def check_writable(self, path: str) -> None:
+        self._do("check_writable", path)
+
+    def make_directory(self, path: str) -> None:
+        self._do("make_directory", path)
+        self.there.setdefault(path, "new")
+
+    def hold(self, path: str) -> Hold:
+        if path in self.held:
+            raise StorageError("hold", path, "held", errno.EBUSY)
+
+        return FakeHold(self.held, path)
+
+    def sync_directory(self, path: str) -> None:
+        self._do("sync_directory", path)
+
+    def sync_tree(self, path: str) -> None:
+        self._do("sync_tree", path)
+
+    def rename(self, source: str, destination: str) -> None:
+        self._do("rename", source, destination)
+        assert destination not in self.there
+        self.there[destination] = self.there.pop(source)
+
+    def exchange(self, first: str, second: str) -> None:
+        self._do("exchange", first, second)
+        there = self.there
+        there[first], there[second] = there[second], there[first]
+
+    def remove_tree(self, path: str) -> None:
+        self._do("remove_tree", path)
+        for gone in [p for p in self.there if p == path or p.startswith(f"{path}/")]:
+            del self.there[gone]
+
+    def size(self, path: str) -> int:
+        raise NotImplementedError
+
+    def identity(self, path: str) -> object:
+        raise NotImplementedError
+
+    def list_directory(self, path: str) -> Sequence[str]:
+        raise NotImplementedError
+
+    def read_file(self, path: str) -> bytes:
+        raise NotImplementedError
+
+    def write_file(self, path: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def create_data_file(self, path: str) -> DataFile:
+        raise NotImplementedError
+
+    def open_data_file(self, path: str) -> ReadableFile:
+        raise NotImplementedError
+
+
+def space(store: Store, *, overwrite: bool = False) -> Workspace:
+    return Workspace(store, Threads(), FINAL, TEMPORARY, overwrite=overwrite)
+
+
+def write(path: str, text: str) -> None:
+    Path(path).write_text(text)
+
+
+def refuse() -> None:
+    raise StorageError("test", FINAL, "refused")
+
+
+async def test_nothing_is_made_before_open_and_then_nothing_is_discarded() -> None:
+    store = FakeStore(TEMPORARY)
+    workspace = space(store)
+
+    await workspace.check()
+    assert workspace.path("d/f") == f"{TEMPORARY}/d/f"
+    await workspace.discard()
+
+    assert store.done == [("check_writable", FINAL)]
+    assert store.there == {TEMPORARY: "old"}
+
+
+async def test_open_removes_what_is_stale_and_makes_each_directory_once() -> None:
+    store = FakeStore(TEMPORARY, f"{TEMPORARY}/left-over")
+    workspace = space(store)
+
+    for directory in ("", "", "d", "d", ""):
+        await workspace.open(directory)
+
+    assert store.there == {TEMPORARY: "new", f"{TEMPORARY}/d": "new"}
+    assert store.done == [
+        ("check_writable", FINAL),
+        ("remove_tree", TEMPORARY),
+        ("make_directory", TEMPORARY),
+        ("make_directory", f"{TEMPORARY}/d"),
+    ]
+
+
+async def test_the_root_is_made_first_also_for_a_directory_in_it() -> None:
+    store = FakeStore(TEMPORARY)
+    await space(store).open("d")
+
+    made = ["remove_tree", "make_directory", "make_directory"]
+    assert [operation for operation, *_ in store.done] == ["check_writable", *made]
+
+
+async def test_open_checks_what_nobody_has_checked() -> None:
+    store = FakeStore(FINAL)
+    workspace = space(store)
+    with pytest.raises(DestinationExistsError, match=FINAL):
+        await workspace.open()
+
+    await workspace.discard()
+    assert store.there == {FINAL: "old"}
+    assert store.done == []
+
+
+async def test_open_does_not_check_again() -> None:
+    store = FakeStore()
+    workspace = space(store)
+    await workspace.check()
+    store.before["check_writable"] = refuse
+    await workspace.open()
+
+    assert store.there == {TEMPORARY: "new"}
+
+
+async def test_many_may_open_at_once() -> None:
+    store, go_on = FakeStore(), threading.Event()
+    loop, begun = LoopHandle(), Event()
+
+    def hold() -> None:
+        loop.post(begun.set)
+        go_on.wait(5)
+
+    store.before["remove_tree"] = hold
+    workspace = space(store)
+    async with create_task_group() as tasks:
+        for directory in ("", "d", "d", "", "e"):
+            tasks.start_soon(workspace.open, directory)
+        await begun.wait()
+        go_on.set()
+
+    assert sorted(store.done) == [
+        ("check_writable", FINAL),
+        ("make_directory", TEMPORARY),
+        ("make_directory", f"{TEMPORARY}/d"),
+        ("make_directory", f"{TEMPORARY}/e"),
+        ("remove_tree", TEMPORARY),
+    ]
+
+
+async def test_publish_renames_and_syncs_the_parent() -> None:
+    store = FakeStore()
+    workspace = space(store)
+    await workspace.open()
+    store.done.clear()
+    assert not workspace.published
+
+    await workspace.publish()
+    await workspace.discard()  # does nothing any more
+
+    assert workspace.published
+    assert store.there == {FINAL: "new"}
+    assert store.done == [("rename", TEMPORARY, FINAL), ("sync_directory", "/run")]
+
+
+async def test_publish_over_an_old_checkpoint_exchanges_and_then_removes_it() -> None:
+    store = FakeStore(FINAL)
+    workspace = space(store, overwrite=True)
+    await workspace.check()
+    await workspace.open()
+    store.done.clear()
+
+    await workspace.publish()
+
+    assert store.there == {FINAL: "new"}
+    assert store.done == [
+        ("exchange", TEMPORARY, FINAL),
+        ("sync_directory", "/run"),
+        ("remove_tree", TEMPORARY),
+    ]
+
+
+async def test_overwrite_where_nothing_is_is_a_rename() -> None:
+    store = FakeStore()
+    workspace = space(store, overwrite=True)
+    await workspace.open()
+    await workspace.publish()
+
+    assert store.there == {FINAL: "new"}
+    assert ("rename", TEMPORARY, FINAL) in store.done
+
+
+async def test_an_old_checkpoint_is_refused_before_and_at_the_end() -> None:
+    store = FakeStore(FINAL)
+    with pytest.raises(DestinationExistsError, match=FINAL):
+        await space(store).check()
+    assert store.done == []
+
+    store = FakeStore()
+    workspace = space(store)
+    await workspace.open()
+    store.there[FINAL] = "old"  # it came in the meantime
+    with pytest.raises(DestinationExistsError, match=FINAL):
+        await workspace.publish()
+
+    assert not workspace.published
+    await workspace.discard()
+    assert store.there == {FINAL: "old"}
+
+
+async def test_a_file_is_no_checkpoint_to_be_overwritten() -> None:
+    store = FakeStore()
+    store.there[FINAL] = "file"
+
+    with pytest.raises(PathError, match="is a file"):
+        await space(store, overwrite=True).check()
+    with pytest.raises(DestinationExistsError):
+        await space(store).check()
+
+
+async def test_what_cannot_be_created_is_refused_by_check() -> None:
+    store = FakeStore()
+    store.before["check_writable"] = refuse
+
+    with pytest.raises(StorageError, match="refused"):
+        await space(store).check()
+
+
+@pytest.mark.parametrize("at", ["remove_tree", "make_directory"])
+async def test_after_an_open_that_failed_it_may_be_tried_again_or_discarded(at: str) -> None:
+    store = FakeStore(TEMPORARY)
+    workspace = space(store)
+    store.before[at] = refuse
+    with pytest.raises(StorageError):
+        await workspace.open("d")
+
+    del store.before[at]
+    await workspace.discard()
+    assert store.there == {}
+    await workspace.open("d")
+    assert store.there == {TEMPORARY: "new", f"{TEMPORARY}/d": "new"}
+
+
+@pytest.mark.parametrize(("at", "left"), [("rename", {}), ("exchange", {FINAL: "old"})])
+async def test_after_a_publish_that_failed_the_old_checkpoint_stands(at: str, left: dict[str, str]) -> None:
+    store = FakeStore(*left)
+    workspace = space(store, overwrite=True)
+    await workspace.open()
+    store.before[at] = refuse
+    with pytest.raises(StorageError):
+        await workspace.publish()
+
+    assert not workspace.published
+    await workspace.discard()
+    assert store.there == left
+
+
+async def test_what_a_cancelled_open_made_is_discarded() -> None:
+    store, go_on = FakeStore(), threading.Event()
+    loop, begun = LoopHandle(), Event()
+
+    def hold() -> None:
+        loop.post(begun.set)
+        go_on.wait(5)
+
+    store.before["make_directory"] = hold
+    workspace = space(store)
+    scope = CancelScope()
+
+    async def open_it() -> None:
+        with scope:
+            await workspace.open("d")
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(open_it)
+        await begun.wait()
+        scope.cancel()
+        go_on.set()
+
+    await workspace.discard()
+    assert store.there == {}
+
+
+def test_what_a_natively_cancelled_open_made_is_discarded() -> None:
+    async def main() -> None:
+        store, go_on = FakeStore(), threading.Event()
+        loop, begun = LoopHandle(), Event()
+
+        def hold() -> None:
+            loop.post(begun.set)
+            go_on.wait(5)
+
+        store.before["make_directory"] = hold
+        workspace = space(store)
+        task = asyncio.ensure_future(workspace.open())
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert store.there == {TEMPORARY: "new"}
+        await workspace.discard()
+        assert store.there == {}
+
+    anyio.run(main, backend="asyncio")
+
+
+async def test_a_workspace_on_a_disk(tmp_path: Path) -> None:
+    final, temporary = tmp_path / "runs" / "7", tmp_path / "runs" / "7.tmp"
+    for generation in ("first", "second"):
+        workspace = Workspace(LocalStore(), Threads(), str(final), str(temporary), overwrite=True)
+        await workspace.check()
+        await workspace.open("d")
+        write(workspace.path("d/generation"), generation)
+        await workspace.publish()
+        assert (final / "d" / "generation").read_text() == generation
+        assert not temporary.exists()
+
+    workspace = Workspace(LocalStore(), Threads(), str(final), str(temporary), overwrite=True)
+    await workspace.open("d")
+    await workspace.discard()
+    assert (final / "d" / "generation").read_text() == "second"
+    assert not temporary.exists()
+
+
+async def test_two_never_build_in_one_place() -> None:
+    store = FakeStore()
+    first, second = space(store, overwrite=True), space(store, overwrite=True)
+    await first.open()
+    store.there[f"{TEMPORARY}/data"] = "of the first"
+
+    with pytest.raises(StorageError) as caught:
+        await second.open()
+    await second.discard()
+    second.release()
+
+    assert caught.value.errno == errno.EBUSY
+    assert f"{TEMPORARY}/data" in store.there, "what the first has built is not the second's to remove"
+    first.release()
+    await second.open()
+    assert store.there == {TEMPORARY: "new"}
+
+
+async def test_who_is_overtaken_while_making_the_place_removes_nothing() -> None:
+    store = FakeStore()
+    store.before["make_directory"] = lambda: store.held.add(TEMPORARY)
+    workspace = space(store)
+
+    with pytest.raises(StorageError):
+        await workspace.open()
+    await workspace.discard()
+
+    assert store.there == {TEMPORARY: "new"}

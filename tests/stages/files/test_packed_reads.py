@@ -1,0 +1,349 @@
+"""Many small leaves travel together, and nothing else about them is different."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
+
+from penstock.kernel.errors import ChecksumError, PenstockError, StructureMismatchError, TruncatedDataError
+from penstock.kernel.messages.packs import HostPack, ReadPack
+from penstock.kernel.messages.restore import ReadBatch, ReadLeaf, RestoredTree, RestoreRequest
+from penstock.kernel.messages.save import LeafBatch, TreeToSave
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.stores import ReadableFile
+from penstock.pipelines import save_pipeline
+from penstock.stages.assemble import Assemble
+from penstock.stages.files.packed_reads import GAP, read_pack
+from penstock.stages.host_to_device import HostToDevice
+from penstock.stages.limit_bytes import LimitBytes
+from penstock.stages.locate import Locate
+from penstock.stages.plan import Plan
+from penstock.stages.planning.pack_selection import SMALL
+from penstock.stages.prioritise import Prioritise
+from penstock.stages.read import Read
+
+pytestmark = pytest.mark.anyio
+
+TREE: dict[str, Any] = {
+    **{f"n{at:02}": np.full((3, 2), at, np.float32) for at in range(12)},
+    **{f"j{at:02}": jnp.full((5,), at, jnp.bfloat16) for at in range(12)},
+    "large": np.arange(SMALL + 1, dtype=np.uint8),
+    "scalar": 3,
+    "none": None,
+    "empty": np.zeros((0, 3)),
+}
+
+
+async def saved(rig: Rig, tree: object = TREE) -> str:
+    await run_pipeline(save_pipeline(), rig.save_run(), TreeToSave(tree))
+    return str(rig.final)
+
+
+async def planned(rig: Rig, *like: object) -> list[LeafBatch[ReadLeaf]]:
+    request = RestoreRequest(str(rig.final), like[0] if like else None, bool(like))
+    return await run_stages(rig.restore_run(), Locate(), Plan(), message=request)
+
+
+async def restored(rig: Rig, like: object, *between: Any, read: Read | None = None) -> Any:
+    request = RestoreRequest(str(rig.final), like, has_like=True)
+    stages = (Locate(), Plan(), *between, read or Read(), HostToDevice(), Assemble())
+    (tree,) = await run_stages(rig.restore_run(), *stages, message=request)
+    assert isinstance(tree, RestoredTree)
+    return tree.tree
+
+
+def check_equal(found: Any, wanted: Any = TREE) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert type(found[name]) is type(value), name
+        if value is not None:
+            assert np.asarray(found[name]).dtype == np.asarray(value).dtype, name
+            np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(value), strict=True)
+
+
+@pytest.mark.parametrize("with_like", [True, False])
+async def test_small_leaves_of_a_kind_are_one_batch(rig: Rig, with_like: bool) -> None:
+    await saved(rig)
+
+    batches = await planned(rig, *([TREE] if with_like else []))
+
+    packs = [batch.leaves for batch in batches if isinstance(batch.leaves, ReadPack)]
+    names = [{pack.info(index).name for index in pack.indices} for pack in packs]
+    assert sorted(names, key=sorted) == [
+        {name for name in TREE if name.startswith("j")},
+        {name for name in TREE if name.startswith("n") and name != "none"},
+    ]
+    others = {leaf.info.name for batch in batches for leaf in batch.leaves if batch.leaves not in packs}
+    assert others == {"large", "scalar", "none", "empty"}
+
+
+async def test_every_leaf_is_restored_as_it_was(rig: Rig) -> None:
+    await saved(rig)
+    check_equal(await restored(rig, TREE, LimitBytes()))
+
+
+async def test_without_limit_bytes(rig: Rig) -> None:
+    await saved(rig)
+    check_equal(await restored(rig, TREE))
+
+
+async def test_a_stage_may_unpack(rig: Rig) -> None:
+    async def unpack(batch: LeafBatch[ReadLeaf]) -> LeafBatch[ReadLeaf]:
+        return replace(batch, leaves=tuple(batch.leaves))
+
+    await saved(rig)
+    check_equal(await restored(rig, TREE, FunctionStage(unpack), LimitBytes()))
+
+
+async def test_batches_are_bounded(rig: Rig) -> None:
+    await saved(rig)
+    rig.limits = replace(rig.limits, batch_leaves=5, batch_bytes=100)
+
+    packs = [batch.leaves for batch in await planned(rig) if isinstance(batch.leaves, ReadPack)]
+
+    assert max(len(pack) for pack in packs) == 5
+    assert max(pack.nbytes for pack in packs) <= 100
+    assert len(packs) == 3 + 3
+
+
+async def test_a_pack_above_what_may_be_in_flight_is_cut(rig: Rig) -> None:
+    await saved(rig)
+    admitted: list[ReadBatch] = []
+
+    async def see(batch: ReadBatch) -> ReadBatch:
+        admitted.append(batch)
+        return batch
+
+    check_equal(await restored(rig, TREE, LimitBytes(50), FunctionStage(see)))
+
+    packs = [batch for batch in admitted if batch.pack is not None]
+    assert len(packs) == 6 + 3
+    assert all(batch.nbytes <= 50 for batch in packs)
+
+
+async def test_the_buffers_are_leased(rig: Rig) -> None:
+    rig.limit(100)
+    await saved(rig)
+
+    check_equal(await restored(rig, TREE, LimitBytes()))
+
+    assert rig.memory.statistics().peak <= 100 + SMALL + 1
+
+
+async def test_values_keep_no_memory_but_their_own(rig: Rig) -> None:
+    await saved(rig)
+    found = await restored(rig, TREE)
+
+    for at in range(12):
+        array = found[f"n{at:02}"]
+        assert array.flags.owndata
+        assert array.flags.writeable
+        assert array.flags.aligned
+
+
+async def test_prioritised_leaves_go_first(rig: Rig) -> None:
+    await saved(rig)
+    request = RestoreRequest(str(rig.final))
+    first = Prioritise(("n03", "j*", "large"))
+
+    batches = await run_stages(rig.restore_run(), Locate(), Plan(), first, message=request)
+
+    urgent = {leaf.info.name for batch in batches if batch.prioritised for leaf in batch.leaves}
+    assert urgent == {"n03", "large", *[f"j{at:02}" for at in range(12)]}
+    assert [batch.prioritised for batch in batches] == sorted(
+        [batch.prioritised for batch in batches], reverse=True
+    )
+    assert {leaf.info.name for batch in batches for leaf in batch.leaves} == set(TREE)
+
+
+async def test_a_leaf_that_does_not_fit_is_a_difference(rig: Rig) -> None:
+    await saved(rig)
+    like = {**TREE, "n01": np.zeros((3, 2), np.float64), "n02": np.zeros(6, np.float32), "j04": jnp.zeros(4)}
+
+    with pytest.raises(StructureMismatchError) as raised:
+        await planned(rig, like)
+
+    found = {(each.kind, each.key_path) for each in raised.value.differences}
+    assert found == {("dtype", "['n01']"), ("shape", "['n02']"), ("dtype", "['j04']")}
+
+
+async def test_other_targets_than_what_was_saved(rig: Rig) -> None:
+    await saved(rig)
+    swapped = {
+        name: jnp.asarray(value) if name[0] == "n" and value is not None else value
+        for name, value in TREE.items()
+    }
+    swapped |= {name: np.asarray(value) for name, value in TREE.items() if name[0] == "j"}
+    swapped |= {"n01": np.ndarray, "j01": jax.Array, "large": np.ndarray, "empty": np.ndarray}
+
+    found = await restored(rig, swapped)
+
+    assert isinstance(found["n00"], jax.Array)
+    assert type(found["j00"]) is np.ndarray
+    assert type(found["n01"]) is np.ndarray
+    assert isinstance(found["j01"], jax.Array)
+    for name, value in TREE.items():
+        if value is not None:
+            np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(value))
+
+
+def only_file(rig: Rig) -> tuple[Path, list[int]]:
+    document = msgpack.unpackb((rig.final / "_PENSTOCK_INTEGRITY").read_bytes())
+    ((name, columns),) = document["files"].items()
+    return rig.final / name, np.frombuffer(columns["offsets"], "<u8").tolist()
+
+
+async def test_a_flipped_byte_names_the_leaf(rig: Rig) -> None:
+    await saved(rig, {f"n{at}": np.full(4, at, np.uint8) for at in range(4)})
+    file, offsets = only_file(rig)
+    data = bytearray(file.read_bytes())
+    data[offsets[2] + 1] ^= 1
+    file.write_bytes(data)
+    like = {f"n{at}": np.ndarray for at in range(4)}
+
+    with pytest.raises(ChecksumError) as raised:
+        await restored(rig, like)
+
+    assert raised.value.key_path == "['n2']"
+    assert f"bytes {offsets[2]} to {offsets[2] + 4}" in str(raised.value)
+    found = await restored(rig, like, read=Read(verify=False))
+    assert found["n2"].tolist() == [2, 3, 2, 2]
+
+
+async def test_a_file_cut_short_after_it_was_opened_names_the_leaf(rig: Rig) -> None:
+    await saved(rig, {f"n{at}": np.full(4, at, np.uint8) for at in range(4)})
+    batches = await planned(rig)
+    file, offsets = only_file(rig)
+    file.write_bytes(file.read_bytes()[: offsets[2] + 2])
+
+    with pytest.raises(TruncatedDataError) as raised:
+        await run_stages(rig.restore_run(), feed(batches), Read())
+
+    assert raised.value.key_path == "['n2']"
+
+
+class Bytes:
+    """A readable file that counts reads."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.reads: list[tuple[int, int]] = []
+
+    def read_at(self, offset: int, buffers: Any, seen: Any = None) -> None:
+        (buffer,) = buffers
+        self.reads.append((offset, len(buffer)))
+        buffer[:] = self.data[offset : offset + len(buffer)]
+
+
+@pytest.mark.parametrize(
+    ("places", "reads"),
+    [
+        ([(0, 4), (4, 4), (8, 4)], [(0, 12)]),
+        ([(8, 4), (0, 4), (4, 4)], [(0, 12)]),
+        ([(100, 4)], [(100, 4)]),
+        ([(0, 4), (4 + GAP, 4)], [(0, 8 + GAP)]),
+        ([(0, 4), (5 + GAP, 4)], [(0, 4), (5 + GAP, 4)]),
+        ([(7 + GAP, 2), (0, 4), (2, 4)], [(0, 4), (2, 4), (7 + GAP, 2)]),
+    ],
+)
+def test_reads_are_few_and_gaps_small(places: list[tuple[int, int]], reads: list[tuple[int, int]]) -> None:
+    file = Bytes(bytes(at % 251 for at in range(3 * GAP)))
+    pack = ReadPack(
+        handler=object(),  # type: ignore[arg-type]  # nothing is built
+        file="/f",
+        indices=range(len(places)),
+        specs=(),
+        details=(),
+        offsets=[offset for offset, _ in places],
+        crc32cs=[-1] * len(places),
+        sizes=[nbytes for _, nbytes in places],
+        info=lambda _: pytest.fail("nobody asked"),
+        make=lambda _: pytest.fail("nobody asked"),
+        made={},
+    )
+    opened: ReadableFile = file  # type: ignore[assignment]  # what is not used is left out
+
+    host: HostPack = read_pack(opened, pack, verify=True)
+
+    assert file.reads == reads
+    for (offset, nbytes), start in zip(places, host.starts, strict=True):
+        assert host.data[start : start + nbytes] == file.data[offset : offset + nbytes]
+
+
+@pytest.mark.parametrize("operation", ["open_data_file", "file.read_at"])
+async def test_an_operation_that_fails_gives_back_every_lease(rig: Rig, operation: str) -> None:
+    await saved(rig)
+    batches = await planned(rig)
+    rig.store.fail_on(operation)
+
+    with pytest.raises(PenstockError):
+        await run_stages(rig.restore_run(), feed(batches), LimitBytes(50), Read())
+
+    rig.check_idle()
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_cancelled_midway_every_lease_is_given_back(rig: Rig, native: bool) -> None:
+    await saved(rig)
+    batches = await planned(rig)
+    hang = rig.store.hang_on("file.read_at", 2)
+
+    async def work() -> None:
+        await run_stages(rig.restore_run(), feed(batches), LimitBytes(50), Read())
+
+    await cancel_in(hang, work, native=native)
+    rig.check_idle()
+
+
+async def test_cancelled_while_waiting_for_the_budget(rig: Rig) -> None:
+    await saved(rig)
+    (batch, *_) = [batch for batch in await planned(rig) if isinstance(batch.leaves, ReadPack)]
+    run = rig.restore_run()
+
+    async def endless(batch: ReadBatch) -> AsyncIterator[ReadBatch]:
+        yield batch
+        raise PenstockError("stop")
+
+    with pytest.raises(PenstockError, match="stop"):
+        await run_stages(run, feed([batch]), LimitBytes(50), FunctionStage(endless))
+
+    rig.check_idle()
+
+
+async def test_packs_and_leaves_are_counted_alike(rig: Rig) -> None:
+    await saved(rig)
+    run = rig.restore_run()
+    request = RestoreRequest(str(rig.final), TREE, has_like=True)
+
+    await run_stages(run, Locate(), Plan(), LimitBytes(), Read(), message=request)
+
+    progress = run.progress.snapshot()
+    nbytes = sum(np.asarray(value).nbytes for value in TREE.values() if value is not None)
+    assert (progress.leaves_total, progress.bytes_total) == (len(TREE), nbytes)
+    assert (progress.leaves_done, progress.bytes_done) == (len(TREE), nbytes)
+
+
+async def test_a_host_batch_of_leaves_and_packs_is_built(rig: Rig) -> None:
+    await saved(rig)
+    run = rig.restore_run()
+    hosts = await run_stages(run, feed(await planned(rig)), Read())
+    joined = replace(
+        hosts[0],
+        leaves=tuple(itertools.chain.from_iterable(host.leaves for host in hosts)),
+        packs=tuple(itertools.chain.from_iterable(host.packs for host in hosts)),
+    )
+
+    (batch,) = await run_one(run, HostToDevice(), joined)
+
+    assert sorted(index for index, _ in batch.values) == list(range(len(TREE)))

@@ -1,0 +1,173 @@
+"""The pure mappings from stored leaves to those of a result, against a plain second telling of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel.messages.restore_options import RestoreOptions, Transform
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+from penstock.stages.plan import match
+from penstock.stages.planning.leaf_sources import Matching
+from penstock.stages.planning.renaming import match_renamed, rename_leaves
+from penstock.stages.planning.transforms import match_transforms
+from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree
+
+KEY = st.sampled_from(["a", "b", "c", "0", "1"])
+PATHS = st.lists(st.lists(KEY, min_size=1, max_size=3).map(tuple), max_size=6, unique=True)
+RULES = st.dictionaries(
+    st.lists(KEY, max_size=2).map(tuple), st.none() | st.lists(KEY, max_size=2).map(tuple), max_size=4
+)
+
+
+def info_of(keys: KeyPath) -> ParamInfo:
+    return ParamInfo(keys, (KeyKind.MAPPING,) * len(keys), "".join(f"[{key!r}]" for key in keys))
+
+
+def stored_of(paths: list[KeyPath]) -> list[StoredLeaf]:
+    spec = LeafSpec("np.ndarray", (2,), "float64", 8, (2,))
+    return [StoredLeaf(info_of(keys), spec) for keys in paths]
+
+
+def flat_of(paths: list[KeyPath]) -> list[FlatLeaf]:
+    return [FlatLeaf(info_of(keys), np.zeros(2)) for keys in paths]
+
+
+def expected_name(keys: KeyPath, rules: dict[KeyPath, KeyPath | None]) -> KeyPath | None:
+    above = [rule for rule in rules if keys[: len(rule)] == rule]
+    if not above:
+        return keys
+    rule = max(above, key=len)
+    new = rules[rule]
+    return None if new is None else (*new, *keys[len(rule) :])
+
+
+@given(PATHS, RULES, st.booleans())
+def test_the_longest_name_above_a_leaf_renames_it(
+    paths: list[KeyPath], rules: dict[KeyPath, KeyPath | None], dotted: bool
+) -> None:
+    rename: dict[Any, Any] = dict(rules)
+    if dotted:
+        rename = {".".join(old): None if new is None else ".".join(new) for old, new in rules.items()}
+
+    renamed = rename_leaves(stored_of(paths), rename, {})
+
+    expected = {keys: expected_name(keys, rules) for keys in paths}
+    names = [name for name in expected.values() if name is not None]
+    assert {leaf.info.keys for leaf in renamed.leaves} == set(names)
+    assert {keys: leaf.info.keys for keys, leaf in renamed.originals.items()}.items() <= {
+        (new, old) for old, new in expected.items()
+    }
+    collisions = [each for each in renamed.differences if "would both" in each.in_like]
+    assert len(collisions) == len(names) - len(set(names))
+    unused = {old for old in rename if repr(old) in {each.key_path for each in renamed.differences}}
+    assert len(unused) == sum(
+        all(
+            keys[: len(rule)] != rule
+            or any(len(other) > len(rule) and keys[: len(other)] == other for other in rules)
+            for keys in paths
+        )
+        for rule in rules
+    )
+    left_out = {info_of(keys).key_path for keys, name in expected.items() if name is None}
+    assert {change.key_path for change in renamed.changes if change.kind == "skipped"} == left_out
+
+
+@given(PATHS, PATHS, st.sampled_from(["raise", "keep"]), st.sampled_from(["raise", "skip"]))
+def test_each_leaf_of_either_side_is_found_told_or_refused(
+    wanted: list[KeyPath], there: list[KeyPath], on_missing: Any, on_unexpected: Any
+) -> None:
+    options = RestoreOptions(on_missing=on_missing, on_unexpected=on_unexpected)
+    matching = match_renamed(flat_of(wanted), stored_of(there), options, match)
+
+    assert read_names(matching) == {(keys, keys) for keys in wanted if keys in there}
+    told = {(change.kind, change.key_path) for change in matching.changes}
+    refused = {(each.kind, each.key_path) for each in matching.differences}
+    missing = {info_of(keys).key_path for keys in wanted if keys not in there}
+    unexpected = {info_of(keys).key_path for keys in there if keys not in wanted}
+    kept, skipped = on_missing == "keep", on_unexpected == "skip"
+    assert told == {("kept", at) for at in missing if kept} | {
+        ("skipped", at) for at in unexpected if skipped
+    }
+    assert refused == {("missing", at) for at in missing if not kept} | {
+        ("unexpected", at) for at in unexpected if not skipped
+    }
+    if not refused:
+        assert [origin.info.keys for origin in matching.origins] == wanted
+
+
+def read_names(matching: Matching) -> set[tuple[KeyPath, KeyPath]]:
+    return {(origin.info.keys, origin.read.info.keys) for origin in matching.origins if origin.read}
+
+
+PATTERNS = st.dictionaries(
+    st.sampled_from(["a", "b", "a/b", "a/.*", "(.*)/b", ".*", "[ab]", "c/0"]),
+    st.sampled_from(
+        [
+            Transform(),
+            Transform(use_fallback=True),
+            Transform(original_key="a"),
+            Transform(original_key="b/c"),
+            Transform(value_fn=len),
+            Transform(original_key="c", value_fn=len),
+        ]
+    ),
+    max_size=4,
+)
+
+
+@given(PATHS, PATHS, PATTERNS, st.booleans())
+def test_transforms_do_as_the_table_says(
+    wanted: list[KeyPath], there: list[KeyPath], rules: dict[str, Transform], to_original: bool
+) -> None:
+    options = RestoreOptions(transforms=rules, transforms_default_to_original=to_original)
+    matching = match_transforms(flat_of(wanted), stored_of(there), options)
+
+    stored = {"/".join(keys) for keys in there}
+    refusals = 0
+    for origin in matching.origins:
+        path = "/".join(origin.info.keys)
+        decided: tuple[str, str] | None = None
+        for pattern in sorted(rules):
+            rule = rules[pattern]
+            if not re.fullmatch(pattern, path):
+                continue
+            if rule.use_fallback and to_original:
+                decided = decided or ("kept", "")
+                continue
+            source = rule.original_key or path
+            refusals += source not in stored
+            decided = ("made" if rule.value_fn else "read", source) if source in stored else ("refused", "")
+        if decided is None:
+            decided = ("read", path) if path in stored and to_original else ("kept", "")
+
+        read, function = origin.read, origin.function
+        if read is not None:
+            assert decided == ("read", "/".join(read.info.keys))
+        elif function is not None:
+            assert decided == ("made", "/".join(function.inputs[0].stored.info.keys))
+        else:
+            assert decided[0] in {"kept", "refused"}
+
+    assert [origin.info.keys for origin in matching.origins] == wanted
+    assert len(matching.differences) == refusals
+    needed = {leaf.info.keys for leaf in needed_by(matching)}
+    skipped = {change.key_path for change in matching.changes if change.kind == "skipped"}
+    assert skipped == {info_of(keys).key_path for keys in there if keys not in needed}
+
+
+def needed_by(matching: Matching) -> list[StoredLeaf]:
+    read = [origin.read for origin in matching.origins if origin.read]
+    functions = [origin.function for origin in matching.origins if origin.function]
+    return [*read, *(each.stored for function in functions for each in function.inputs)]
+
+
+def test_a_bare_leaf_has_the_empty_path() -> None:
+    flat, _ = flatten_tree(np.zeros(2))
+    options = RestoreOptions(transforms={"": Transform(original_key="a")})
+
+    assert read_names(match_transforms(flat, stored_of([("a",)]), options)) == {((), ("a",))}

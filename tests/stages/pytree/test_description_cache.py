@@ -1,0 +1,165 @@
+"""A tree that is saved again is not described again; one that changed is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+from tests.stages.stage_rig import Rig, save_stages
+
+from penstock.handlers.formats.orbax.writing.documents import EncodedTrees
+from penstock.handlers.leaves.numpy_array import NumpyHandler
+from penstock.kernel.errors import DeletedLeafError
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.pipeline.shared_objects import Shared
+from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import LeafHandler
+from penstock.stages.commit import Commit
+from penstock.stages.device_to_host import DeviceToHost
+from penstock.stages.finalize import Finalize
+from penstock.stages.flatten import Flatten
+from penstock.stages.write import Write
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Described:
+    """Notes what it is asked to describe."""
+
+    inner: NumpyHandler = field(default_factory=NumpyHandler)
+    seen: list[str] = field(default_factory=list[str])
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        self.seen.append(info.name)
+        return self.inner.describe(value, info)
+
+    def signature(self, value: Any) -> object:
+        return self.inner.signature(value)
+
+    def __post_init__(self) -> None:
+        self.typestr = self.inner.typestr
+        self.pieces, self.target, self.build = self.inner.pieces, self.inner.target, self.inner.build
+
+
+async def flattened(rig: Rig, shared: Shared, tree: object) -> list[Leaf]:
+    run = rig.save_run()
+    run.shared = shared
+    batches = await save_stages(run, tree, Flatten())
+    return [leaf for batch in batches for leaf in batch.leaves]
+
+
+TREE: dict[str, Any] = {
+    "a": np.zeros(3, np.int8),
+    "b": [jnp.zeros(4), jnp.ones((2, 2), jnp.bfloat16)],
+    "n": None,
+}
+CHANGED: list[dict[str, Any]] = [
+    {**TREE, "a": np.zeros(4, np.int8)},
+    {**TREE, "a": np.zeros(3, np.uint8)},
+    {**TREE, "a": jnp.zeros(3, jnp.int8)},
+    {**TREE, "a": 3},
+    {**TREE, "b": [jnp.zeros(4), jnp.ones((4, 1), jnp.bfloat16)]},
+    {**TREE, "b": [jax.device_put(np.zeros(4), SingleDeviceSharding(jax.devices()[1])), TREE["b"][1]]},
+    {**TREE, "n": {}},
+    {**TREE, "n": "text"},
+    {**TREE, "c": 1},
+    {"a": TREE["a"], "c": TREE["b"], "n": None},
+    {"a": TREE["a"], "b": tuple(TREE["b"]), "n": None},
+]
+
+
+async def test_what_is_saved_again_is_the_very_same_plan(rig: Rig) -> None:
+    shared = Shared()
+    first = await flattened(rig, shared, TREE)
+    again = await flattened(rig, shared, jax.tree.map(lambda leaf: leaf + 1, TREE))
+
+    assert [leaf.spec for leaf in again] == [leaf.spec for leaf in first]
+    assert all(one.without_value() is other.without_value() for one, other in zip(first, again, strict=True))
+    assert all(leaf.without_value().value is None for leaf in first)
+    values: Any = again[0].value
+    assert values.tolist() == [1, 1, 1]  # those of now
+
+
+@pytest.mark.parametrize("tree", CHANGED, ids=range(len(CHANGED)))
+async def test_a_changed_tree_is_planned_as_if_it_were_the_first(rig: Rig, tree: dict[str, Any]) -> None:
+    shared = Shared()
+    await flattened(rig, shared, TREE)
+
+    after = await flattened(rig, shared, tree)
+
+    fresh = await flattened(rig, Shared(), tree)
+    assert [(leaf.info, leaf.spec) for leaf in after] == [(leaf.info, leaf.spec) for leaf in fresh]
+    assert [type(leaf.handler) for leaf in after] == [type(leaf.handler) for leaf in fresh]
+    back = await flattened(rig, shared, TREE)
+    assert [leaf.spec for leaf in back] == [leaf.spec for leaf in await flattened(rig, Shared(), TREE)]
+
+
+async def test_only_what_changed_is_described(rig: Rig) -> None:
+    shared = Shared()
+    handler = Described()
+    rig.registry = rig.registry.copy()
+    rig.registry.register(np.ndarray, cast("Any", handler), override=True)
+    tree = {"a": np.zeros(1), "b": np.zeros(2), "c": np.zeros(3), "d": np.zeros(3)}
+
+    await flattened(rig, shared, tree)
+    assert handler.seen == ["a", "b", "c"]
+    await flattened(rig, shared, {**tree, "b": np.ones(2)})
+    assert handler.seen == ["a", "b", "c"]
+    await flattened(rig, shared, {**tree, "b": np.zeros(4)})
+    assert handler.seen == ["a", "b", "c", "b"]
+
+
+async def test_a_deleted_array_is_found_though_its_plan_is_known(rig: Rig) -> None:
+    shared = Shared()
+    array = jnp.ones(3)
+    await flattened(rig, shared, {"a": array})
+    array.delete()
+
+    with pytest.raises(DeletedLeafError, match=r"\['a'\]"):
+        await flattened(rig, shared, {"a": array})
+
+
+async def test_another_handler_for_a_type_makes_another_plan(rig: Rig) -> None:
+    shared = Shared()
+    before = await flattened(rig, shared, TREE)
+    rig.scripted(np.ndarray)
+
+    after = await flattened(rig, shared, TREE)
+
+    handlers: list[LeafHandler | object] = [leaf.handler for leaf in after]
+    assert handlers[0] is not before[0].handler
+    assert after[0].without_value().handler is handlers[0]
+
+
+async def test_documents_of_the_same_tree_differ_only_in_what_changed(rig: Rig) -> None:
+    def content() -> dict[str, bytes]:
+        files = [path for path in rig.final.rglob("*") if path.is_file() and path.parent.name != "d"]
+        return {str(path.relative_to(rig.final)): path.read_bytes() for path in files}
+
+    found: list[dict[str, bytes]] = []
+    for _ in range(2):
+        run = rig.save_run(overwrite=True)
+        run.shared = rig.shared
+        await save_stages(run, TREE, Flatten(), DeviceToHost(), Write(), Commit(), Finalize())
+        found.append(content())
+
+    differ = {name for name in found[0] if found[0][name] != found[1][name]}
+    assert differ == {"_CHECKPOINT_METADATA", "_PENSTOCK_INTEGRITY", "manifest.ocdbt"}
+
+
+def test_encoded_trees_are_told_by_identity_and_bounded() -> None:
+    spec = LeafSpec("np.ndarray", (2,), "int8", 1, (2,))
+    leaves = [Leaf(0, ParamInfo(("a",), (KeyKind.MAPPING,), "a"), None, spec, NumpyHandler())]
+    trees = EncodedTrees(most=2)
+    first = trees.of(leaves)
+
+    assert trees.of(list(leaves)) is first
+    assert trees.of([replace(leaves[0])]) is not first
+    assert trees.of([replace(leaves[0])]) is not first
+    assert trees.of(leaves) is not first

@@ -1,0 +1,424 @@
+"""What stages run in while they are tested, and handlers that fail or hang at a chosen leaf."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import anyio
+import structlog
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint, current_token
+from structlog.testing import LogCapture
+
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import TreeDifference
+from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.save import Leaf, TreeToSave
+from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
+from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.pipeline.shared_objects import Shared
+from penstock.kernel.pipeline.stage import Actor, FunctionStage, release_dropped
+from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
+from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import PiecePlan
+from penstock.kernel.storage.workspace import Workspace
+from penstock.testing.faulty_store import FaultyStore
+from penstock.testing.hang_points import Hang, Operation
+
+Fault = Exception | Hang
+T = TypeVar("T")
+
+LIMITS = RunLimits(piece_bytes=1 << 20, batch_leaves=512, batch_bytes=4 << 20)
+
+
+class Rig:
+    """A store that fails on demand, a budget, threads, and the runs that use them. Made in a running loop."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = FaultyStore(LocalStore())
+        self.layout = OrbaxLayout()
+        self.registry = default_handlers(entry_points=False)
+        self.threads = Threads()
+        self.memory = MemoryRegulator(1 << 30)
+        self.limits = LIMITS
+        self.shared = Shared()
+        self.runs: list[SaveRun] = []
+        self._capture = LogCapture()
+
+    @property
+    def final(self) -> Path:
+        """Where the checkpoint of `save_run` goes."""
+        return self.root / "ckpt"
+
+    @property
+    def temporary(self) -> Path:
+        """Where it is built."""
+        return Path(self.layout.temporary_name(str(self.final)))
+
+    @property
+    def events(self) -> list[str]:
+        """Names of what was logged."""
+        return [entry["event"] for entry in self._capture.entries]
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The fields of each event of this name, without those that logging adds."""
+        fields = [dict(entry) for entry in self._capture.entries if entry["event"] == event]
+        return [{k: v for k, v in entry.items() if k not in {"event", "log_level"}} for entry in fields]
+
+    @property
+    def operations(self) -> list[str]:
+        """Names of what was done with the store."""
+        return [operation.name for operation in self.store.operations]
+
+    def save_run(self, *, overwrite: bool = False) -> SaveRun:
+        workspace = Workspace(
+            self.store, self.threads, str(self.final), str(self.temporary), overwrite=overwrite
+        )
+        self.runs.append(SaveRun(**self._shared(), workspace=workspace, started_ns=1))
+        return self.runs[-1]
+
+    def restore_run(self) -> RestoreRun:
+        return RestoreRun(**self._shared())
+
+    def limit(self, memory: int, *, piece: int | None = None) -> None:
+        """Take a budget of `memory` bytes, with pieces no larger than that or than `piece`."""
+        self.memory = MemoryRegulator(memory)
+        self.limits = replace(self.limits, piece_bytes=min(piece or memory, memory))
+
+    def scripted(self, type_: type) -> Scripted:
+        """Put a scripted handler around the one of this type."""
+        found = self.registry.lookup(type_, "")
+        handler = Scripted(cast("LeafHandler", found))
+        self.registry = self.registry.copy()
+        self.registry.register(type_, handler, override=True)
+        return handler
+
+    async def wait_background(self) -> None:
+        """Wait for what third parties write by themselves, as a save does that ends badly."""
+        for pending in [each for run in self.runs for each in run.background]:
+            with suppress(Exception):
+                await pending.wait()
+
+    def check_idle(self) -> None:
+        """Nothing is held any more: no byte, no thread, no file."""
+        statistics = self.memory.statistics()
+        assert statistics.leased == 0
+        assert statistics.tasks_waiting == 0
+        assert self.threads.busy == 0
+        assert self.store.open_files == 0
+
+    def _shared(self) -> dict[str, Any]:
+        logger: Any = structlog.wrap_logger(None, processors=[self._capture])
+        return {
+            "path": str(self.final),
+            "registry": self.registry,
+            "memory": self.memory,
+            "threads": self.threads,
+            "store": self.store,
+            "layout": self.layout,
+            "coordinator": SingleProcessCoordinator(),
+            "events": logger,
+            "limits": self.limits,
+            "shared": self.shared,
+        }
+
+
+# Stages around the one that is tested
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The last stage: keeps what comes, as one list. Gives leases back, as whoever comes after would."""
+
+    kept: list[Any] = field(default_factory=list[Any])
+    release: bool = True
+
+    @property
+    def concurrency(self) -> int:
+        return 1
+
+    @asynccontextmanager
+    async def open(self, run: object, /) -> AsyncGenerator[Actor]:
+        try:
+            yield _Gatherer(self.kept, release=self.release)
+        finally:
+            if not self.release:
+                for message in self.kept:
+                    release_dropped(message)
+
+
+class _Gatherer:
+    def __init__(self, kept: list[Any], *, release: bool) -> None:
+        self._kept = kept
+        self._release = release
+
+    async def __call__(self, message: object) -> None:
+        await checkpoint()
+        self._kept.append(message)
+        if self._release:
+            release_dropped(message)
+
+    async def finish(self) -> AsyncIterator[list[Any]]:
+        yield self._kept
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Holds every message for a while, with several workers, and knows how much was held at most."""
+
+    concurrency: int = 3
+    held: dict[str, int] = field(default_factory=lambda: {"now": 0, "peak": 0})
+
+    @property
+    def peak(self) -> int:
+        return self.held["peak"]
+
+    @asynccontextmanager
+    async def open(self, run: object, /) -> AsyncGenerator[Actor]:
+        yield self._hold
+
+    async def _hold(self, message: Any) -> Any:
+        self.held["now"] += message.nbytes
+        self.held["peak"] = max(self.held["peak"], self.held["now"])
+        for _ in range(5):
+            await checkpoint()
+
+        self.held["now"] -= message.nbytes
+        if message.in_flight is not None:
+            message.in_flight.release()
+
+        return message
+
+
+def feed(messages: Iterable[object]) -> FunctionStage:
+    """A first stage: yields these, whatever it is given."""
+
+    async def yield_all(_: object) -> AsyncIterator[object]:
+        for message in messages:
+            yield message
+
+    return FunctionStage(yield_all)
+
+
+async def run_stages(run: Any, *stages: Any, message: object = None) -> list[Any]:
+    """Run the stages, one after another, and return all that came out of the last."""
+    slots = [Slot(f"s{at}", stage) for at, stage in enumerate((*stages, Gather()))]
+    return cast("list[Any]", (await run_pipeline(Pipeline(tuple(slots)), run, message)).value)
+
+
+async def run_one(run: Any, stage: Any, *messages: object) -> list[Any]:
+    """Run one stage, called `x`, over these messages."""
+    slots = (Slot("feed", feed(messages)), Slot("x", stage), Slot("gather", Gather()))
+    return cast("list[Any]", (await run_pipeline(Pipeline(slots), run, None)).value)
+
+
+async def save_stages(run: SaveRun, tree: object, *stages: Any) -> list[Any]:
+    """Run the first stages of a save over a tree."""
+    return await run_stages(run, *stages, message=TreeToSave(tree))
+
+
+async def cancel_in(hang: Hang, work: Callable[[], Awaitable[object]], *, native: bool = False) -> None:
+    """Begin `work`, and cancel it while it hangs; natively as asyncio's own `Task.cancel` would."""
+    if native and current_token().backend_class.__module__.endswith("asyncio"):
+        task = asyncio.ensure_future(work())
+        await hang.wait_reached()
+        task.cancel()
+        await anyio.lowlevel.checkpoint()
+        hang.release()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        return
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(_swallow_nothing, work)
+        await hang.wait_reached()
+        tasks.cancel_scope.cancel()
+        hang.release()
+
+
+async def _swallow_nothing(work: Callable[[], Awaitable[object]]) -> None:
+    await work()
+    raise AssertionError("it was cancelled, and ended as if it had not been")
+
+
+# Handlers
+
+
+class _Script:
+    """What was called, and what happens at which call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self._faults: dict[tuple[str, str], Fault] = {}
+        self._lock = threading.Lock()
+
+    def fail(self, method: str, name: str, error: Exception | None = None) -> Exception:
+        """Have `method` raise at the leaf with this stored name."""
+        fault = error or ArithmeticError(f"{method} of {name}")
+        self._faults[method, name] = fault
+        return fault
+
+    def hang(self, method: str, name: str) -> Hang:
+        """Have `method` hang at the leaf with this stored name."""
+        hang = self._faults[method, name] = Hang()
+        return hang
+
+    def enter(self, method: str, name: str) -> None:
+        with self._lock:
+            self.calls.append((method, name))
+
+        fault = self._faults.get((method, name))
+        if isinstance(fault, Hang):
+            fault.hold(Operation(method, name))
+        elif fault is not None:
+            raise fault
+
+    def names(self, method: str) -> list[str]:
+        """Names of the leaves that a method was called with, in order."""
+        return [name for called, name in self.calls if called == method]
+
+
+class Scripted(_Script):
+    """A `LeafHandler` around another one: keeps book, and fails or hangs where a test says."""
+
+    def __init__(self, inner: LeafHandler) -> None:
+        super().__init__()
+        self._inner = inner
+
+    @property
+    def typestr(self) -> str:
+        return self._inner.typestr
+
+    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+        self.enter("describe", info.name)
+        return self._inner.describe(value, info)
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        self.enter("pieces", leaf.info.name)
+        for plan in self._inner.pieces(leaf, piece_bytes):
+            yield replace(plan, take=partial(self._take, leaf.info.name, plan.take))
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        self.enter("target", stored.info.name)
+        return self._inner.target(stored, like, has_like)
+
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+        for leaf in leaves:
+            self.enter("build", leaf.info.name)
+
+        return self._inner.build(leaves)
+
+    def _take(self, name: str, take: Callable[[], memoryview]) -> memoryview:
+        self.enter("take", name)
+        return take()
+
+
+class Parcel:
+    """A leaf of a type that only a third party's handler knows."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class ParcelHandler(_Script):
+    """A `TypeHandler` with the batch protocol only: a file for each value, written in the background.
+
+    With `when_asked` it is written by whoever asks for the future's result: who is in "write", waits.
+    """
+
+    def __init__(self, size: int = 100, *, when_asked: bool = False) -> None:
+        super().__init__()
+        self._size = size
+        self._begin: Callable[..., Waitable] = _WhenAsked if when_asked else _in_thread
+        self.finalized: list[str] = []
+
+    def typestr(self) -> str:
+        return "parcel"
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[Waitable]:
+        futures: list[Waitable] = []
+        for value, info in zip(values, infos, strict=True):
+            await checkpoint()
+            self.enter("serialize", info.name)
+            futures.append(self._begin(self._write, Path(info.directory, info.name), value.text))
+
+        return futures
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[Any]:
+        for info in infos:
+            await checkpoint()
+            self.enter("deserialize", info.name)
+
+        return [Parcel(_text(info)) for info in infos]
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+        return [None for _ in infos]
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        return [(self._size, self._size) for _ in values]
+
+    def finalize(self, directory: str) -> None:
+        self.enter("finalize", "")
+        self.finalized.append(directory)
+
+    def _write(self, path: Path, text: str) -> None:
+        self.enter("write", path.name)
+        path.write_text(text)
+
+
+def _text(info: ParamInfo) -> str:
+    return Path(info.directory, info.name).read_text()
+
+
+class _WhenAsked:
+    def __init__(self, function: Callable[..., object], *args: Any) -> None:
+        self._call = partial(function, *args)
+
+    def result(self, timeout: float | None = None) -> object:
+        return self._call()
+
+
+def _in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work).start()
+    return future
+
+
+def files_in(directory: Path) -> set[str]:
+    """Every file below a directory, by relative name."""
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def with_parcels(registry: HandlerRegistry, handler: ParcelHandler) -> HandlerRegistry:
+    """The registry, with a third party's handler in it."""
+    registry = registry.copy()
+    registry.register(Parcel, handler)
+    return registry

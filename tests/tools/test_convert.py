@@ -1,0 +1,445 @@
+"""From one format to another: nothing lost, nothing half-written, little held."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore as ts
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import load_file, save_file
+
+import penstock
+from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import (
+    ChecksumError,
+    DestinationExistsError,
+    InvalidLeafError,
+    NotACheckpointError,
+    PathError,
+    SpecError,
+    StorageError,
+    TruncatedDataError,
+)
+from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.testing.faulty_store import FaultyStore
+
+AssertSame = Callable[[Any, Any], None]
+
+
+def place(array: Any, *axes: Any) -> Any:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*axes)))  # type: ignore[no-untyped-call]  # jax's
+
+
+def noise(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+TREE: Any = {
+    "params": [noise(40, 30), {"w": noise(7), "b": np.zeros((0, 2), np.int8)}],
+    "empties": [None, {}, [], ()],
+    "count": 3,
+    "flag": True,
+    "name": "run ünï",
+}
+
+
+@pytest.fixture(scope="module")
+def tree() -> Any:
+    """With what needs devices."""
+    return {
+        **TREE,
+        "key": jax.random.key(7),
+        "half": jnp.ones((4, 4), jnp.bfloat16),
+        "sharded": [place(noise(16, 24), "x", "y"), place(noise(16, 24), None, "y")],
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> Path:
+    path = tmp_path_factory.mktemp("convert") / "ckpt"
+    penstock.sync.save(path, tree, custom_metadata={"lr": 0.5, "who": "me"})
+    return path
+
+
+def files_under(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+class TestThereAndBack:
+    @pytest.mark.parametrize("options", [{}, {"max_shard_bytes": 1500}])
+    def test_orbax_to_safetensors_and_back(
+        self, saved: Path, tree: Any, tmp_path: Path, assert_same: AssertSame, options: dict[str, Any]
+    ) -> None:
+        middle, back = tmp_path / "folder", tmp_path / "back"
+
+        there = penstock.sync.convert(saved, middle, format="safetensors", **options)
+        penstock.sync.convert(middle, back)
+
+        assert there.n_leaves == 14
+        assert len(list(middle.iterdir())) == (1 if not options else 6)
+        assert_same(penstock.sync.restore(back, like=tree), tree)
+        found = penstock.sync.restore(back)
+        assert found["empties"] == [None, {}, [], ()]
+        assert found["name"] == "run ünï"
+        assert penstock.sync.metadata(back).custom_metadata == {"lr": 0.5, "who": "me"}
+        assert penstock.sync.verify(back).intact
+
+    def test_the_same_bytes_as_an_export(self, saved: Path, tree: Any, tmp_path: Path) -> None:
+        penstock.sync.convert(saved, tmp_path / "a.safetensors")
+        penstock.sync.export_safetensors(
+            tree, tmp_path / "b.safetensors", custom_metadata={"lr": 0.5, "who": "me"}
+        )
+
+        exported, converted = (load_raw(tmp_path / f"{name}.safetensors") for name in "ba")
+        assert exported == converted
+
+    def test_orbax_to_orbax_keeps_all_that_was_recorded(
+        self, saved: Path, tree: Any, tmp_path: Path, assert_same: AssertSame
+    ) -> None:
+        before = files_under(saved)
+
+        penstock.sync.convert(saved, tmp_path / "copy")
+
+        store = LocalStore()
+        specs = [
+            {leaf.info.name: leaf.spec for leaf in open_checkpoint(store, str(path)).leaves}
+            for path in (saved, tmp_path / "copy")
+        ]
+        assert specs[0] == specs[1]
+        assert specs[1]["sharded.0"].chunk_shape == (8, 6)
+        assert_same(penstock.sync.restore(tmp_path / "copy", like=tree), tree)
+        assert files_under(saved) == before
+
+    def test_a_foreign_file_becomes_a_nested_tree_or_a_flat_one(
+        self, tmp_path: Path, assert_same: AssertSame
+    ) -> None:
+        path = tmp_path / "model.safetensors"
+        save_file({"a.0.w": np.ones(3), "b": np.zeros((), np.int8)}, path, {"format": "pt"})
+
+        penstock.sync.convert(path, tmp_path / "nested")
+        penstock.sync.convert(tmp_path / "model.safetensors", tmp_path / "flat", split=None)
+        penstock.sync.convert(path, tmp_path / "slash", split="/")
+
+        assert_same(
+            penstock.sync.restore(tmp_path / "nested"),
+            {"a": {"0": {"w": np.ones(3)}}, "b": np.zeros((), np.int8)},
+        )
+        flat = {"a.0.w": np.ones(3), "b": np.zeros((), np.int8)}
+        assert_same(penstock.sync.restore(tmp_path / "flat"), flat)
+        assert_same(penstock.sync.restore(tmp_path / "slash"), flat)
+        assert penstock.sync.metadata(tmp_path / "nested").custom_metadata == {"format": "pt"}
+
+    def test_metadata_can_be_added(self, saved: Path, tmp_path: Path) -> None:
+        penstock.sync.convert(saved, tmp_path / "x.safetensors", custom_metadata={"who": "you", "new": [1]})
+
+        assert penstock.sync.metadata(tmp_path / "x.safetensors").custom_metadata == {
+            "lr": 0.5,
+            "who": "you",
+            "new": [1],
+        }
+
+
+def load_raw(path: Path) -> dict[str, tuple[Any, ...]]:
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header.pop("__metadata__")
+    return {
+        name: (
+            about["dtype"],
+            about["shape"],
+            content[end + about["data_offsets"][0] : end + about["data_offsets"][1]],
+        )
+        for name, about in header.items()
+    }
+
+
+def zarr_directory(path: Path, array: Any, driver: str, chunks: list[int], codec: dict[str, Any]) -> None:
+    """A checkpoint of one directory per array, as old Orbax wrote it, with one array."""
+    metadata: dict[str, Any] = (
+        {"chunks": chunks, "compressor": codec or None}
+        if driver == "zarr"
+        else {
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+            "codecs": codec or [],
+        }
+    )
+    spec = {"driver": driver, "kvstore": {"driver": "file", "path": str(path / "w")}, "metadata": metadata}
+    ts.open(spec, create=True, dtype=array.dtype.name, shape=array.shape).result().write(array).result()
+    entry = {
+        "key_metadata": [{"key": "w", "key_type": 2}],
+        "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+    }
+    document = {"tree_metadata": {"('w',)": entry}, "use_ocdbt": False, "use_zarr3": driver == "zarr3"}
+    (path / "_METADATA").write_text(json.dumps(document))
+
+
+ZSTD = {"id": "zstd", "level": 1}
+SHARDED = [
+    {
+        "name": "sharding_indexed",
+        "configuration": {"chunk_shape": [2, 3], "codecs": [{"name": "bytes"}, {"name": "gzip"}]},
+    }
+]
+
+
+@pytest.mark.parametrize(
+    ("driver", "chunks", "codec"),
+    [
+        ("zarr", [4, 6], {}),
+        ("zarr", [4, 6], ZSTD),
+        ("zarr", [5, 7], {}),  # does not divide the array
+        ("zarr", [5, 7], ZSTD),
+        ("zarr", [20, 24], ZSTD),
+        ("zarr", [64, 64], ZSTD),  # larger than the array
+        ("zarr3", [10, 6], [{"name": "bytes"}, {"name": "zstd"}]),
+        ("zarr3", [10, 6], SHARDED),
+    ],
+)
+@pytest.mark.parametrize("memory", ["1MiB", "600"])
+def test_any_chunking_and_codec(
+    tmp_path: Path, driver: str, chunks: list[int], codec: Any, memory: str
+) -> None:
+    array = noise(20, 24)
+    source = tmp_path / "source"
+    source.mkdir()
+    zarr_directory(source, array, driver, chunks, codec)
+
+    penstock.sync.convert(source, tmp_path / "x.safetensors", memory_limit=memory)
+    penstock.sync.convert(source, tmp_path / "orbax", memory_limit=memory)
+
+    assert load_file(tmp_path / "x.safetensors")["w"].tobytes() == array.tobytes()
+    assert penstock.sync.restore(tmp_path / "orbax")["w"].tobytes() == array.tobytes()
+    stored = open_checkpoint(LocalStore(), str(tmp_path / "orbax")).leaves[0]
+    even = not any(size % chunk for size, chunk in zip(array.shape, chunks, strict=True))
+    assert stored.spec.chunk_shape == (tuple(chunks) if even else array.shape)
+
+
+def test_a_zero_dimensional_array_with_a_codec(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    zarr_directory(source, np.array(2.5), "zarr", [], ZSTD)
+
+    penstock.sync.convert(source, tmp_path / "x.safetensors")
+
+    assert load_file(tmp_path / "x.safetensors")["w"] == 2.5
+
+
+def test_memory_is_bounded_by_the_budget(tmp_path: Path) -> None:
+    tree = {"a": noise(1 << 20), "b": noise(1 << 18, seed=1)}
+    penstock.sync.save(tmp_path / "c", tree)
+
+    there = penstock.sync.convert(tmp_path / "c", tmp_path / "x.safetensors", memory_limit="300KiB")
+    back = penstock.sync.convert(tmp_path / "x.safetensors", tmp_path / "d", memory_limit="300KiB")
+
+    # A checksummed piece is not cut: it was written with another budget.
+    assert there.peak_leased_bytes <= 4 << 20
+    assert back.peak_leased_bytes <= 300 << 10
+    assert penstock.sync.restore(tmp_path / "d")["a"].tobytes() == tree["a"].tobytes()
+
+
+class TestRefusals:
+    def test_a_destination_that_exists(self, saved: Path, tmp_path: Path) -> None:
+        target = tmp_path / "x.safetensors"
+        penstock.sync.convert(saved, target)
+        with pytest.raises(DestinationExistsError):
+            penstock.sync.convert(saved, target)
+
+        penstock.sync.convert(saved, target, overwrite=True)
+        assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+    def test_in_place(self, saved: Path, tmp_path: Path, tree: Any, assert_same: AssertSame) -> None:
+        path = Path(shutil.copytree(saved, tmp_path / "c"))
+
+        penstock.sync.convert(path, path, overwrite=True)
+
+        assert_same(penstock.sync.restore(path, like=tree), tree)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+    @pytest.mark.parametrize("inside", ["c/x.safetensors", "c/d/e"])
+    def test_into_the_source_or_over_what_holds_it(self, saved: Path, tmp_path: Path, inside: str) -> None:
+        shutil.copytree(saved, tmp_path / "c")
+        before = files_under(tmp_path)
+        with pytest.raises(PathError, match="lies in"):
+            penstock.sync.convert(tmp_path / "c", tmp_path / inside)
+        with pytest.raises(PathError, match="lies in"):
+            penstock.sync.convert(tmp_path / "c", tmp_path, overwrite=True)
+
+        assert files_under(tmp_path) == before
+
+    @pytest.mark.parametrize(
+        ("name", "options", "said"),
+        [
+            ("d", {"format": "npz"}, "no format 'npz'"),
+            ("d", {"max_shard_bytes": 10}, "max_shard_bytes is for safetensors"),
+            ("x.safetensors", {"max_shard_bytes": 10}, "name a folder"),
+            ("x.safetensors", {"format": "orbax"}, "name of a safetensors file"),
+        ],
+    )
+    def test_options_that_do_not_fit(
+        self, saved: Path, tmp_path: Path, name: str, options: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(SpecError, match=said):
+            penstock.sync.convert(saved, tmp_path / name, **options)
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_split_is_for_names_alone(self, saved: Path, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="structure of its own"):
+            penstock.sync.restore(saved, split=".")
+        save_file({"a": np.ones(1), "a.b": np.ones(1)}, tmp_path / "x.safetensors")
+        with pytest.raises(SpecError, match="split is empty"):
+            penstock.sync.restore(tmp_path / "x.safetensors", split="")
+        with pytest.raises(SpecError, match=r"'a' and 'a\.b'"):
+            penstock.sync.convert(tmp_path / "x.safetensors", tmp_path / "d")
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(NotACheckpointError):
+            penstock.sync.convert(tmp_path / "missing", tmp_path / "x.safetensors")
+
+    def test_a_damaged_source_is_not_converted(self, saved: Path, tmp_path: Path) -> None:
+        source = Path(shutil.copytree(saved, tmp_path / "c"))
+        file = max((source / "d").iterdir(), key=lambda path: path.stat().st_size)
+        data = bytearray(file.read_bytes())
+        data[100] ^= 1
+        file.write_bytes(data)
+
+        for name in ("x.safetensors", "d"):
+            with pytest.raises(ChecksumError) as raised:
+                penstock.sync.convert(source, tmp_path / name)
+
+            assert raised.value.key_path
+
+        assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+    def test_a_source_cut_short_after_it_was_opened(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.safetensors"
+        save_file({"a": np.ones(100)}, path)
+        store = LocalStore()
+        opened = EveryLayout().open(store, str(path))
+        path.write_bytes(path.read_bytes()[:-8])
+        files = SourceFiles(store)
+        leaf = leaf_of(StoredValue(files, opened, opened.leaves[0]))
+
+        with pytest.raises(TruncatedDataError) as raised:
+            [piece.take() for piece in StoredValueHandler().pieces(leaf, 1 << 20)]
+
+        assert raised.value.key_path == "['a']"
+        files.close()
+
+    def test_a_third_partys_leaf(self, tmp_path: Path) -> None:
+        stored = StoredLeaf(ParamInfo(("a",), (), "['a']"), LeafSpec("theirs"))
+        value = StoredValue(SourceFiles(LocalStore()), None, stored)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+        with pytest.raises(InvalidLeafError, match="a theirs is stored in files of its own handler"):
+            StoredValueHandler().describe(value, stored.info)
+
+
+def leaf_of(value: StoredValue) -> Leaf:
+    handler = StoredValueHandler()
+    return Leaf(0, value.stored.info, value, handler.describe(value, value.stored.info), handler)
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
+    for at in range(5):
+        (tmp_path / str(at)).write_bytes(bytes([at] * 4))
+
+    store = FaultyStore(LocalStore())
+    files = SourceFiles(store, most=2)
+    found = bytearray(1)
+    for at in (0, 0, 1, 0, 2, 0, 1, 3, 4):
+        files.read_at(str(tmp_path / str(at)), 1, memoryview(found))
+        assert found[0] == at
+        assert store.open_files <= 2
+
+    assert [done.name for done in store.operations].count("open_data_file") == 6
+    files.close()
+    files.close()
+    assert store.open_files == 0
+
+
+@pytest.mark.anyio
+async def test_a_source_that_is_replaced_meanwhile_is_not_published(tmp_path: Path) -> None:
+    for name, seed in (("c", 0), ("other", 1)):
+        await penstock.export_safetensors({"a": noise(1000, seed=seed)}, tmp_path / name)
+
+    store = FaultyStore(LocalStore())
+    hang = store.hang_on("data.sync")
+
+    async def replace() -> None:
+        await hang.wait_reached()
+        shutil.rmtree(tmp_path / "c")
+        shutil.move(tmp_path / "other", tmp_path / "c")
+        hang.release()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(replace)
+        with pytest.raises(StorageError, match="was replaced while it was being converted"):
+            await penstock.convert(tmp_path / "c", tmp_path / "d", store=store)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    assert store.open_files == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("operation", ["open_data_file", "data.write_at", "data.sync", "rename"])
+async def test_cancelled_midway_leaves_nothing(tmp_path: Path, operation: str) -> None:
+    await penstock.save(tmp_path / "c", {str(at): noise(1 << 16, seed=at) for at in range(4)})
+    store = FaultyStore(LocalStore())
+    hang = store.hang_on(operation)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(penstock.convert, tmp_path / "c", tmp_path / "x.safetensors", store=store))
+        await hang.wait_reached()
+        tasks.cancel_scope.cancel()
+        hang.release()
+
+    assert store.open_files == 0
+    assert {path.name for path in tmp_path.iterdir()} <= (
+        {"c", "x.safetensors"} if operation == "rename" else {"c"}
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "operation", ["open_data_file", "file.read_at", "data.write_at", "data.sync", "rename"]
+)
+async def test_failing_midway_leaves_nothing(tmp_path: Path, operation: str) -> None:
+    await penstock.save(tmp_path / "c", {str(at): noise(1 << 16, seed=at) for at in range(4)})
+    store = FaultyStore(LocalStore())
+    store.fail_on(operation)
+
+    with pytest.raises(StorageError):
+        await penstock.convert(tmp_path / "c", tmp_path / "x.safetensors", store=store)
+
+    assert store.open_files == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.anyio
+async def test_a_checkpointer_that_writes_safetensors(tmp_path: Path, assert_same: AssertSame) -> None:
+    from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+
+    async with penstock.Checkpointer(layout=SafetensorsLayout()) as checkpointer:
+        for step in range(2):
+            await (
+                await checkpointer.save(tmp_path / "x.safetensors", {"a": [np.full(3, step)]}, overwrite=True)
+            )
+
+        assert_same(await checkpointer.restore(tmp_path / "x.safetensors", split="."), {"a": [np.full(3, 1)]})
+        assert checkpointer.statistics().leased == 0
