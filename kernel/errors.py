@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = (
     "AmbiguousHandlerError",
+    "ChangedLeafError",
     "ChecksumError",
     "ClosedError",
     "ConfigError",
@@ -307,6 +308,29 @@ class IncompletePipelineError(PenstockError):
         self.planned = planned
         self.arrived = arrived
         self.key_path = first_absent
+
+
+@final
+class ChangedLeafError(SpecError):
+    """A stage changed a leaf and had not declared that, so nothing was published.
+
+    A stage that changes the dtype, the shape or the stored length of a leaf says so beforehand, by a
+    method `resolve_spec`.
+
+    Attributes:
+        key_path: The leaf.
+        planned: How it was to be stored.
+        found: What it has become.
+    """
+
+    def __init__(self, key_path: str, planned: str, found: str) -> None:
+        super().__init__(
+            f"{key_path} was planned as {planned} and has become {found}; a stage that changes leaves "
+            "declares that by a method resolve_spec, and keeps to it"
+        )
+        self.key_path = key_path
+        self.planned = planned
+        self.found = found
 
 
 @final

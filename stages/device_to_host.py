@@ -11,17 +11,19 @@ from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import in_memory_of_its_own
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.protocols.leaf_handlers import BufferHandler, LeafHandler
+from penstock.kernel.protocols.leaf_handlers import BufferHandler, ChunkingHandler, LeafHandler
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.common.adapted_handlers import save_by_handler
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import encoding_room
+from penstock.stages.common.planned_leaves import described
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -72,22 +74,31 @@ class _Stager:
         self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
 
     async def stage(self, batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
-        threads, prioritised = self._run.threads, batch.prioritised
+        threads, prioritised, plan = self._run.threads, batch.prioritised, batch.plan
+        if not batch.leaves:
+            yield StagedBatch(plan=plan)
+            return
+
+        changed = [leaf for leaf in batch.leaves if leaf.staged is None]
+        if changed:
+            await threads.run(_check_changed, changed)
+
         small, rest = self._divide(batch.leaves)
         for leaf in rest:
             if isinstance(leaf.handler, AdaptedHandler):
-                yield await self._stage_adapted(leaf, leaf.handler, prioritised=prioritised)
+                staged = await self._stage_adapted(leaf, leaf.handler, prioritised=prioritised)
+                yield replace(staged, plan=plan)
 
         for leaves in grouped(small, self._most):
-            yield await self._stage_pack(leaves, prioritised=prioritised)
+            yield replace(await self._stage_pack(leaves, prioritised=prioritised), plan=plan)
 
         if rest:
             free, planned = await threads.run(_plan, rest, self._most)
             if free is not None:
-                yield free
+                yield replace(free, plan=plan)
 
             for group in _groups(planned, self._most):
-                yield await self._stage_group(group, prioritised=prioritised)
+                yield replace(await self._stage_group(group, prioritised=prioritised), plan=plan)
 
     def _divide(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         """Choose what is packed: those of whole cache lines first, so that all of them begin on one.
@@ -145,6 +156,19 @@ class _Stager:
             pending = await save_by_handler(run, leaf, handler)
 
         return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
+
+
+def _check_changed(leaves: Sequence[Leaf]) -> None:
+    """Refuse leaves whose value a stage changed and whose spec it did not, or the other way round."""
+    for leaf in leaves:
+        handler, spec = leaf.handler, leaf.spec
+        if isinstance(handler, AdaptedHandler) or spec.shape is None:
+            continue
+
+        found = handler.describe(leaf.value, leaf.info)
+        follows = isinstance(handler, ChunkingHandler) and handler.follows_spec  # it casts to what is asked
+        if found.shape != spec.shape or (found.dtype != spec.dtype and not follows):
+            raise ChangedLeafError(leaf.info.key_path, described(spec), described(found))
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class _Encoder:
 
             worth = await self._run.threads.run(self._is_worth_it, piece.data)
             codec = self._options.auto_codec if worth else None
-            self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec), staged=None)
+            self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec))
 
     def _is_worth_it(self, data: memoryview) -> bool:
         sample = _sample(data)

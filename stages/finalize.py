@@ -42,9 +42,9 @@ class Finalize:
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 
             identity = await run.threads.run(run.store.identity, run.path)
-            known = {run.path: run.references}
+            known = {run.path: committed.references}
             if isinstance(run.layout, ItemsLayout):
-                folders = await run.threads.run(run.layout.by_folder, run.references)
+                folders = await run.threads.run(run.layout.by_folder, committed.references)
                 known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
 
             run.shared.of(KnownValues).remember(run.path, identity, known)

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
+from penstock.kernel.messages.save import Leaf, LeafBatch, SavePlan, SpecChange, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
@@ -36,7 +36,8 @@ class Flatten:
     error here: something lies there; no handler, a type or dtype that cannot be stored, a deleted
     array, a name that two leaves share or that the layout cannot store. A tree that was saved before
     is not described again: leaves that have the same signature are what they were. Leaves that the
-    base of the save holds already are set aside.
+    base of the save holds already are set aside. Every batch refers to the plan, also the empty one of a
+    save that has nothing to write.
     """
 
     @property
@@ -49,24 +50,26 @@ class Flatten:
         """Yield the actor of one save."""
 
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
-            leaves = await run.threads.run(_plan, run, message)
-            run.planned = [leaf.info for leaf in leaves]
-            run.specs = [leaf.spec for leaf in leaves]
+            leaves, plan = await run.threads.run(_plan, run, message)
             if run.by_digest:
-                await take_digests(run, leaves)
+                plan = replace(plan, digests=await take_digests(run, leaves))
             if run.base is not None:
-                leaves = await set_aside(run, leaves)
+                leaves, plan = await set_aside(run, leaves, plan)
 
-            run.progress.plan(len(run.planned), sum([leaf.spec.nbytes for leaf in leaves]))
-            run.progress.advance(len(run.planned) - len(leaves), 0)
-            for batch in batched(leaves, run.limits):
+            n_leaves = len(plan.infos)
+            run.progress.plan(n_leaves, sum([plan.specs[leaf.index].nbytes for leaf in leaves]))
+            run.progress.advance(n_leaves - len(leaves), 0)
+            if not leaves:
+                yield LeafBatch((), plan=plan)
+
+            for batch in batched(leaves, run.limits, plan=plan):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
         yield flatten
 
 
-def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
+def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
     """Look at the destination; describe every leaf, as far as an earlier save of the same tree did not."""
     run.workspace.check_now()
     tree = message.take()
@@ -89,14 +92,39 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     del values
     if known is None or describer.changed:
         staged = tuple([leaf.without_value() for leaf in leaves])
-        run.layout.check(staged)
+        if not message.changes:
+            run.layout.check(staged)
+
         coded = any(leaf.spec.codec is not None for leaf in staged)
         known = SavedTree(infos, staged, describer.signatures, asked, coded)
         trees.keep(known)
 
-    run.preallocate = not known.coded
-    run.references = references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves])
-    return leaves
+    specs = resolved([leaf.spec for leaf in leaves], message.changes)
+    if message.changes:
+        run.layout.check([replace(leaf, spec=spec) for leaf, spec in zip(known.leaves, specs, strict=True)])
+
+    references = references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves])
+    return leaves, SavePlan(infos=infos, specs=specs, references=references, sizes_known=not known.coded)
+
+
+def resolved(specs: Sequence[LeafSpec], changes: Sequence[SpecChange]) -> Sequence[LeafSpec]:
+    """Return what the leaves are once every stage has changed them as it declares. Pure.
+
+    Equal specs that are one object stay one object, by which the same is known again.
+    """
+    if not changes:
+        return specs
+
+    known: dict[int, LeafSpec] = {}
+    for spec in specs:
+        if id(spec) not in known:
+            changed = spec
+            for change in changes:
+                changed = change(changed)
+
+            known[id(spec)] = spec if changed == spec else changed
+
+    return [known[id(spec)] for spec in specs]
 
 
 @final
@@ -136,7 +164,7 @@ class _Describer:
         if known is not None:
             before = known.leaves[index]
             if signature is not None and before.handler is handler and known.signatures[index] == signature:
-                return Leaf(index, info, value, before.spec, handler, before)
+                return Leaf(index, info, value, before.spec, handler).as_described(before)
 
         if isinstance(handler, AdaptedHandler):
             info = replace(info, directory=self._directory)
@@ -145,10 +173,10 @@ class _Describer:
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
             before = known.leaves[index]
             if before.info is info:
-                return Leaf(index, info, value, before.spec, handler, before)
+                return Leaf(index, info, value, before.spec, handler).as_described(before)
 
         self.changed = True
-        return Leaf(index, info, value, spec, handler, Leaf(index, info, None, spec, handler))
+        return Leaf(index, info, value, spec, handler).as_described()
 
     def _spec(self, kind: _Kind, value: object, index: int, info: ParamInfo, signature: object) -> LeafSpec:
         """Say how a value is stored; one object for all leaves of one signature that ask for nothing."""

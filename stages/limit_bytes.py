@@ -75,13 +75,13 @@ class _Limiter:
             lease = await self._let_in(sum([item.nbytes for item in group]))
             staged = batch.staged.split(sum([item.cost for item in group])) if batch.staged else None
             pieces, packs = _sorted_out(group)
-            yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease)
+            yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease, plan=batch.plan)
 
         # The last group takes what is left of the batch: its leaves are complete with it.
         last = groups[-1] if groups else ()
         lease = await self._let_in(sum([item.nbytes for item in last]))
         pieces, packs = _sorted_out(last)
-        yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
+        yield replace(batch, pieces=pieces, in_flight=lease, packs=packs)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
         # A unit is a large leaf, or small ones that go in one group. Who holds host bytes waits for

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, final
 
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.messages.save import LeafBatch, SavePlan
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
@@ -57,15 +57,17 @@ async def _pass_on(batch: LeafBatch[Any], /) -> LeafBatch[Any]:
 
 @final
 class _Prioritiser:
-    __slots__ = ("_is_first", "_leaves", "_packs", "_run")
+    __slots__ = ("_is_first", "_leaves", "_packs", "_plan", "_run")
 
     def __init__(self, is_first: Callable[[ParamInfo], bool], run: Run) -> None:
         self._is_first = is_first
         self._run = run
         self._leaves: list[Any] = []
         self._packs: list[ReadPack] = []
+        self._plan: SavePlan | None = None
 
     async def __call__(self, batch: LeafBatch[Any], /) -> None:
+        self._plan = batch.plan
         if isinstance(batch.leaves, ReadPack):
             self._packs.append(batch.leaves)
         else:
@@ -80,14 +82,18 @@ class _Prioritiser:
         for pack in first_packs:
             yield LeafBatch(pack, prioritised=True)
 
-        for batch in batched(first, self._run.limits, prioritised=True):
+        plan = self._plan
+        if plan is not None and not first and not rest:
+            yield LeafBatch((), plan=plan)
+
+        for batch in batched(first, self._run.limits, prioritised=True, plan=plan):
             yield batch
             del batch  # the leaves belong to whoever comes next
 
         for pack in other_packs:
             yield LeafBatch(pack)
 
-        for batch in batched(rest, self._run.limits):
+        for batch in batched(rest, self._run.limits, plan=plan):
             yield batch
             del batch
 

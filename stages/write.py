@@ -99,6 +99,7 @@ class _Writer:
         "_only_folder",
         "_placed",
         "_placing",
+        "_preallocate",
         "_run",
         "_unsynced",
     )
@@ -114,6 +115,7 @@ class _Writer:
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
         self._placing = Lock()
+        self._preallocate = True
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
@@ -130,9 +132,12 @@ class _Writer:
         """Write what is in a batch: all at once, unless that opens many files."""
         pieces = iter(batch.pieces)
         packs = (found for whole in batch.packs for found in self._by_folder(whole))
-        done = WrittenBatch(batch.leaves)
+        done = WrittenBatch(batch.leaves, plan=batch.plan)
         while True:
             async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
+                if batch.plan is not None:
+                    self._preallocate = batch.plan.sizes_known
+
                 placed, located = await self._place_some(pieces, packs)
             if not placed and not located:
                 return done
@@ -258,7 +263,7 @@ class _Writer:
         self._files.append(opened)
         # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
         left = run.progress.bytes_total - self._placed
-        if left >= ALIGNED_FROM and run.preallocate:
+        if left >= ALIGNED_FROM and self._preallocate:
             file.allocate(min(left, self._file_bytes))
 
         return opened

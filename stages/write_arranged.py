@@ -21,6 +21,7 @@ from penstock.kernel.protocols.layouts import ArrangedLayout, Arrangement
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
+from penstock.stages.common.planned_leaves import check_planned, plan_of
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
 
@@ -81,7 +82,7 @@ class _Writer:
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
-            arrangement = await self._begin()
+            arrangement = await self._begin(batch)
             written = await self._run.threads.run(self._write, arrangement, batch)
             for pending in batch.pending:
                 await pending.wait()
@@ -89,10 +90,13 @@ class _Writer:
             batch.release()
 
         self._run.progress.advance(len(batch.leaves), sum(part.nbytes for part in written))
-        return WrittenBatch(batch.leaves, written)
+        return WrittenBatch(batch.leaves, written, plan=batch.plan)
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
-        arrangement = await self._begin()
+        arrangement = self._arrangement
+        if arrangement is None:  # no message came: the commit says so
+            return
+
         async with create_task_group() as syncing:
             for file in self._files.values():
                 syncing.start_soon(self._run.threads.run, file.sync)
@@ -108,23 +112,24 @@ class _Writer:
         """Every file that was opened."""
         return self._files.values()
 
-    async def _begin(self) -> Arrangement:
+    async def _begin(self, batch: StagedBatch) -> Arrangement:
         """Make the arrangement and every file's head, once."""
         async with self._beginning:
             if self._arrangement is None:
                 run = self._run
+                plan = plan_of([batch])
                 arrangement = await run.threads.run(
-                    self._layout.arrange, run.path, run.planned, run.specs, run.custom_metadata
+                    self._layout.arrange, run.path, plan.infos, plan.specs, run.custom_metadata
                 )
                 await run.workspace.open()
-                await run.threads.run(self._create, arrangement)
+                await run.threads.run(self._create, arrangement, plan.specs)
                 self._arrangement = arrangement
 
             return self._arrangement
 
-    def _create(self, arrangement: Arrangement) -> None:
+    def _create(self, arrangement: Arrangement, specs: Sequence[LeafSpec]) -> None:
         ends = {head.path: len(head.data) for head in arrangement.heads}
-        for place, spec in zip(arrangement.places, self._run.specs, strict=True):
+        for place, spec in zip(arrangement.places, specs, strict=True):
             if place is not None:
                 ends[place.file] = max(ends[place.file], place.offset + spec.nbytes)
 
@@ -140,6 +145,7 @@ class _Writer:
         writes: list[_Write] = []
         written: list[Written] = []
         for piece in parts:
+            check_planned(piece.leaf, plan_of([batch]))
             place = arrangement.places[piece.leaf.index]
             assert place is not None, "only what has array bytes has pieces"
             runs = runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes)

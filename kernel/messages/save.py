@@ -6,6 +6,9 @@ Restoring:  RestoreRequest ─ Located ─ LeafBatch[ReadLeaf] ─ ReadBatch ─
 
 The unit is the batch: a hop between two stages costs more than a small leaf does, so small leaves
 travel together and only a large one travels alone, cut into pieces.
+
+What the first stage of a save decides for the others is its `SavePlan`. Every batch refers to it, and a
+save without a leaf to write sends one empty batch, so that the plan always arrives.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ __all__ = (
     "Pack",
     "Pending",
     "Piece",
+    "References",
+    "SavePlan",
     "SaveReport",
+    "SpecChange",
     "StagedBatch",
     "TreeToSave",
     "WrittenBatch",
@@ -26,10 +32,12 @@ __all__ = (
 )
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
+from weakref import ReferenceType
 
+from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
@@ -39,6 +47,11 @@ if TYPE_CHECKING:
     from penstock.kernel.plugins.adapted_handler import AdaptedHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
+References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
+"""Stored name -> the object that was saved or restored under it, if it can never change."""
+SpecChange: TypeAlias = Callable[[LeafSpec], LeafSpec]
+"""What a stage makes of a leaf's spec. Pure: called for planning, before there is a byte of the leaf."""
+
 # Saving
 
 
@@ -47,12 +60,17 @@ class TreeToSave:
     """The first message of a save: the caller's tree, until it is taken.
 
     Taking it lets go of it: a background save must not keep arrays alive that the caller dropped.
+
+    Args:
+        tree: The caller's.
+        changes: What the stages behind the first declare that they do to leaves, in order.
     """
 
-    __slots__ = ("_tree",)
+    __slots__ = ("_tree", "changes")
 
-    def __init__(self, tree: object) -> None:
+    def __init__(self, tree: object, changes: Sequence[SpecChange] = ()) -> None:
         self._tree: list[object] = [tree]
+        self.changes = tuple(changes)
 
     def take(self) -> object:
         """Return the tree and forget it. To be called once."""
@@ -68,8 +86,9 @@ class Leaf:
     value: object
     spec: LeafSpec
     handler: LeafHandler | AdaptedHandler
-    staged: Leaf | None = field(default=None, compare=False, repr=False)
-    """The same leaf without its value, if it is known from an earlier save of the same tree."""
+    staged: Leaf | None = field(default=None, init=False, compare=False, repr=False)
+    """The same leaf without its value, as the first stage described it. `replace` forgets it, and then
+    value and spec are compared before the leaf is staged."""
 
     @property
     def nbytes(self) -> int:
@@ -78,10 +97,15 @@ class Leaf:
 
     def without_value(self) -> Leaf:
         """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
-        if self.staged is not None and self.staged.spec is self.spec:  # `replace` may have changed the spec
+        if self.staged is not None:
             return self.staged
 
         return Leaf(self.index, self.info, None, self.spec, self.handler)
+
+    def as_described(self, staged: Leaf | None = None) -> Leaf:
+        """Return this leaf, which was just made, with `staged` for when its value is gone."""
+        object.__setattr__(self, "staged", self.without_value() if staged is None else staged)
+        return self
 
 
 class Batchable(Protocol):
@@ -102,6 +126,20 @@ class LeafBatch(Generic[L]):
 
     leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
     prioritised: bool = False
+    plan: SavePlan | None = field(default=None, compare=False, repr=False)  #: of a save
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SavePlan:
+    """What the first stage of a save decided, for all that come behind it."""
+
+    infos: Sequence[ParamInfo]  #: of every leaf, in flatten order
+    specs: Sequence[LeafSpec]  #: of the same leaves, as they leave the last stage that changes any
+    kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
+    references: References = field(default_factory=dict[str, "ReferenceType[Any]"])
+    """What can never change of what is saved, by stored name."""
+    sizes_known: bool = True  #: whether the bytes to be written are known: no leaf has a codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +152,11 @@ class Piece:
     data: memoryview  #: bytes, one-dimensional and contiguous
     cost: int = 0  #: bytes leased for it
     coded: int | None = None  #: if the chunk is encoded: how many bytes all of it became, which `start` is in
+
+    def __post_init__(self) -> None:
+        end, whole = self.start + len(self.data), self.chunk_nbytes
+        if end > whole:
+            raise ChangedLeafError(self.leaf.info.key_path, f"a chunk of {whole} bytes", f"{end} bytes")
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +185,13 @@ class Pack:
 
     leaves: tuple[Leaf, ...]  #: without values
     data: memoryview  #: bytes, one-dimensional and contiguous; a copy, so it costs its length
+
+    def __post_init__(self) -> None:
+        nbytes = sum([leaf.spec.nbytes for leaf in self.leaves])
+        if len(self.data) != nbytes:
+            first = self.leaves[0].info.key_path if self.leaves else ""
+            planned = f"{nbytes} bytes, with {len(self.leaves)} leaves in one pack"
+            raise ChangedLeafError(first, planned, f"{len(self.data)} bytes")
 
     @property
     def nbytes(self) -> int:
@@ -186,6 +236,7 @@ class StagedBatch:
     staged: ByteLease | None = None  #: on the bytes copied to the host
     in_flight: ByteLease | None = None  #: on the bytes on their way to the store
     packs: tuple[Pack, ...] = ()
+    plan: SavePlan | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -225,6 +276,7 @@ class WrittenBatch:
     leaves: tuple[Leaf, ...]
     written: tuple[Written, ...] = ()
     packs: tuple[WrittenPack, ...] = ()
+    plan: SavePlan | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -246,6 +298,8 @@ class Committed:
     nbytes: int  #: array bytes written
     n_files: int
     nbytes_kept: int = 0  #: array bytes shared with the base
+    references: References = field(default_factory=dict[str, "ReferenceType[Any]"], compare=False, repr=False)
+    """What can never change of what was saved, by stored name."""
 
 
 @dataclass(frozen=True, slots=True)

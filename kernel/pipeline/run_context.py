@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = (
     "Outline",
     "ProgressMeter",
-    "References",
     "RestoreRun",
     "Run",
     "RunLimits",
@@ -14,7 +13,7 @@ __all__ = (
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 from weakref import ReferenceType
 
 from penstock.kernel.pipeline.futures import Progress
@@ -27,16 +26,13 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
     from penstock.kernel.messages.restore_options import Change, Recipe
-    from penstock.kernel.messages.save import Background, WrittenBatch
+    from penstock.kernel.messages.save import Background, References
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
-    from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+    from penstock.kernel.protocols.leaf import ParamInfo
     from penstock.kernel.protocols.stores import Store
     from penstock.kernel.storage.workspace import Workspace
-
-References: TypeAlias = "Mapping[str, ReferenceType[Any]]"
-"""Stored name -> the object that was saved or restored under it, if it can never change."""
 
 
 @final
@@ -118,13 +114,6 @@ class SaveRun(Run):
     folder: str = ""  #: where the tree lies in the checkpoint, if all of it lies in one directory
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
-    preallocate: bool = True  #: whether the bytes to be written are known; set by the first stage
-    planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
-    specs: Sequence[LeafSpec] = ()  #: of the same leaves, for a layout that must know them all beforehand
-    kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
-    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
-    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
-    """What can never change of what is saved, by stored name; set by the first stage."""
     background: list[Background] = field(default_factory=list["Background"])
     """What third-party handlers do by themselves; waited for before the workspace is discarded."""
     undo_s: float = 60.0  #: how long third parties have to come to an end when the save is given up

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, TypeAlias, final
 from weakref import ref
 
-from penstock.kernel.pipeline.run_context import References
+from penstock.kernel.messages.save import References
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, SnapshotHandler
 
