@@ -57,15 +57,17 @@ async def _pass_on(batch: LeafBatch[Any], /) -> LeafBatch[Any]:
 
 @final
 class _Prioritiser:
-    __slots__ = ("_is_first", "_leaves", "_packs", "_run")
+    __slots__ = ("_is_first", "_leaves", "_packs", "_plan", "_run")
 
     def __init__(self, is_first: Callable[[ParamInfo], bool], run: Run) -> None:
         self._is_first = is_first
         self._run = run
         self._leaves: list[Any] = []
         self._packs: list[ReadPack] = []
+        self._plan: Any = None
 
     async def __call__(self, batch: LeafBatch[Any], /) -> None:
+        self._plan = batch.plan
         if isinstance(batch.leaves, ReadPack):
             self._packs.append(batch.leaves)
         else:
@@ -74,20 +76,24 @@ class _Prioritiser:
     async def finish(self) -> AsyncIterator[LeafBatch[Any]]:
         leaves, self._leaves = self._leaves, []
         packs, self._packs = self._packs, []
+        plan = self._plan
+        if not leaves and not packs and plan is not None:
+            yield LeafBatch((), plan=plan)
+
         first_packs, other_packs = await self._run.threads.run(_partition_packs, packs, self._is_first)
         first, rest = await self._run.threads.run(_partition, leaves, self._is_first)
         del leaves
         for pack in first_packs:
-            yield LeafBatch(pack, prioritised=True)
+            yield LeafBatch(pack, prioritised=True, plan=plan)
 
-        for batch in batched(first, self._run.limits, prioritised=True):
+        for batch in batched(first, self._run.limits, prioritised=True, plan=plan):
             yield batch
             del batch  # the leaves belong to whoever comes next
 
         for pack in other_packs:
-            yield LeafBatch(pack)
+            yield LeafBatch(pack, plan=plan)
 
-        for batch in batched(rest, self._run.limits):
+        for batch in batched(rest, self._run.limits, plan=plan):
             yield batch
             del batch
 

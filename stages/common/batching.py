@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("batched", "grouped")
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.kernel.messages.save import Batchable, LeafBatch
 
@@ -22,7 +22,9 @@ L = TypeVar("L", bound=Batchable)
 W = TypeVar("W", bound=_Weighs)
 
 
-def batched(leaves: list[L], limits: RunLimits, *, prioritised: bool = False) -> Iterator[LeafBatch[L]]:
+def batched(
+    leaves: list[L], limits: RunLimits, *, prioritised: bool = False, plan: Any = None
+) -> Iterator[LeafBatch[L]]:
     """Yield the leaves in order, as many together as the limits allow; one above `batch_bytes` goes alone.
 
     The list is emptied on the way: a leaf that was passed on is not kept alive by those that wait.
@@ -38,7 +40,7 @@ def batched(leaves: list[L], limits: RunLimits, *, prioritised: bool = False) ->
 
             batch.append(leaves.pop())
 
-        message = LeafBatch(tuple(batch), prioritised)
+        message = LeafBatch(tuple(batch), prioritised, plan)
         del batch
         yield message
         del message
