@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, final
 
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.save import LeafBatch, SavePlan
+from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
@@ -64,7 +64,7 @@ class _Prioritiser:
         self._run = run
         self._leaves: list[Any] = []
         self._packs: list[ReadPack] = []
-        self._plan: SavePlan | None = None
+        self._plan: Any = None
 
     async def __call__(self, batch: LeafBatch[Any], /) -> None:
         self._plan = batch.plan
@@ -76,22 +76,22 @@ class _Prioritiser:
     async def finish(self) -> AsyncIterator[LeafBatch[Any]]:
         leaves, self._leaves = self._leaves, []
         packs, self._packs = self._packs, []
+        plan = self._plan
+        if not leaves and not packs and plan is not None:
+            yield LeafBatch((), plan=plan)
+
         first_packs, other_packs = await self._run.threads.run(_partition_packs, packs, self._is_first)
         first, rest = await self._run.threads.run(_partition, leaves, self._is_first)
         del leaves
         for pack in first_packs:
-            yield LeafBatch(pack, prioritised=True)
-
-        plan = self._plan
-        if plan is not None and not first and not rest:
-            yield LeafBatch((), plan=plan)
+            yield LeafBatch(pack, prioritised=True, plan=plan)
 
         for batch in batched(first, self._run.limits, prioritised=True, plan=plan):
             yield batch
             del batch  # the leaves belong to whoever comes next
 
         for pack in other_packs:
-            yield LeafBatch(pack)
+            yield LeafBatch(pack, plan=plan)
 
         for batch in batched(rest, self._run.limits, plan=plan):
             yield batch

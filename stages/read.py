@@ -87,11 +87,10 @@ class _Reader:
 
     async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
         if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
-            batch = ReadBatch((), (), pack=batch.leaves)
+            batch = ReadBatch((), (), pack=batch.leaves, plan=batch.plan)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
-            batch = ReadBatch(
-                tuple(batch.leaves), tuple(read for leaf in batch.leaves for read in leaf.reads)
-            )
+            reads = tuple([read for leaf in batch.leaves for read in leaf.reads])
+            batch = ReadBatch(tuple(batch.leaves), reads, plan=batch.plan)
         if batch.pack is not None:
             return await self._read_pack(batch, batch.pack)
 
@@ -121,7 +120,8 @@ class _Reader:
             batch.release_read()
 
         self._run.progress.advance(len(pack), pack.nbytes)
-        return HostBatch((), staged=tuple([lease for _, lease in batch.staged]), packs=(host,))
+        staged = tuple([lease for _, lease in batch.staged])
+        return HostBatch((), staged=staged, packs=(host,), plan=batch.plan)
 
     def release(self) -> None:
         """Give back the leases of leaves that were never completed."""
@@ -158,12 +158,12 @@ class _Reader:
             del self._outstanding[leaf.index]
 
         self._run.progress.advance(sum([leaf.ends_leaf for leaf in whole]), batch.nbytes)
-        if not whole:
+        if not whole and batch.leaves:
             return None
 
         staged = tuple(self._staged.pop(leaf.index) for leaf in whole if leaf.index in self._staged)
         built = tuple(leaf for leaf in whole if not isinstance(leaf.handler, AdaptedHandler))
-        return HostBatch(built, ready, staged)
+        return HostBatch(built, ready, staged, plan=batch.plan)
 
     def _read_files(self, reads: Iterable[FileRead], names: dict[int, str]) -> None:
         by_file: dict[str, list[FileRead]] = defaultdict(list)

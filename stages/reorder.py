@@ -13,7 +13,7 @@ from typing import Any, final
 
 from penstock.kernel.errors import HandlerFailedError
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import Order, ReadLeaf
+from penstock.kernel.messages.restore import Order, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
@@ -77,34 +77,40 @@ def _first_fitting(patterns: Sequence[str], name: str) -> int:
 
 @final
 class _Sorter:
-    __slots__ = ("_leaves", "_order", "_packs", "_run")
+    __slots__ = ("_leaves", "_order", "_packs", "_plan", "_run")
 
     def __init__(self, order: Order, run: RestoreRun) -> None:
         self._order = order
         self._run = run
         self._leaves: list[ReadLeaf] = []
         self._packs: list[ReadPack] = []
+        self._plan: RestorePlan | None = None
 
     async def __call__(self, batch: LeafBatch[ReadLeaf], /) -> None:
+        self._plan = batch.plan or self._plan
         if isinstance(batch.leaves, ReadPack):
             self._packs.append(batch.leaves)
         else:
             self._leaves.extend(batch.leaves)
 
     async def finish(self) -> AsyncIterator[LeafBatch[ReadLeaf]]:
-        sorted_out = await self._run.threads.run(self._sort)
+        plan = self._plan
+        if plan is None:
+            return  # nothing came: the last stage will miss it, and say so
+        if not self._leaves and not self._packs:
+            yield LeafBatch((), plan=plan)
+
+        sorted_out = await self._run.threads.run(self._sort, plan)
         for packs, leaves in sorted_out:
             for pack in packs:
-                yield LeafBatch(pack)
+                yield LeafBatch(pack, plan=plan)
 
-            for batch in batched(leaves, self._run.limits):
+            for batch in batched(leaves, self._run.limits, plan=plan):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
-    def _sort(self) -> list[tuple[list[ReadPack], list[ReadLeaf]]]:
-        outline = self._run.outline
-        assert outline is not None, "a planning stage sets the outline"
-        ranks = ranks_of(self._order, outline.infos)
+    def _sort(self, plan: RestorePlan) -> list[tuple[list[ReadPack], list[ReadLeaf]]]:
+        ranks = ranks_of(self._order, plan.infos)
         by_rank: dict[int, tuple[list[ReadPack], list[ReadLeaf]]] = defaultdict(lambda: ([], []))
         for pack in self._packs:
             numbers: dict[int, list[int]] = defaultdict(list)

@@ -126,7 +126,9 @@ class LeafBatch(Generic[L]):
 
     leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
     prioritised: bool = False
-    plan: SavePlan | None = field(default=None, compare=False, repr=False)  #: of a save
+    plan: Any = field(
+        default=None, compare=False, repr=False
+    )  #: the `SavePlan`, or of a restore `RestorePlan`
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

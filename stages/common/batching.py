@@ -5,9 +5,9 @@ from __future__ import annotations
 __all__ = ("batched", "grouped")
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from penstock.kernel.messages.save import Batchable, LeafBatch, SavePlan
+from penstock.kernel.messages.save import Batchable, LeafBatch
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
@@ -23,7 +23,7 @@ W = TypeVar("W", bound=_Weighs)
 
 
 def batched(
-    leaves: list[L], limits: RunLimits, *, prioritised: bool = False, plan: SavePlan | None = None
+    leaves: list[L], limits: RunLimits, *, prioritised: bool = False, plan: Any = None
 ) -> Iterator[LeafBatch[L]]:
     """Yield the leaves in order, as many together as the limits allow; one above `batch_bytes` goes alone.
 
