@@ -281,20 +281,14 @@ class IncompletePipelineError(PenstockError):
     """
 
     def __init__(self, planned: int, arrived: int, first_absent: str) -> None:
-        super().__init__(
-            f"{planned} leaves were planned and {arrived} arrived complete; first absent: {first_absent}"
-        )
-        self.planned = planned
-        self.arrived = arrived
-        self.key_path = first_absent
+        found = f"{planned} leaves were planned and {arrived} arrived complete"
+        super().__init__(f"{found}; first absent: {first_absent}")
+        self.planned, self.arrived, self.key_path = planned, arrived, first_absent
 
 
 @final
 class ChangedLeafError(SpecError):
-    """A stage changed a leaf and had not declared that, so nothing was published.
-
-    A stage that changes the dtype, the shape or the stored length of a leaf says so beforehand, by a
-    method `resolve_spec`.
+    """A stage changed a leaf's dtype, shape or length and had not declared that: nothing was published.
 
     Attributes:
         key_path: The leaf.
@@ -303,13 +297,9 @@ class ChangedLeafError(SpecError):
     """
 
     def __init__(self, key_path: str, planned: str, found: str) -> None:
-        super().__init__(
-            f"{key_path} was planned as {planned} and has become {found}; a stage that changes leaves "
-            "declares that by a method resolve_spec, and keeps to it"
-        )
-        self.key_path = key_path
-        self.planned = planned
-        self.found = found
+        advice = "a stage that changes leaves declares that by a method resolve_spec, and keeps to it"
+        super().__init__(f"{key_path} was planned as {planned} and has become {found}; {advice}")
+        self.key_path, self.planned, self.found = key_path, planned, found
 
 
 @final
