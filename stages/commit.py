@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages.save import Committed, Leaf, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.written import Document
 from penstock.stages.common.adapted_handlers import finalize_handlers
@@ -40,12 +40,9 @@ class Commit:
         IncompletePipelineError: If a leaf, or a byte of one, did not arrive.
     """
 
-    barrier_timeout_s: float = field(default=600.0, metadata={"positive": True})
+    messages: ClassVar[Messages] = {WrittenBatch: Committed}
 
-    @property
-    def concurrency(self) -> int:
-        """One: it collects."""
-        return 1
+    barrier_timeout_s: float = field(default=600.0, metadata={"positive": True})
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

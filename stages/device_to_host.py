@@ -7,16 +7,16 @@ __all__ = ("DeviceToHost",)
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast, final
+from typing import Any, ClassVar, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import in_memory_of_its_own
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, StagedBatch
+from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf_handlers import BufferHandler, ChunkingHandler, LeafHandler
 from penstock.kernel.protocols.written import PiecePlan
@@ -51,10 +51,7 @@ class DeviceToHost:
     is staged.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One, so that the prioritised are staged first and completely."""
-        return 1
+    messages: ClassVar[Messages] = {LeafBatch[Leaf]: StagedBatch}
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -89,11 +86,13 @@ class _Stager:
                 staged = await self._stage_adapted(leaf, leaf.handler, prioritised=prioritised)
                 yield replace(staged, plan=plan)
 
+        room = _Room(plan)
         for leaves in grouped(small, self._most):
-            yield replace(await self._stage_pack(leaves, prioritised=prioritised), plan=plan)
+            extra = sum(map(room.of, leaves))
+            yield replace(await self._stage_pack(leaves, extra, prioritised=prioritised), plan=plan)
 
         if rest:
-            free, planned = await threads.run(_plan, rest, self._most)
+            free, planned = await threads.run(_plan, rest, self._most, room)
             if free is not None:
                 yield replace(free, plan=plan)
 
@@ -132,8 +131,8 @@ class _Stager:
 
         return known
 
-    async def _stage_pack(self, leaves: tuple[Leaf, ...], *, prioritised: bool) -> StagedBatch:
-        cost = sum([leaf.spec.nbytes for leaf in leaves])
+    async def _stage_pack(self, leaves: tuple[Leaf, ...], extra: int, *, prioritised: bool) -> StagedBatch:
+        cost = sum([leaf.spec.nbytes for leaf in leaves]) + extra
         lease = await self._run.lease(cost, leaves[0].info.key_path, prioritised=prioritised)
         with releasing(lease):
             pack = await self._run.threads.run(_gather, leaves)
@@ -203,7 +202,28 @@ def _copied(leaf: Leaf) -> bytes:
     return b"".join([plan.take() for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)])
 
 
-def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, list[_Planned]]:
+@final
+class _Room:
+    """Bytes for what stages further on make of a leaf, leased together with those of the leaf."""
+
+    __slots__ = ("_specs",)
+
+    def __init__(self, plan: SavePlan | None) -> None:
+        self._specs = () if plan is None or not plan.changed else plan.specs
+
+    def of(self, leaf: Leaf, nbytes: int | None = None) -> int:
+        """Bytes that a leaf becomes, or a part of it that has `nbytes`; none if nobody changes it."""
+        if not self._specs or not leaf.spec.nbytes:
+            return 0
+
+        after = self._specs[leaf.index]
+        if after is leaf.spec or after == leaf.spec:
+            return 0
+
+        return -(-after.nbytes * (leaf.spec.nbytes if nbytes is None else nbytes) // leaf.spec.nbytes)
+
+
+def _plan(leaves: list[Leaf], piece_bytes: int, room: _Room) -> tuple[StagedBatch | None, list[_Planned]]:
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
     Returns:
@@ -215,7 +235,7 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
         if isinstance(leaf.handler, AdaptedHandler):
             continue
 
-        plans = list(_pieces(leaf, leaf.handler, piece_bytes))
+        plans = list(_pieces(leaf, leaf.handler, piece_bytes, room))
         staged = leaf.without_value()
         chosen = planned if any(plan.cost for plan in plans) else free
         for at, plan in enumerate(plans, start=1):
@@ -230,18 +250,21 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     return StagedBatch(tuple([leaf for leaf, _, last in free if last]), _take(free)), planned
 
 
-def _pieces(leaf: Leaf, handler: LeafHandler, piece_bytes: int) -> Iterator[PiecePlan]:
+def _pieces(leaf: Leaf, handler: LeafHandler, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
     """Plan the pieces of a leaf. A chunk with a codec is one piece, and what it becomes is leased with it.
 
     If encoding leased its own bytes, what is staged behind it could hold all there are.
     """
     spec = leaf.spec
     if spec.codec is None:
-        yield from handler.pieces(leaf, piece_bytes)
+        for plan in handler.pieces(leaf, piece_bytes):
+            extra = room.of(leaf, plan.nbytes)
+            yield replace(plan, cost=plan.cost + extra) if extra else plan
+
         return
 
     for plan in handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
-        yield replace(plan, cost=plan.cost + encoding_room(plan.nbytes))
+        yield replace(plan, cost=plan.cost + encoding_room(plan.nbytes) + room.of(leaf, plan.nbytes))
 
 
 def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:

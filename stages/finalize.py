@@ -8,11 +8,11 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.messages.save import Committed, SaveReport
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ItemsLayout
 from penstock.stages.reuse.value_cache import KnownValues
 
@@ -26,10 +26,7 @@ class Finalize:
         DestinationExistsError: If somebody else put something there during the save.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one rename."""
-        return 1
+    messages: ClassVar[Messages] = {Committed: SaveReport}
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

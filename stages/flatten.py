@@ -7,13 +7,14 @@ __all__ = ("Flatten",)
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError
+from penstock.kernel.messages.changed_specs import resolved_spec
 from penstock.kernel.messages.save import Leaf, LeafBatch, SavePlan, SpecChange, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -40,10 +41,7 @@ class Flatten:
     save that has nothing to write.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one tree."""
-        return 1
+    messages: ClassVar[Messages] = {TreeToSave: LeafBatch[Leaf]}
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -104,7 +102,13 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
         run.layout.check([replace(leaf, spec=spec) for leaf, spec in zip(known.leaves, specs, strict=True)])
 
     references = references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves])
-    return leaves, SavePlan(infos=infos, specs=specs, references=references, sizes_known=not known.coded)
+    return leaves, SavePlan(
+        infos=infos,
+        specs=specs,
+        references=references,
+        changed=bool(message.changes),
+        sizes_known=not known.coded,
+    )
 
 
 def resolved(specs: Sequence[LeafSpec], changes: Sequence[SpecChange]) -> Sequence[LeafSpec]:
@@ -120,7 +124,7 @@ def resolved(specs: Sequence[LeafSpec], changes: Sequence[SpecChange]) -> Sequen
         if id(spec) not in known:
             changed = spec
             for change in changes:
-                changed = change(changed)
+                changed = resolved_spec(changed, change)
 
             known[id(spec)] = spec if changed == spec else changed
 

@@ -8,14 +8,14 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import ReadBatch, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.common.batching import grouped
 from penstock.stages.planning.splitting import scratch_bytes
@@ -34,12 +34,9 @@ class LimitBytes:
             has an account of its own within the shared one; None for no such limit.
     """
 
-    in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
+    messages: ClassVar[Messages] = {StagedBatch: StagedBatch, LeafBatch[ReadLeaf]: ReadBatch}
 
-    @property
-    def concurrency(self) -> int:
-        """One: the order of admission is the order of arrival."""
-        return 1
+    in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
 
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, cast, final, overload
+from typing import Any, ClassVar, cast, final, overload
 
 from jax import tree_util
 
@@ -18,7 +18,7 @@ from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import Located, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.checkpoints import LeafColumns, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
@@ -47,10 +47,7 @@ class Plan:
         NoHandlerError: If nobody handles a type, wanted or stored.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one tree."""
-        return 1
+    messages: ClassVar[Messages] = {Located: LeafBatch[ReadLeaf]}
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TypeAlias, final
+from typing import ClassVar, TypeAlias, final
 
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -23,7 +23,7 @@ from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile
@@ -54,6 +54,8 @@ class Read:
             a processor, and more threads than those at it make the event loop's thread wait its turn.
         verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
     """
+
+    messages: ClassVar[Messages] = {ReadBatch: HostBatch, LeafBatch[ReadLeaf]: HostBatch}
 
     concurrency: int = field(
         default_factory=lambda: min(8, max(2, os.cpu_count() or 1)), metadata={"positive": True}

@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import TypeAlias, final
+from typing import ClassVar, TypeAlias, final
 
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.messages.save import Leaf, Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
@@ -47,6 +47,8 @@ class Write:
         concurrency: Batches written at once, each by a thread.
         file_bytes: A data file that has grown to this size is followed by another one.
     """
+
+    messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
 
     concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 __all__ = ("WriteArranged", "runs_of")
 
-import itertools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 from anyio import Lock, create_task_group
 
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ArrangedLayout, Arrangement
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.stores import DataFile
@@ -44,6 +43,8 @@ class WriteArranged:
         PipelineError: If the layout is no `ArrangedLayout`.
         SpecError: If the layout cannot hold the leaves; nothing was written.
     """
+
+    messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
 
     concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
@@ -141,10 +142,9 @@ class _Writer:
             file.write_at(0, [memoryview(head.data)])
 
     def _write(self, arrangement: Arrangement, batch: StagedBatch) -> tuple[Written, ...]:
-        parts = [*batch.pieces, *itertools.chain.from_iterable(map(_unpacked, batch.packs))]
         writes: list[_Write] = []
         written: list[Written] = []
-        for piece in parts:
+        for piece in batch.parts():
             check_planned(piece.leaf, plan_of([batch]))
             place = arrangement.places[piece.leaf.index]
             assert place is not None, "only what has array bytes has pieces"
@@ -193,14 +193,6 @@ def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> It
         end = min(done + run_bytes - within, nbytes)
         yield offset, done, end
         done = end
-
-
-def _unpacked(pack: Pack) -> Iterator[Piece]:
-    """Yield each leaf of a pack as a piece."""
-    at = 0
-    for leaf in pack.leaves:
-        yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, pack.data[at : at + leaf.nbytes])
-        at += leaf.nbytes
 
 
 def _adjacent(writes: Iterable[_Write]) -> Iterator[list[_Write]]:

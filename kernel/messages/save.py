@@ -34,10 +34,12 @@ __all__ = (
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
+from penstock.kernel.messages.changed_specs import place_of, resolved_spec
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
@@ -141,6 +143,7 @@ class SavePlan:
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict[str, "ReferenceType[Any]"])
     """What can never change of what is saved, by stored name."""
+    changed: bool = False  #: whether a stage declares that it changes leaves
     sizes_known: bool = True  #: whether the bytes to be written are known: no leaf has a codec
 
 
@@ -159,6 +162,11 @@ class Piece:
         end, whole = self.start + len(self.data), self.chunk_nbytes
         if end > whole:
             raise ChangedLeafError(self.leaf.info.key_path, f"a chunk of {whole} bytes", f"{end} bytes")
+
+    @property
+    def key_path(self) -> str:
+        """Where the leaf stands, for people."""
+        return self.leaf.info.key_path
 
     @property
     def nbytes(self) -> int:
@@ -194,6 +202,14 @@ class Pack:
             first = self.leaves[0].info.key_path if self.leaves else ""
             planned = f"{nbytes} bytes, with {len(self.leaves)} leaves in one pack"
             raise ChangedLeafError(first, planned, f"{len(self.data)} bytes")
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield each leaf as a piece; together they cost what the pack costs."""
+        at = 0
+        for leaf in self.leaves:
+            nbytes = leaf.spec.nbytes
+            yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, self.data[at : at + nbytes], nbytes)
+            at += nbytes
 
     @property
     def nbytes(self) -> int:
@@ -245,11 +261,75 @@ class StagedBatch:
         """Bytes of all its pieces and packs."""
         return sum([len(piece.data) for piece in self.pieces]) + sum([len(pack.data) for pack in self.packs])
 
+    def parts(self) -> Iterator[Piece]:
+        """Yield all its bytes: each piece as it is, and each leaf of a pack as a piece."""
+        yield from self.pieces
+        for pack in self.packs:
+            yield from pack.pieces()
+
+    def map(self, function: Callable[[Piece], Any], resolve_spec: SpecChange | None = None) -> StagedBatch:
+        """Return this batch with the bytes that `function` makes of each part, and the same leases. Blocking.
+
+        Args:
+            function: Gives bytes, as any contiguous buffer; `piece.data` itself where nothing changes.
+            resolve_spec: What becomes of the leaves, if that is anything: what the stage declares.
+
+        Raises:
+            ChangedLeafError: If the bytes are not as many as the spec says, or if a leaf that travels in
+                several pieces gets another shape.
+        """
+        mapping = _Mapping(function, resolve_spec)
+        return replace(
+            self,
+            leaves=tuple(map(mapping.leaf, self.leaves)),
+            pieces=tuple(map(mapping.piece, self.pieces)),
+            packs=tuple(map(mapping.pack, self.packs)),
+        )
+
     def release(self) -> None:
         """Give back both leases. Never blocks, and may be called again."""
         for lease in (self.staged, self.in_flight):
             if lease is not None:
                 lease.release()
+
+
+@final
+class _Mapping:
+    """What `StagedBatch.map` does to each part."""
+
+    __slots__ = ("_change", "_function")
+
+    def __init__(self, function: Callable[[Piece], Any], change: SpecChange | None) -> None:
+        self._function = function
+        self._change = change
+
+    def leaf(self, leaf: Leaf) -> Leaf:
+        spec = leaf.spec if self._change is None else resolved_spec(leaf.spec, self._change)
+        return leaf if spec is leaf.spec else replace(leaf, spec=spec)
+
+    def piece(self, piece: Piece) -> Piece:
+        leaf = self.leaf(piece.leaf)
+        chunk, start, nbytes = place_of(
+            piece.leaf.spec, leaf.spec, piece.chunk, piece.start, piece.nbytes, piece.key_path
+        )
+        made = self._function(piece)
+        if made is piece.data and leaf is piece.leaf:
+            return piece
+
+        data = memoryview(made).cast("B")
+        if len(data) != nbytes:
+            raise ChangedLeafError(piece.key_path, f"{nbytes} bytes", f"{len(data)} bytes")
+
+        cost = piece.cost if made is piece.data else min(piece.cost, len(data))
+        return replace(piece, leaf=leaf, chunk=chunk, start=start, data=data, cost=cost)
+
+    def pack(self, pack: Pack) -> Pack:
+        before = list(pack.pieces())
+        after = list(map(self.piece, before))
+        if all(map(is_, before, after)):
+            return pack
+
+        return Pack(tuple([piece.leaf for piece in after]), memoryview(b"".join([one.data for one in after])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ class Checkpointer:
         )
         chosen = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
         self._save_pipeline = configured_pipeline(fitting_pipeline(chosen, layout), options.save)
+        self._save_pipeline.check(TreeToSave)
         self._restore_pipeline = configured_pipeline(
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
@@ -206,7 +207,9 @@ class Checkpointer:
         chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
         chosen = prioritised(chosen, prioritise)
         turn = self._background.turn(final)
-        task = SaveTask(chosen, run, TreeToSave(tree), turn, engine.config.stopping.undo_s)
+        task = SaveTask(
+            chosen, run, TreeToSave(tree, chosen.spec_changes), turn, engine.config.stopping.undo_s
+        )
         del tree
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
