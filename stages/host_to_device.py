@@ -49,7 +49,7 @@ class _Builder:
         threads = self._run.threads
         try:
             if len(batch.packs) == 1 and not batch.leaves and not batch.ready:
-                return RestoredBatch(await threads.run(_build_pack, batch.packs[0]))
+                return RestoredBatch(await threads.run(_build_pack, batch.packs[0]), batch.plan)
 
             built = await threads.run(_build, batch) if batch.leaves or batch.packs else []
         finally:
@@ -60,7 +60,7 @@ class _Builder:
             built += await threads.run(_join, complete)
 
         values = [*built, *batch.ready]
-        return RestoredBatch(values) if values or not batch.leaves else None
+        return RestoredBatch(values, batch.plan) if values or not batch.leaves else None
 
     def _complete(self, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
         """Count the parts that were put in place; return one of each leaf that has all of its own."""

@@ -12,7 +12,7 @@ from typing import final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import ReadBatch, ReadLeaf
+from penstock.kernel.messages.restore import ReadBatch, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor
@@ -65,7 +65,7 @@ class _Limiter:
         if isinstance(batch, StagedBatch):
             return self._admit_pieces(batch)
         if isinstance(batch.leaves, ReadPack):
-            return self._admit_packs(batch.leaves, prioritised=batch.prioritised)
+            return self._admit_packs(batch.leaves, batch.plan, prioritised=batch.prioritised)
 
         if batch.handler is not None:
             return self._admit_handler(batch, batch.handler)
@@ -88,6 +88,9 @@ class _Limiter:
         yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
+        if not batch.leaves:  # nothing is read: the batch only brings the plan
+            yield ReadBatch((), (), plan=batch.plan)
+
         # A unit is a large leaf, or small ones that go in one group. Who holds host bytes waits for
         # none: of a unit that is staged, buffers for its reads are leased with it.
         for unit in grouped(batch.leaves, self._most, _weight):
@@ -99,7 +102,7 @@ class _Limiter:
             try:
                 for group in list(grouped(reads, self._most)) or [()]:
                     part = await self._admit_group(unit, group, room, prioritised=batch.prioritised)
-                    message, staged = replace(part, staged=staged), ()
+                    message, staged = replace(part, staged=staged, plan=batch.plan), ()
                     yield message
                     del message, part
             except BaseException:
@@ -123,7 +126,8 @@ class _Limiter:
         nbytes = known + min(unknown, max(0, run.memory.limit_of(run.flow) - known))
         about = {"handler": handler.name, "n_leaves": len(leaves)}
         lease = await run.lease(nbytes, leaves[0].info.key_path, prioritised=batch.prioritised, about=about)
-        yield ReadBatch(leaves, (), ((leaves[0].index, lease),), handler=handler)
+        staged = ((leaves[0].index, lease),)
+        yield ReadBatch(leaves, (), staged, handler=handler, plan=batch.plan)
 
     async def _admit_group(
         self,
@@ -151,7 +155,9 @@ class _Limiter:
 
         return ReadBatch(unit, group, (), lease, scratch=scratch)
 
-    async def _admit_packs(self, pack: ReadPack, *, prioritised: bool) -> AsyncIterator[ReadBatch]:
+    async def _admit_packs(
+        self, pack: ReadPack, plan: RestorePlan | None, *, prioritised: bool
+    ) -> AsyncIterator[ReadBatch]:
         for part in pack.cut(len(pack), self._most):
             # The bytes are copied out of the buffer that they are read into, which dies then.
             oversize = part.nbytes > self._run.memory.limit
@@ -163,7 +169,7 @@ class _Limiter:
                 staged.release()
                 raise
 
-            yield ReadBatch((), (), ((part.indices[0], staged),), lease, part)
+            yield ReadBatch((), (), ((part.indices[0], staged),), lease, part, plan=plan)
 
     async def _let_in(self, nbytes: int, *, prioritised: bool = False) -> ByteLease:
         shared, flow = self._shared, self._run.path

@@ -57,7 +57,7 @@ async def _pass_on(batch: LeafBatch[Any], /) -> LeafBatch[Any]:
 
 @final
 class _Prioritiser:
-    __slots__ = ("_is_first", "_leaves", "_owned", "_packs", "_run")
+    __slots__ = ("_is_first", "_leaves", "_owned", "_packs", "_plan", "_run")
 
     def __init__(self, is_first: Callable[[ParamInfo], bool], run: Run) -> None:
         self._is_first = is_first
@@ -65,8 +65,10 @@ class _Prioritiser:
         self._leaves: list[Any] = []
         self._packs: list[ReadPack] = []
         self._owned: list[LeafBatch[Any]] = []
+        self._plan: Any = None
 
     async def __call__(self, batch: LeafBatch[Any], /) -> None:
+        self._plan = batch.plan
         if batch.handler is not None:  # one call of that handler: all of it goes first if one leaf does
             first = any(self._is_first(leaf.info) for leaf in batch.leaves)
             self._owned.append(replace(batch, prioritised=first))
@@ -78,6 +80,10 @@ class _Prioritiser:
     async def finish(self) -> AsyncIterator[LeafBatch[Any]]:
         leaves, self._leaves = self._leaves, []
         packs, self._packs = self._packs, []
+        plan = self._plan
+        if not leaves and not packs and not self._owned and plan is not None:
+            yield LeafBatch((), plan=plan)
+
         first_packs, other_packs = await self._run.threads.run(_partition_packs, packs, self._is_first)
         first, rest = await self._run.threads.run(_partition, leaves, self._is_first)
         del leaves
@@ -86,9 +92,9 @@ class _Prioritiser:
             del batch  # the leaves belong to whoever comes next
 
         for pack in first_packs:
-            yield LeafBatch(pack, prioritised=True)
+            yield LeafBatch(pack, prioritised=True, plan=plan)
 
-        for batch in batched(first, self._run.limits, prioritised=True):
+        for batch in batched(first, self._run.limits, prioritised=True, plan=plan):
             yield batch
             del batch  # the leaves belong to whoever comes next
 
@@ -97,9 +103,9 @@ class _Prioritiser:
             del batch
 
         for pack in other_packs:
-            yield LeafBatch(pack)
+            yield LeafBatch(pack, plan=plan)
 
-        for batch in batched(rest, self._run.limits):
+        for batch in batched(rest, self._run.limits, plan=plan):
             yield batch
             del batch
 

@@ -87,10 +87,10 @@ class _Reader:
 
     async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
         if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
-            batch = ReadBatch((), (), pack=batch.leaves)
+            batch = ReadBatch((), (), pack=batch.leaves, plan=batch.plan)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
-            reads = tuple(read for leaf in batch.leaves for read in leaf.reads)
-            batch = ReadBatch(tuple(batch.leaves), reads, handler=batch.handler)
+            reads = tuple([read for leaf in batch.leaves for read in leaf.reads])
+            batch = ReadBatch(tuple(batch.leaves), reads, handler=batch.handler, plan=batch.plan)
         if batch.handler is not None:
             return await self._load(batch, batch.handler)
         if batch.pack is not None:
@@ -124,7 +124,8 @@ class _Reader:
             raise
 
         batch.release_read()
-        return HostBatch((), tuple(ready), tuple([lease for _, lease in batch.staged]))
+        staged = tuple([lease for _, lease in batch.staged])
+        return HostBatch((), tuple(ready), staged, plan=batch.plan)
 
     async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
         def read() -> HostPack:
@@ -136,7 +137,8 @@ class _Reader:
             batch.release_read()
 
         self._run.progress.advance(len(pack), pack.nbytes)
-        return HostBatch((), staged=tuple([lease for _, lease in batch.staged]), packs=(host,))
+        staged = tuple([lease for _, lease in batch.staged])
+        return HostBatch((), staged=staged, packs=(host,), plan=batch.plan)
 
     def release(self) -> None:
         """Give back the leases of leaves that were never completed."""
@@ -173,11 +175,11 @@ class _Reader:
             del self._outstanding[leaf.index]
 
         self._run.progress.advance(sum([leaf.ends_leaf for leaf in whole]), batch.nbytes)
-        if not whole:
+        if not whole and batch.leaves:
             return None
 
         staged = tuple(self._staged.pop(leaf.index) for leaf in whole if leaf.index in self._staged)
-        return HostBatch(whole, staged=staged)
+        return HostBatch(whole, staged=staged, plan=batch.plan)
 
     def _read_files(self, reads: Iterable[FileRead], names: dict[int, str]) -> None:
         by_file: dict[str, list[FileRead]] = defaultdict(list)

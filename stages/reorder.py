@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, final
 
 from penstock.kernel.errors import HandlerFailedError
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import Order, ReadLeaf
+from penstock.kernel.messages.restore import Order, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
@@ -81,7 +81,7 @@ _Rank: TypeAlias = tuple[list[LeafBatch[ReadLeaf]], list[ReadPack], list[ReadLea
 
 @final
 class _Sorter:
-    __slots__ = ("_leaves", "_order", "_owned", "_packs", "_run")
+    __slots__ = ("_leaves", "_order", "_owned", "_packs", "_plan", "_run")
 
     def __init__(self, order: Order, run: RestoreRun) -> None:
         self._order = order
@@ -89,8 +89,10 @@ class _Sorter:
         self._leaves: list[ReadLeaf] = []
         self._packs: list[ReadPack] = []
         self._owned: list[LeafBatch[ReadLeaf]] = []
+        self._plan: RestorePlan | None = None
 
     async def __call__(self, batch: LeafBatch[ReadLeaf], /) -> None:
+        self._plan = batch.plan or self._plan
         if batch.handler is not None:
             self._owned.append(batch)
         elif isinstance(batch.leaves, ReadPack):
@@ -99,22 +101,26 @@ class _Sorter:
             self._leaves.extend(batch.leaves)
 
     async def finish(self) -> AsyncIterator[LeafBatch[ReadLeaf]]:
-        sorted_out = await self._run.threads.run(self._sort)
+        plan = self._plan
+        if plan is None:
+            return  # nothing came: the last stage will miss it, and say so
+        if not self._leaves and not self._packs and not self._owned:
+            yield LeafBatch((), plan=plan)
+
+        sorted_out = await self._run.threads.run(self._sort, plan)
         for owned, packs, leaves in sorted_out:
             for batch in owned:
                 yield batch
 
             for pack in packs:
-                yield LeafBatch(pack)
+                yield LeafBatch(pack, plan=plan)
 
-            for batch in batched(leaves, self._run.limits):
+            for batch in batched(leaves, self._run.limits, plan=plan):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
-    def _sort(self) -> list[_Rank]:
-        outline = self._run.outline
-        assert outline is not None, "a planning stage sets the outline"
-        ranks = ranks_of(self._order, outline.infos)
+    def _sort(self, plan: RestorePlan) -> list[_Rank]:
+        ranks = ranks_of(self._order, plan.infos)
         by_rank: dict[int, _Rank] = defaultdict(lambda: ([], [], []))
         for batch in self._owned:  # one call of a handler: all of it when the first of its leaves is due
             by_rank[min([ranks[leaf.index] for leaf in batch.leaves])][0].append(batch)

@@ -162,35 +162,6 @@ print(*[name for name in ("jax", "numpy", "tensorstore") if name in sys.modules]
     assert run.stdout.split() == loaded
 
 
-@pytest.mark.parametrize("name", [name for name in penstock.__all__ if name != "__version__"])
-def test_each_public_name_is_there(name: str) -> None:
-    assert getattr(penstock, name) is not None
-
-
-def test_dir_lists_the_public_names() -> None:
-    assert set(penstock.__all__) <= set(dir(penstock))
-
-
-def test_a_misspelt_name_raises_attribute_error() -> None:
-    with pytest.raises(AttributeError, match=r"module 'penstock' has no attribute 'typo'"):
-        _ = penstock.typo  # type: ignore[attr-defined]  # the point of the test
-
-
-def test_the_checkers_and_the_interpreter_see_the_same_names() -> None:
-    branches = next(
-        node for node in ast.parse((FACE / "__init__.py").read_text()).body if isinstance(node, ast.If)
-    )
-    checked: dict[str, str] = {}
-    for node in branches.body:
-        assert isinstance(node, ast.ImportFrom)
-        for alias in node.names:
-            checked[alias.name] = f"penstock.{alias.name}" if node.module == "penstock" else str(node.module)
-
-    table: dict[str, str] = vars(penstock)["_MODULE_OF"]
-    assert table == checked
-    assert {*table, "__version__"} == set(penstock.__all__)
-
-
 @pytest.mark.timeout(115)  # pip fetches the build backend; faulthandler ends the run at 120 s
 def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -28,7 +28,7 @@ __all__ = (
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
@@ -104,6 +104,7 @@ class LeafBatch(Generic[L]):
 
     leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
     prioritised: bool = False
+    plan: Any = None  #: of a restore, its `RestorePlan`
     handler: FilesHandler | None = None  #: if these are all leaves of a handler with files of its own
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = (
-    "Outline",
     "ProgressMeter",
     "References",
     "RestoreRun",
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
-    from penstock.kernel.messages.restore_options import Change, Recipe
     from penstock.kernel.messages.save import WrittenBatch
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
@@ -147,17 +145,3 @@ class RestoreRun(Run):
     """What the stages of a restore may use."""
 
     flow: ClassVar[Flow] = "restore"
-    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
-    """What can never change of what was restored, by stored name; set by the last stage."""
-    directory: str = ""  #: what holds the tree: the checkpoint, or an item in it; set by the first stage
-    outline: Outline | None = None  #: set by the planning stage, used to put the tree together
-    recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
-    changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """The shape of a result: how many values it takes, and how they become a tree."""
-
-    infos: Sequence[ParamInfo]  #: one for each value, in flatten order
-    unflatten: Callable[[Sequence[object]], object]

@@ -15,9 +15,9 @@ import numpy as np
 from jax import tree_util
 
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
-from penstock.kernel.messages.restore import Located, ReadLeaf
-from penstock.kernel.messages.restore_options import Change, Making, Recipe, RestoreOptions
-from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.messages.restore import Located, Making, ReadLeaf, RestorePlan
+from penstock.kernel.messages.restore_options import Change, RestoreOptions
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
 from penstock.kernel.protocols.reads import Target
@@ -34,10 +34,10 @@ SHOWN_IN_EVENT = 20
 
 def plan_onto(
     run: RestoreRun, located: Located, options: RestoreOptions, match: MatchLeaves
-) -> list[ReadLeaf]:
+) -> tuple[RestorePlan, list[ReadLeaf]]:
     """Decide what to read for a result that departs from what is stored. Blocking; reads no array bytes.
 
-    Sets the run's outline, recipe and changes, and tells the changes by events. A leaf of the result
+    Tells the changes by events. A leaf of the result
     that is read has its own index; what functions need is read under indices beyond those.
 
     Args:
@@ -75,11 +75,16 @@ def plan_onto(
 
     infos = [origin.info for origin in matching.origins]
     unflatten = partial(cast("Any", tree_util).tree_unflatten, treedef)
-    run.outline = Outline(infos, unflatten if located.has_like else partial(nest, infos))
-    run.recipe = Recipe(planner.kept, planner.makings())
-    run.changes = tuple(matching.changes)
-    _tell(run)
-    return planner.leaves
+    plan = RestorePlan(
+        infos,
+        unflatten if located.has_like else partial(nest, infos),
+        located.checkpoint.directory,
+        planner.kept,
+        planner.makings(),
+        tuple(matching.changes),
+    )
+    _tell(run, plan.changes)
+    return plan, planner.leaves
 
 
 @final
@@ -223,9 +228,9 @@ def _in_order(differences: Sequence[TreeDifference]) -> list[TreeDifference]:
     return sorted(differences, key=lambda difference: order.get(difference.kind, 3))
 
 
-def _tell(run: RestoreRun) -> None:
+def _tell(run: RestoreRun, changes: Sequence[Change]) -> None:
     by_kind: dict[str, list[str]] = {}
-    for change in run.changes:
+    for change in changes:
         by_kind.setdefault(change.kind, []).append(change.key_path)
 
     for kind, key_paths in by_kind.items():
