@@ -15,7 +15,6 @@ from penstock.kernel.messages.changed_specs import resolved_spec
 from penstock.kernel.messages.save import Leaf, LeafBatch, SavePlan, SpecChange, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
@@ -90,12 +89,11 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
     del values
     if known is None or describer.changed:
         staged = tuple([leaf.without_value() for leaf in leaves])
-        if not message.changes:
-            run.layout.check(staged)
-
         coded = any(leaf.spec.codec is not None for leaf in staged)
         known = SavedTree(infos, staged, describer.signatures, asked, coded)
-        trees.keep(known)
+        if not message.changes:  # else it is the changed leaves that are checked, each time
+            run.layout.check(staged)
+            trees.keep(known)
 
     specs = resolved([leaf.spec for leaf in leaves], message.changes)
     if message.changes:
@@ -137,7 +135,6 @@ class _Describer:
 
     __slots__ = (
         "_asked",
-        "_directory",
         "_kinds",
         "_layout",
         "_registry",
@@ -150,7 +147,6 @@ class _Describer:
         self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
         self._asked = asked
         self._registry = run.registry
-        self._directory = run.workspace.path(run.folder)
         self._kinds: dict[type, _Kind] = {}
         self._specs: dict[tuple[int, object], LeafSpec] = {}
         self.changed = False  #: whether a leaf is not what it was
@@ -169,9 +165,6 @@ class _Describer:
             before = known.leaves[index]
             if signature is not None and before.handler is handler and known.signatures[index] == signature:
                 return Leaf(index, info, value, before.spec, handler).as_described(before)
-
-        if isinstance(handler, AdaptedHandler):
-            info = replace(info, directory=self._directory)
 
         spec = self._spec(kind, value, index, info, signature)
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
@@ -224,6 +217,6 @@ class _Describer:
 class _Kind:
     """What holds for all values of one type."""
 
-    handler: LeafHandler | AdaptedHandler
+    handler: LeafHandler
     sign: Callable[[Any], object] | None  #: how that tells whether a value is of a known kind
     follows_spec: bool  #: whether it stores them in the chunks and the dtype that the layout chooses

@@ -134,7 +134,7 @@ class _Writer:
         """Write what is in a batch: all at once, unless that opens many files."""
         pieces = iter(batch.pieces)
         packs = (found for whole in batch.packs for found in self._by_folder(whole))
-        done = WrittenBatch(batch.leaves, plan=batch.plan)
+        done = WrittenBatch(batch.leaves, handled=batch.pending, plan=batch.plan)
         while True:
             async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
                 if batch.plan is not None:

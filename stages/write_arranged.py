@@ -91,7 +91,7 @@ class _Writer:
             batch.release()
 
         self._run.progress.advance(len(batch.leaves), sum(part.nbytes for part in written))
-        return WrittenBatch(batch.leaves, written, plan=batch.plan)
+        return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         arrangement = self._arrangement

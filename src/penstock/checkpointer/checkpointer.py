@@ -207,10 +207,10 @@ class Checkpointer:
         chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
         chosen = prioritised(chosen, prioritise)
         turn = self._background.turn(final)
-        task = SaveTask(
-            chosen, run, TreeToSave(tree, chosen.spec_changes), turn, engine.config.stopping.undo_s
-        )
-        del tree
+        chosen.check(TreeToSave)
+        message = TreeToSave(tree, chosen.spec_changes)
+        task = SaveTask(chosen, run, message, turn, engine.config.stopping.undo_s)
+        del tree, message
         await self._start(tasks, task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
 
