@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import ChangedLeafError, PenstockError, PipelineError
 from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.pipelines import save_pipeline
 
 pytestmark = pytest.mark.anyio
@@ -159,3 +162,172 @@ async def test_a_stage_that_leaves_the_plan_out_is_told(tmp_path: Path) -> None:
 
     assert isinstance(error, PipelineError)
     assert "plan" in str(error)
+
+
+# Declared
+
+
+class Cast:
+    """The shortest stage that casts float32: on either side of `device_to_host` it declares the same."""
+
+    def __init__(self, dtype: str, *, as_declared: str | None = None) -> None:
+        self._dtype = dtype
+        self._declared = as_declared or dtype
+
+    def resolve_spec(self, spec: LeafSpec) -> LeafSpec:
+        if spec.dtype != "float32":
+            return spec
+
+        return replace(spec, dtype=self._declared, itemsize=np.dtype(self._declared).itemsize)
+
+    def __call__(self, batch: StagedBatch) -> StagedBatch:
+        return batch.map(self._cast, self.resolve_spec)
+
+    def _cast(self, piece: Piece) -> Any:
+        if piece.leaf.spec.dtype != "float32":
+            return piece.data
+
+        return np.frombuffer(piece.data, np.float32).astype(self._dtype)
+
+
+class CastLeaves(Cast):
+    """The same before `device_to_host`."""
+
+    def __call__(self, batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:  # type: ignore[override]  # another message
+        leaves = [replace(leaf, spec=self.resolve_spec(leaf.spec)) for leaf in batch.leaves]
+        return replace(batch, leaves=tuple(leaves))
+
+
+MIXED = {
+    **TREE,
+    "more": [np.full((3, 2), number, np.float32) for number in range(40)],
+    "text": "unchanged",
+    "ints": np.arange(7),
+    "none": None,
+}
+
+
+@LAYOUTS
+@pytest.mark.parametrize("dtype", ["int32", "float16", "float64"])
+@pytest.mark.parametrize("place", ["flatten", "device_to_host", "limit_bytes"])
+@pytest.mark.parametrize("budget", ["3MiB", "64MiB"])
+async def test_a_declared_cast_is_planned_written_and_restored(
+    tmp_path: Path, layout: Any, dtype: str, place: str, budget: str
+) -> None:
+    stage = CastLeaves(dtype) if place == "flatten" else Cast(dtype)
+    options = {} if layout is None else {"layout": layout}
+    async with penstock.Checkpointer(memory_limit=budget, **options) as checkpointer:
+        pipeline = save_pipeline(layout).insert_after(place, stage)
+        report = await (await checkpointer.save(tmp_path / "c", MIXED, pipeline=pipeline))
+        found = await checkpointer.restore(tmp_path / "c")
+        intact = layout is not None or (await checkpointer.verify(tmp_path / "c")).intact
+        assert checkpointer.statistics().leased == 0
+
+    assert intact
+    for name in ("small", "large"):
+        assert found[name].dtype == dtype
+        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(MIXED[name]).astype(dtype))
+
+    np.testing.assert_array_equal(found["more"][17], np.full((3, 2), 17, dtype))
+    np.testing.assert_array_equal(found["ints"], np.arange(7))
+    assert (found["text"], found["none"]) == ("unchanged", None)
+    assert report.nbytes == (LARGE + 5 + 240) * np.dtype(dtype).itemsize + 7 * 8 + 8
+
+
+async def test_a_cast_in_front_of_encode_is_encoded_as_what_it_became(tmp_path: Path) -> None:
+    layout = OrbaxLayout(SaveFormat(codec="zstd:1"))
+    async with penstock.Checkpointer(layout=layout) as checkpointer:
+        pipeline = save_pipeline(layout).insert_after("device_to_host", Cast("float16"))
+        await (await checkpointer.save(tmp_path / "c", TREE, pipeline=pipeline))
+        found = await checkpointer.restore(tmp_path / "c")
+
+    np.testing.assert_array_equal(np.asarray(found["large"]), np.asarray(TREE["large"]).astype("float16"))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("name", ["small", "large"])
+async def test_a_stage_that_does_not_keep_to_what_it_declares_is_refused(
+    tmp_path: Path, layout: Any, name: str
+) -> None:
+    pipeline = save_pipeline(layout).insert_after("device_to_host", Cast("float16", as_declared="int32"))
+    options = {} if layout is None else {"layout": layout}
+
+    error = await refused(tmp_path / "c", pipeline, {name: TREE[name]}, **options)
+
+    assert isinstance(error, ChangedLeafError)
+    assert (error.key_path, error.stage) == (f"['{name}']", "cast")
+
+
+async def test_what_is_declared_and_not_done_is_refused(tmp_path: Path) -> None:
+    class Lazy(Cast):
+        def __call__(self, batch: StagedBatch) -> StagedBatch:
+            return batch
+
+    error = await refused(tmp_path / "c", save_pipeline().insert_after("device_to_host", Lazy("float16")))
+
+    assert isinstance(error, ChangedLeafError)
+    assert "float16" in error.planned
+
+
+class Halve:
+    """Leaves out every second element of a one-dimensional leaf, which is another shape."""
+
+    def resolve_spec(self, spec: LeafSpec) -> LeafSpec:
+        shape = (spec.shape[0] // 2,) if spec.shape else spec.shape
+        return replace(spec, shape=shape, chunk_shape=shape or (), write_shape=shape)
+
+    def __call__(self, batch: StagedBatch) -> StagedBatch:
+        return batch.map(
+            lambda piece: self._halve(piece) if piece.leaf.spec.shape else piece.data, self.resolve_spec
+        )
+
+    def _halve(self, piece: Piece) -> bytes:
+        return np.frombuffer(piece.data, piece.leaf.spec.dtype)[1::2].tobytes()
+
+
+@LAYOUTS
+async def test_a_leaf_that_is_whole_may_get_another_shape(tmp_path: Path, layout: Any) -> None:
+    options = {} if layout is None else {"layout": layout}
+    async with penstock.Checkpointer(**options) as checkpointer:
+        pipeline = save_pipeline(layout).insert_after("device_to_host", Halve())
+        await (await checkpointer.save(tmp_path / "c", {"a": np.arange(10), "s": 3}, pipeline=pipeline))
+        found = await checkpointer.restore(tmp_path / "c")
+
+    np.testing.assert_array_equal(found["a"], [1, 3, 5, 7, 9])
+
+
+async def test_a_leaf_that_travels_in_pieces_may_not(tmp_path: Path) -> None:
+    pipeline = save_pipeline().insert_after("device_to_host", Halve())
+    error = await refused(tmp_path / "c", pipeline, {"large": np.arange(3_000_000)})
+
+    assert isinstance(error, ChangedLeafError)
+    assert (error.key_path, error.stage) == ("['large']", "halve")
+    assert "several pieces" in str(error)
+
+
+async def test_nothing_of_a_batch_that_is_mapped_to_itself_is_copied(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def look(batch: StagedBatch) -> StagedBatch:
+        mapped = batch.map(lambda piece: piece.data)
+        seen.append(all(a is b for a, b in zip(batch.pieces, mapped.pieces, strict=True)))
+        seen.append(all(a is b for a, b in zip(batch.packs, mapped.packs, strict=True)))
+        return mapped
+
+    async with penstock.Checkpointer() as checkpointer:
+        pipeline = save_pipeline().insert_after("device_to_host", look)
+        await (await checkpointer.save(tmp_path / "c", MIXED, pipeline=pipeline))
+
+    assert seen
+    assert all(seen)
+
+
+async def test_what_a_stage_changes_is_not_taken_from_the_base(tmp_path: Path) -> None:
+    pipeline = save_pipeline().insert_after("device_to_host", Cast("float16"))
+    async with penstock.Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", TREE))
+        report = await (await checkpointer.save(tmp_path / "2", TREE, pipeline=pipeline, base=tmp_path / "1"))
+        found = await checkpointer.restore(tmp_path / "2")
+
+    assert report.nbytes_kept == 0
+    assert found["large"].dtype == np.float16

@@ -126,6 +126,7 @@ class Checkpointer:
         self._restore_pipeline = configured_pipeline(
             pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline, options.restore
         )
+        self._restore_pipeline.check(RestoreRequest)
         self._background = BackgroundSaves()
         self._streams = Streams()
         self.stopping = Stopping(options.stopping, self._background)
@@ -207,7 +208,9 @@ class Checkpointer:
         chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
         chosen = prioritised(chosen, prioritise)
         turn = self._background.turn(final)
-        chosen.check(TreeToSave)
+        if pipeline is not None:
+            chosen.check(TreeToSave)
+
         message = TreeToSave(tree, chosen.spec_changes)
         task = SaveTask(chosen, run, message, turn, engine.config.stopping.undo_s)
         del tree, message
@@ -266,6 +269,9 @@ class Checkpointer:
         options = restore_options(onto, has_like=has_like)
         target, only = like if has_like else None, onto.get("only")
         request = RestoreRequest(final, target, has_like, options, mmap, split, item, only)
+        if pipeline is not None:
+            pipeline.check(RestoreRequest)
+
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         task = RestoreTask(self._engine, threads, with_derive(chosen, options), request)
         tree, report = await self._calmly(task)
