@@ -19,11 +19,14 @@ __all__ = (
     "ByteLease",
     "Change",
     "ChangeKind",
+    "ChangesLeaves",
     "ChunkingHandler",
     "Committed",
+    "Concurrent",
     "Config",
     "Coordinator",
     "DataFile",
+    "DeclaresMessages",
     "DirectRead",
     "Document",
     "DriverRead",
@@ -52,6 +55,7 @@ __all__ = (
     "ManyFiles",
     "MemoryOptions",
     "MemoryRegulator",
+    "Messages",
     "Milestone",
     "NamedTensors",
     "Only",
@@ -158,7 +162,16 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.pipeline import Pipeline, Slot
     from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
     from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
-    from penstock.kernel.pipeline.stage import Actor, Finishing, FunctionStage, Stage
+    from penstock.kernel.pipeline.stage import (
+        Actor,
+        ChangesLeaves,
+        Concurrent,
+        DeclaresMessages,
+        Finishing,
+        FunctionStage,
+        Messages,
+        Stage,
+    )
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.plugins.stage_registry import StageRegistry
     from penstock.kernel.protocols.checkpoints import (
@@ -260,7 +273,16 @@ else:
             "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
             "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),
             "penstock.kernel.pipeline.runner": ("PipelineResult", "run_pipeline"),
-            "penstock.kernel.pipeline.stage": ("Actor", "Finishing", "FunctionStage", "Stage"),
+            "penstock.kernel.pipeline.stage": (
+                "Actor",
+                "ChangesLeaves",
+                "Concurrent",
+                "DeclaresMessages",
+                "Finishing",
+                "FunctionStage",
+                "Messages",
+                "Stage",
+            ),
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.kernel.plugins.stage_registry": ("StageRegistry",),
             "penstock.kernel.protocols.checkpoints": (
