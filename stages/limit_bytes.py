@@ -18,7 +18,7 @@ from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.common.batching import grouped
-from penstock.stages.planning.splitting import scratch_bytes
+from penstock.stages.planning.leaf_reads import scratch_bytes
 
 
 @final
