@@ -19,7 +19,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.manager.step_name_formats import NameFormat, standard_name_format
 from penstock.orbax.v0.manager.step_paths import STEP_NAME
-from penstock.steps.step_watch import watch_steps
+from penstock.steps.step_watch import Watch, watch_steps
 
 _SNAPSHOTS: Final = "_SNAPSHOTS"
 _NONE: Final = -1
@@ -67,22 +67,8 @@ def wait_for_new_checkpoint(
         step_prefix=step_prefix, step_format_fixed_length=step_format_fixed_length
     )
     snapshots = root / _SNAPSHOTS if snapshot_dir is None else handler_path(snapshot_dir)
-    deadline = None if timeout is None else time.monotonic() + timeout
-
-    def is_late() -> bool:
-        late = deadline is not None and time.monotonic() + seconds_to_sleep > deadline
-        return late and (timeout_fn is None or timeout_fn())
-
-    steps = watch_steps(
-        LocalStore(),
-        Threads(1),
-        path_text(root),
-        _AnyNames(names),
-        after=None if until_step is None else until_step - 1,
-        latest_only=True,
-        until=is_late,
-        interval_s=max(seconds_to_sleep, _LEAST_S),
-    )
+    is_over = _Timeout(timeout, seconds_to_sleep, timeout_fn)
+    steps = _later_steps(root, names, until_step, max(seconds_to_sleep, _LEAST_S), is_over)
     step = run_sync(anext, steps, _NONE)
     snapshot = None
     try:
@@ -157,6 +143,37 @@ def checkpoints_iterator(
             yield step
 
         time.sleep(max(0.0, since + min_interval_secs - time.time()))
+
+
+def _later_steps(
+    root: Any, names: NameFormat, until_step: int | None, interval_s: float, is_over: Callable[[], bool]
+) -> Watch:
+    """Watch for the latest step, `until_step` or a later one."""
+    return watch_steps(
+        LocalStore(),
+        Threads(1),
+        path_text(root),
+        _AnyNames(names),
+        after=None if until_step is None else until_step - 1,
+        latest_only=True,
+        until=is_over,
+        interval_s=interval_s,
+    )
+
+
+@final
+class _Timeout:
+    """Says whether a wait is over, when it is called because there is no step yet."""
+
+    def __init__(self, timeout_s: float | None, sleep_s: float, decides: Callable[[], bool] | None) -> None:
+        self._last_look_s = None if timeout_s is None else time.monotonic() + timeout_s - sleep_s
+        self._decides = decides
+
+    def __call__(self) -> bool:
+        if self._last_look_s is None or time.monotonic() <= self._last_look_s:
+            return False
+
+        return self._decides is None or self._decides()
 
 
 @final
