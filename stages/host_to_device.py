@@ -14,7 +14,6 @@ from penstock.kernel.messages.packs import HostPack, IndexedValues
 from penstock.kernel.messages.restore import HostBatch, ReadLeaf, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 
 
@@ -81,7 +80,6 @@ def _build(batch: HostBatch) -> list[tuple[int, object]]:
     # Keyed by identity: a third party's handler need not be hashable.
     by_handler: dict[int, tuple[LeafHandler, list[ReadLeaf]]] = {}
     for leaf in batch.leaves:
-        assert not isinstance(leaf.handler, AdaptedHandler)
         if leaf.part is not None:
             cast("PartsHandler", leaf.handler).place(leaf)
         else:

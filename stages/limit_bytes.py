@@ -16,6 +16,7 @@ from penstock.kernel.messages.restore import ReadBatch, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.common.batching import grouped
 from penstock.stages.planning.splitting import scratch_bytes
@@ -66,6 +67,9 @@ class _Limiter:
         if isinstance(batch.leaves, ReadPack):
             return self._admit_packs(batch.leaves, batch.plan, prioritised=batch.prioritised)
 
+        if batch.handler is not None:
+            return self._admit_handler(batch, batch.handler)
+
         return self._admit_reads(batch)
 
     async def _admit_pieces(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
@@ -107,6 +111,23 @@ class _Limiter:
                         held.release()
 
                 raise
+
+    async def _admit_handler(
+        self, batch: LeafBatch[ReadLeaf], handler: FilesHandler
+    ) -> AsyncIterator[ReadBatch]:
+        """Admit leaves that their handler reads in one call, with what it says that this holds.
+
+        Where it cannot tell, a leaf counts as one piece, but all such leaves as no more than there is.
+        """
+        run, leaves = self._run, tuple(batch.leaves)
+        sizes = handler.read_sizes(leaves)
+        known = sum([size for size in sizes if size is not None])
+        unknown = sizes.count(None) * run.limits.piece_bytes
+        nbytes = known + min(unknown, max(0, run.memory.limit_of(run.flow) - known))
+        about = {"handler": handler.name, "n_leaves": len(leaves)}
+        lease = await run.lease(nbytes, leaves[0].info.key_path, prioritised=batch.prioritised, about=about)
+        staged = ((leaves[0].index, lease),)
+        yield ReadBatch(leaves, (), staged, handler=handler, plan=batch.plan)
 
     async def _admit_group(
         self,

@@ -6,7 +6,7 @@ __all__ = ("Plan", "match")
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, cast, final, overload
@@ -19,7 +19,6 @@ from penstock.kernel.messages.restore import Located, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.checkpoints import LeafColumns, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
@@ -195,7 +194,7 @@ def _handlers(
     rows: Sequence[int],
     specs: Sequence[LeafSpec],
     likes: Sequence[Any] | None,
-) -> list[LeafHandler | AdaptedHandler]:
+) -> list[LeafHandler]:
     """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
     wanted: list[Any]
     if likes is None:
@@ -206,7 +205,7 @@ def _handlers(
         if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
             wanted = [like if isinstance(like, type) else type(like) for like in likes]
 
-    def find(kind: Any) -> LeafHandler | AdaptedHandler:
+    def find(kind: Any) -> LeafHandler:
         key_path = checkpoint.leaves[rows[wanted.index(kind)]].info.key_path
         if isinstance(kind, str):
             return run.registry.for_typestr(kind, key_path)
@@ -222,23 +221,10 @@ def _plan_leaf(
     checkpoint: StoredCheckpoint,
     index: int,
     found: Match,
-    handler: LeafHandler | AdaptedHandler,
+    handler: LeafHandler,
     differences: list[TreeDifference],
 ) -> ReadLeaf:
     stored = found.stored
-    if isinstance(handler, AdaptedHandler):
-        if stored.spec.typestr != handler.typestr:
-            differences.append(
-                TreeDifference(
-                    "type", stored.info.key_path, _describe(found.like), on_disk=_describe_stored(stored)
-                )
-            )
-
-        # Its files lie beside the documents, so it must know where those are.
-        info = replace(stored.info, directory=stored.info.directory or checkpoint.directory)
-        held = handler.target(found.like, run.limits.piece_bytes)
-        return ReadLeaf(index, replace(stored, info=info), handler, held)
-
     target = handler.target(stored, found.like, found.has_like)
     if isinstance(target, TreeDifference):
         differences.append(target)

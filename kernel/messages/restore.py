@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.messages.packs import HostPack, ReadPack
     from penstock.kernel.messages.restore_options import Change, RestoreOptions
-    from penstock.kernel.plugins.adapted_handler import AdaptedHandler
     from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+    from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
 
@@ -111,7 +111,7 @@ class ReadLeaf:
 
     index: int  #: its place in the result's flatten order; of a part, a negative number of its own
     stored: StoredLeaf
-    handler: LeafHandler | AdaptedHandler
+    handler: LeafHandler
     target: Target = field(default_factory=Target)
     reads: tuple[Read, ...] = ()
     part: PartOf | None = None  #: else it is the whole leaf
@@ -145,6 +145,7 @@ class ReadBatch:
     in_flight: ByteLease | None = None
     pack: ReadPack | None = None  #: instead of leaves and reads
     scratch: ByteLease | None = None  #: on buffers that die once they are read
+    handler: FilesHandler | None = None  #: that reads all of these leaves from files of its own
     plan: RestorePlan | None = None
 
     @property

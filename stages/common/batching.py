@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.kernel.messages.save import Batchable, LeafBatch
+from penstock.kernel.protocols.files_handler import FilesHandler
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
@@ -27,8 +28,10 @@ def batched(
 ) -> Iterator[LeafBatch[L]]:
     """Yield the leaves in order, as many together as the limits allow; one above `batch_bytes` goes alone.
 
+    All leaves of a handler that keeps files of its own are one batch, which comes before the others.
     The list is emptied on the way: a leaf that was passed on is not kept alive by those that wait.
     """
+    yield from _owned(leaves, plan, prioritised=prioritised)
     leaves.reverse()
     while leaves:
         batch = [leaves.pop()]
@@ -44,6 +47,29 @@ def batched(
         del batch
         yield message
         del message
+
+
+def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBatch[L]]:
+    """Take the leaves out of the list whose handlers keep files of their own; yield those of each."""
+    handlers = {id(leaf.handler): leaf.handler for leaf in leaves}  # handlers need not be hashable
+    owners = {number: each for number, each in handlers.items() if isinstance(each, FilesHandler)}
+    if not owners:
+        return
+
+    found: dict[int, tuple[FilesHandler, list[L]]] = {}
+    rest: list[L] = []
+    for leaf in leaves:
+        owner = owners.get(id(leaf.handler))
+        if owner is None:
+            rest.append(leaf)
+        else:
+            found.setdefault(id(owner.inner), (owner, []))[1].append(leaf)
+
+    leaves[:] = rest
+    del rest
+    for number in list(found):
+        handler, owned = found.pop(number)
+        yield LeafBatch(tuple(owned), prioritised, plan, handler)
 
 
 def grouped(

@@ -18,7 +18,6 @@ from penstock.kernel.errors import StructureMismatchError, TreeDifference
 from penstock.kernel.messages.restore import Located, Making, ReadLeaf, RestorePlan
 from penstock.kernel.messages.restore_options import Change, RestoreOptions
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
 from penstock.kernel.protocols.reads import Target
@@ -140,18 +139,6 @@ class _Planner:
         """Plan the reads of a stored leaf; `info` is its place in the result, if it has one."""
         stored = wanted.stored
         handler = self._handler_for(wanted)
-        if isinstance(handler, AdaptedHandler):
-            if stored.spec.typestr != handler.typestr:
-                self._differs(
-                    TreeDifference("type", "", _text(wanted.like), stored.spec.typestr), stored, info
-                )
-
-            # Its files lie beside the documents, so it must know where those are.
-            place = replace(stored.info, directory=stored.info.directory or self._checkpoint.directory)
-            held = handler.target(wanted.like, self._run.limits.piece_bytes)
-            self.leaves.append(ReadLeaf(index, replace(stored, info=place), handler, held))
-            return
-
         chosen, target = self._target(handler, wanted, info)
         if isinstance(target, TreeDifference):
             self._differs(target, stored, info)
@@ -189,7 +176,7 @@ class _Planner:
 
         return refit, refit.refit(stored, spec, like, has_like)
 
-    def _handler_for(self, wanted: Input) -> LeafHandler | AdaptedHandler:
+    def _handler_for(self, wanted: Input) -> LeafHandler:
         key_path = wanted.stored.info.key_path
         if not wanted.has_like:
             return self._run.registry.for_typestr(wanted.stored.spec.typestr, key_path)
@@ -249,7 +236,3 @@ def _tell(run: RestoreRun, changes: Sequence[Change]) -> None:
     for kind, key_paths in by_kind.items():
         shown = tuple(key_paths[:SHOWN_IN_EVENT])
         run.events.info(f"restore.{kind}", path=run.path, n_leaves=len(key_paths), key_paths=shown)
-
-
-def _text(like: Any) -> str:
-    return (like if isinstance(like, type) else type(like)).__name__

@@ -1,0 +1,106 @@
+"""What the stages of a save ask of handlers that write files of their own."""
+
+from __future__ import annotations
+
+__all__ = ("by_folder", "finalize_handlers", "save_by_handler")
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_after, sleep_forever
+
+from penstock.kernel.messages.save import Leaf, Pending
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.files_handler import Background, FilesHandler
+from penstock.kernel.protocols.layouts import ItemsLayout
+
+
+def by_folder(run: SaveRun, leaves: Iterable[Leaf]) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
+    """Yield the leaves of each directory, in order, and its name, relative to the checkpoint."""
+    items = run.layout if isinstance(run.layout, ItemsLayout) else None
+    found: dict[str, list[Leaf]] = {}
+    for leaf in leaves:
+        found.setdefault(run.folder if items is None else items.folder(leaf), []).append(leaf)
+
+    for folder, there in found.items():
+        yield folder, tuple(there)
+
+
+async def save_by_handler(
+    run: SaveRun, leaves: Sequence[Leaf], handler: FilesHandler, folder: str
+) -> Pending:
+    """Have leaves copied by their handler, which writes them into the directory `folder`.
+
+    Raises:
+        HandlerFailedError: If the handler raised.
+
+    Cancellation:
+        A coroutine that withstands it is waited for: nobody can end it. After `run.undo_s`,
+        `run.on_hang` is told of it.
+    """
+    await run.workspace.open(folder)
+    directory = run.workspace.path(folder)
+    items = run.layout if isinstance(run.layout, ItemsLayout) else None
+    placed = [
+        replace(leaf, info=replace(leaf.info if items is None else items.within(leaf), directory=directory))
+        for leaf in leaves
+    ]
+    ended = Event()
+    coroutine = Background(leaves[0].info.key_path, handler.name, "its serialize", ended.wait)
+    writing: Background | None = None
+    failure: Exception | None = None
+    async with create_task_group() as watch:
+        watch.start_soon(_tell_of_a_hang, run, coroutine, name="penstock third party")
+        try:
+            writing = await handler.save(placed, run.threads, run.workspace)
+        except Exception as error:
+            failure = error  # raised below, as it is and not in a group
+        finally:
+            ended.set()
+
+        watch.cancel_scope.cancel()
+
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+
+    assert writing is not None, "a cancellation that the group was not asked for leaves it"
+    run.background.append(writing)
+    staged = tuple([leaf.without_value() for leaf in leaves])
+    return Pending(staged, handler, folder, writing.wait)
+
+
+async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:
+    """Once the save is given up, tell of a coroutine that does not come to its end."""
+    try:
+        await sleep_forever()
+    except get_cancelled_exc_class():
+        with move_on_after(run.undo_s, shield=True) as waiting:
+            await coroutine.wait()
+
+        if waiting.cancelled_caught and run.on_hang is not None:
+            run.on_hang(coroutine)
+
+        raise
+
+
+async def finalize_handlers(run: SaveRun, handled: Iterable[Pending]) -> None:
+    """Have handlers complete their files, once for each directory, and make those durable.
+
+    Raises:
+        HandlerFailedError: If a handler raised.
+
+    Cancellation:
+        A `finalize` that has begun goes on in its thread; it is among the run's background work.
+    """
+    # One handler may serve several types. Keyed by identity: it need not be hashable.
+    calls = {(id(each.handler.inner), each.folder): each for each in handled}
+    for each in calls.values():
+        call = each.handler.finalizing(run.workspace.path(each.folder), run.threads, run.workspace)
+        run.background.append(call)
+        await call.wait()
+
+    # They need not sync what they wrote.
+    await run.threads.run(run.store.sync_tree, run.workspace.temporary)
