@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, fina
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Compare, Engine, make_engine
-from penstock.checkpointer.entered_once import EnteredOnce
 from penstock.checkpointer.lifetime import Lifetime
 from penstock.checkpointer.memory_budget import MemoryKeywords
 from penstock.checkpointer.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
@@ -28,6 +27,7 @@ from penstock.checkpointer.streaming import LeafStream
 from penstock.checkpointer.verify import VerifyReport, verify_checkpoint
 from penstock.handlers.formats.items.item_types import Composite
 from penstock.handlers.formats.items.protobuf_targets import message_target
+from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics

@@ -13,10 +13,10 @@ from anyio.abc import TaskGroup
 
 from penstock.checkpointer.background_saves import BackgroundSaves
 from penstock.checkpointer.engine import Engine
-from penstock.checkpointer.entered_once import own_tasks
 from penstock.checkpointer.process_exit import Stopping
 from penstock.checkpointer.save_task import SaveTask
 from penstock.checkpointer.streaming import Streams
+from penstock.kernel.concurrency.entered_once import own_tasks
 from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError

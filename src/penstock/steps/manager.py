@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack, 
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
 from penstock.checkpointer.engine import Compare
-from penstock.checkpointer.entered_once import EnteredOnce
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_keywords import RestoreKeywords, result_check
 from penstock.handlers.formats.items.item_types import Composite
+from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import NotACheckpointError, SpecError
