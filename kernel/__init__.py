@@ -15,6 +15,7 @@ __all__ = (
     "Actor",
     "ArrangedLayout",
     "Arrangement",
+    "Background",
     "BufferHandler",
     "ByteLease",
     "Change",
@@ -27,11 +28,15 @@ __all__ = (
     "DirectRead",
     "Document",
     "DriverRead",
+    "FilesHandler",
+    "FilledLeaf",
+    "FilledPack",
     "Finishing",
     "FlowOptions",
     "FolderListing",
     "FormattedLayout",
     "FunctionStage",
+    "HandlerLookup",
     "HandlerRegistry",
     "Hold",
     "HostBatch",
@@ -95,6 +100,7 @@ __all__ = (
     "StageRegistry",
     "StageStatistics",
     "StagedBatch",
+    "StagedLeaf",
     "StoppingOptions",
     "StorageDetails",
     "Store",
@@ -167,6 +173,7 @@ if TYPE_CHECKING:
         ZarrDetails,
     )
     from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+    from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.layouts import (
         ArrangedLayout,
         Arrangement,
@@ -180,6 +187,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkingHandler,
+        HandlerLookup,
         LeafHandler,
         PackingHandler,
         PartsHandler,
@@ -199,6 +207,7 @@ if TYPE_CHECKING:
         Store,
     )
     from penstock.kernel.protocols.transfers import Transfers
+    from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -267,6 +276,7 @@ else:
                 "ZarrDetails",
             ),
             "penstock.kernel.protocols.coordinator": ("Coordinator", "SingleProcessCoordinator"),
+            "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
                 "ArrangedLayout",
                 "Arrangement",
@@ -280,6 +290,7 @@ else:
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler",
                 "ChunkingHandler",
+                "HandlerLookup",
                 "LeafHandler",
                 "PackingHandler",
                 "PartsHandler",
@@ -306,6 +317,7 @@ else:
                 "Store",
             ),
             "penstock.kernel.protocols.transfers": ("Transfers",),
+            "penstock.kernel.protocols.views": ("FilledLeaf", "FilledPack", "StagedLeaf"),
             "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
         },
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 __all__ = ("Checkpointer", "Staging")
 
+import copy
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, final
@@ -49,9 +51,9 @@ from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 
@@ -97,7 +99,7 @@ class Checkpointer:
         self,
         *,
         config: Config | str | os.PathLike[str] | None = None,
-        registry: HandlerRegistry | None = None,
+        registry: HandlerLookup | None = None,
         save_pipeline: Pipeline[SaveRun] | None = None,
         restore_pipeline: Pipeline[RestoreRun] | None = None,
         store: Store | None = None,
@@ -277,6 +279,15 @@ class Checkpointer:
         """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
         _, threads = self._running()
         return await restore_items(self._engine, threads, self.restore, absolute_path(path), **options)
+
+    def with_handlers(self, registry: HandlerLookup) -> Checkpointer:
+        """Return this Checkpointer with other handlers for leaf types: the same budget, the same life.
+
+        It needs no context of its own: it is open as long as this one is.
+        """
+        other = copy.copy(self)
+        other._engine = replace(self._engine, registry=registry)
+        return other
 
     def stream(self, path: str | os.PathLike[str], **options: Unpack[StreamKeywords]) -> LeafStream:
         """Restore leaf by leaf: `async for key_path, value in checkpointer.stream(path)`.

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.config.config import Config, FlowOptions
     from penstock.kernel.memory.regulator import MemoryRegulator
-    from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
+    from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Engine:
 
     config: Config
     memory: MemoryRegulator
-    registry: HandlerRegistry
+    registry: HandlerLookup
     store: Store
     layout: Layout
     coordinator: Coordinator
