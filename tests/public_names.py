@@ -64,8 +64,8 @@ NAMES = {
         Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator Milestone ParamInfo Piece Pipeline Progress
         ReadBatch ReadableFile RegulatorStatistics RestoreReport RestoreRequest RestoreRun RestoredBatch
         RestoredTree SaveArgs SaveFormat SaveFuture SaveReport SaveRun Slot Stage StageStatistics StagedBatch
-        StagedLeaf Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch bottleneck
-        run_pipeline
+        StagedLeaf Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch
+        bottleneck run_pipeline
     """,
     "penstock.stages": """
         Assemble Commit DeviceToHost Encode Finalize Flatten HostToDevice LimitBytes Locate Plan Prioritise
