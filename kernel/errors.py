@@ -7,6 +7,7 @@ Where Python already has a word (`FileNotFoundError`, `TypeError`), the class in
 
 from __future__ import annotations
 
+# fmt: off  # one name to a line would take a tenth of the file
 __all__ = (
     "AmbiguousHandlerError",
     "ChecksumError",
@@ -38,8 +39,10 @@ __all__ = (
     "StructureMismatchError",
     "TreeDifference",
     "TruncatedDataError",
+    "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
+# fmt: on
 
 import errno as errno_codes
 from collections.abc import Sequence
@@ -146,6 +149,25 @@ class DestinationExistsError(SpecError, FileExistsError):
     def __init__(self, path: str) -> None:
         super().__init__(f"{path!r} exists; pass overwrite=True to replace it atomically")
         self.path = path
+
+
+@final
+class UnsupportedByStoreError(SpecError):
+    """The store cannot do what was asked for. Nothing was written.
+
+    Attributes:
+        operation: What it was asked to do, as in `overwrite`.
+        path: Where.
+        store: The name of the store's type.
+        capability: The protocol of `penstock.kernel.protocols.store_capabilities` that it lacks.
+    """
+
+    def __init__(self, operation: str, path: str, store: object, capability: type) -> None:
+        self.operation, self.path = operation, path
+        self.store, self.capability = type(store).__name__, capability.__name__
+        super().__init__(
+            f"{self.store} cannot {operation} {path!r}: it lacks the capability {self.capability}"
+        )
 
 
 @final

@@ -13,6 +13,7 @@ from penstock.kernel.messages.save import Background, Leaf, Pending
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.layouts import ItemsLayout
+from penstock.kernel.storage.foreign_files import foreign_files
 
 
 async def save_by_handler(run: SaveRun, leaf: Leaf, handler: AdaptedHandler) -> Pending:
@@ -20,11 +21,13 @@ async def save_by_handler(run: SaveRun, leaf: Leaf, handler: AdaptedHandler) -> 
 
     Raises:
         HandlerFailedError: If the handler raised.
+        UnsupportedByStoreError: If nobody but penstock can write files to the store.
 
     Cancellation:
         A coroutine that withstands it is waited for: nobody can end it. After `run.undo_s`,
         `run.on_hang` is told of it.
     """
+    foreign_files(run.store, run.path)
     folder, info = run.folder, leaf.info
     if isinstance(run.layout, ItemsLayout):
         folder, info = run.layout.folder(leaf), run.layout.within(leaf)
@@ -95,4 +98,5 @@ async def finalize_handlers(run: SaveRun, leaves: Iterable[Leaf]) -> None:
         await call.wait()
 
     # They need not sync what they wrote.
-    await run.threads.run(run.store.sync_tree, run.workspace.temporary)
+    place = run.workspace.temporary
+    await run.threads.run(foreign_files(run.store, place).sync_tree, place)

@@ -18,8 +18,8 @@ from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.paths import absolute_path
-from penstock.kernel.storage.read_lock import hold_for_reading
 from penstock.kernel.storage.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.storage.holds import hold_alone
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy
@@ -277,7 +278,7 @@ class StepSaves:
 
     def _clean_up(self, path: str) -> None:
         try:
-            held = self._store.hold(path)  # a save that is alive holds what it builds
+            held = hold_alone(self._store, path)  # a save that is alive holds what it builds
         except StorageError:
             return
 
