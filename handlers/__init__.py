@@ -1,1 +1,76 @@
-"""What knows types, formats and stores: type handlers, the on-disk layout, OCDBT and the file systems."""
+"""What knows types, formats and stores: leaf handlers, item types, the layouts on disk, the local store.
+
+Importing this package is cheap: each name is fetched from its own module when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "Array",
+    "ArrayHandler",
+    "Composite",
+    "EmptyHandler",
+    "EveryLayout",
+    "Json",
+    "LocalStore",
+    "NumpyHandler",
+    "NumpyRandomKey",
+    "OrbaxLayout",
+    "Proto",
+    "PyTree",
+    "RandomKey",
+    "SafetensorsLayout",
+    "ScalarHandler",
+    "StringHandler",
+    "default_handlers",
+)
+
+if TYPE_CHECKING:
+    from penstock.handlers.formats.auto_layout import EveryLayout
+    from penstock.handlers.formats.items.item_types import (
+        Array,
+        Composite,
+        Json,
+        NumpyRandomKey,
+        Proto,
+        PyTree,
+        RandomKey,
+    )
+    from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+    from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+    from penstock.handlers.leaves.array import ArrayHandler
+    from penstock.handlers.leaves.default_handlers import default_handlers
+    from penstock.handlers.leaves.empty import EmptyHandler
+    from penstock.handlers.leaves.numpy_array import NumpyHandler
+    from penstock.handlers.leaves.scalar import ScalarHandler
+    from penstock.handlers.leaves.string import StringHandler
+    from penstock.handlers.stores.local import LocalStore
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.handlers.formats.auto_layout": ("EveryLayout",),
+            "penstock.handlers.formats.items.item_types": (
+                "Array",
+                "Composite",
+                "Json",
+                "NumpyRandomKey",
+                "Proto",
+                "PyTree",
+                "RandomKey",
+            ),
+            "penstock.handlers.formats.orbax.orbax_layout": ("OrbaxLayout",),
+            "penstock.handlers.formats.safetensors.safetensors_layout": ("SafetensorsLayout",),
+            "penstock.handlers.leaves.array": ("ArrayHandler",),
+            "penstock.handlers.leaves.default_handlers": ("default_handlers",),
+            "penstock.handlers.leaves.empty": ("EmptyHandler",),
+            "penstock.handlers.leaves.numpy_array": ("NumpyHandler",),
+            "penstock.handlers.leaves.scalar": ("ScalarHandler",),
+            "penstock.handlers.leaves.string": ("StringHandler",),
+            "penstock.handlers.stores.local": ("LocalStore",),
+        },
+    )

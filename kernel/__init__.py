@@ -1,1 +1,335 @@
-"""Mechanism only: streams, the memory regulator, pipelines and futures; knows no array type and no format."""
+"""The mechanism: messages, pipelines, the memory budget, registries, and what parts ask of each other.
+
+Knows no array type and no format, and imports anyio, structlog and the standard library only. Whoever
+writes a stage, a leaf handler, a layout or a store finds what it needs under this name. Importing it is
+cheap: each name is fetched from its own module when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "LOGGER_NAME",
+    "AccountStatistics",
+    "Actor",
+    "ArrangedLayout",
+    "Arrangement",
+    "BufferHandler",
+    "BuildHolds",
+    "BuildToken",
+    "ByteLease",
+    "Change",
+    "ChangeKind",
+    "ChunkingHandler",
+    "Committed",
+    "Config",
+    "Coordinator",
+    "DataFile",
+    "DirectRead",
+    "Document",
+    "DriverRead",
+    "Exchanges",
+    "Finishing",
+    "FlowOptions",
+    "FolderListing",
+    "ForeignFiles",
+    "FormattedLayout",
+    "FunctionStage",
+    "HandlerRegistry",
+    "Hold",
+    "HostBatch",
+    "HostPack",
+    "ItemLayout",
+    "ItemsLayout",
+    "KeyKind",
+    "KeyPath",
+    "KvStoreSpecs",
+    "Layout",
+    "Leaf",
+    "LeafBatch",
+    "LeafColumns",
+    "LeafHandler",
+    "LeafSpec",
+    "ListedItems",
+    "Located",
+    "LoopOptions",
+    "ManyFiles",
+    "MappedFiles",
+    "MemoryOptions",
+    "MemoryRegulator",
+    "Milestone",
+    "NamedTensors",
+    "Only",
+    "Order",
+    "Pack",
+    "PackedCheckpoint",
+    "PackingHandler",
+    "ParamInfo",
+    "PartsHandler",
+    "Piece",
+    "PiecePlan",
+    "Pipeline",
+    "PipelineResult",
+    "Place",
+    "Placement",
+    "PreferredPlacement",
+    "Progress",
+    "Read",
+    "ReadBatch",
+    "ReadHolds",
+    "ReadLeaf",
+    "ReadPack",
+    "ReadableFile",
+    "RegulatorStatistics",
+    "Rename",
+    "Renames",
+    "RestoreReport",
+    "RestoreRequest",
+    "RestoreRun",
+    "RestoredBatch",
+    "RestoredTree",
+    "RunLimits",
+    "SaveArgs",
+    "SaveFormat",
+    "SaveFuture",
+    "SaveReport",
+    "SaveRun",
+    "ScatterRead",
+    "SharedFiles",
+    "SigningHandler",
+    "SingleProcessCoordinator",
+    "Slot",
+    "SnapshotHandler",
+    "Stage",
+    "StageRegistry",
+    "StageStatistics",
+    "StagedBatch",
+    "StoppingOptions",
+    "StorageDetails",
+    "Store",
+    "StoreOptions",
+    "StoredCheckpoint",
+    "StoredLeaf",
+    "Target",
+    "Threads",
+    "Transfers",
+    "Transform",
+    "TreeToSave",
+    "TypeHandler",
+    "Waitable",
+    "WholeChunks",
+    "Written",
+    "WrittenBatch",
+    "ZarrDetails",
+    "bottleneck",
+    "get_logger",
+    "run_pipeline",
+)
+
+if TYPE_CHECKING:
+    from penstock.kernel.concurrency.threads import Threads
+    from penstock.kernel.config.config import Config, FlowOptions, LoopOptions, MemoryOptions, StoreOptions
+    from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+    from penstock.kernel.config.shutdown_options import StoppingOptions
+    from penstock.kernel.events import LOGGER_NAME, get_logger
+    from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
+    from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
+    from penstock.kernel.messages.packs import HostPack, ReadPack
+    from penstock.kernel.messages.restore import (
+        HostBatch,
+        Located,
+        Only,
+        Order,
+        ReadBatch,
+        ReadLeaf,
+        RestoredBatch,
+        RestoredTree,
+        RestoreRequest,
+    )
+    from penstock.kernel.messages.restore_options import Change, ChangeKind, Rename, RestoreReport, Transform
+    from penstock.kernel.messages.save import (
+        Committed,
+        Leaf,
+        LeafBatch,
+        Pack,
+        Piece,
+        SaveReport,
+        StagedBatch,
+        TreeToSave,
+        WrittenBatch,
+    )
+    from penstock.kernel.messages.statistics import StageStatistics, bottleneck
+    from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
+    from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+    from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
+    from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+    from penstock.kernel.pipeline.stage import Actor, Finishing, FunctionStage, Stage
+    from penstock.kernel.plugins.handler_registry import HandlerRegistry
+    from penstock.kernel.plugins.stage_registry import StageRegistry
+    from penstock.kernel.protocols.checkpoints import (
+        LeafColumns,
+        ListedItems,
+        NamedTensors,
+        PackedCheckpoint,
+        StorageDetails,
+        StoredCheckpoint,
+        ZarrDetails,
+    )
+    from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+    from penstock.kernel.protocols.layouts import (
+        ArrangedLayout,
+        Arrangement,
+        FormattedLayout,
+        ItemLayout,
+        ItemsLayout,
+        Layout,
+        Place,
+    )
+    from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+    from penstock.kernel.protocols.leaf_handlers import (
+        BufferHandler,
+        ChunkingHandler,
+        LeafHandler,
+        PackingHandler,
+        PartsHandler,
+        SigningHandler,
+        SnapshotHandler,
+        TypeHandler,
+        Waitable,
+    )
+    from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target, WholeChunks
+    from penstock.kernel.protocols.store_capabilities import (
+        BuildHolds,
+        Exchanges,
+        FolderListing,
+        ForeignFiles,
+        Hold,
+        KvStoreSpecs,
+        ManyFiles,
+        MappedFiles,
+        Placement,
+        PreferredPlacement,
+        ReadHolds,
+        Renames,
+        SharedFiles,
+    )
+    from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
+    from penstock.kernel.protocols.transfers import Transfers
+    from penstock.kernel.protocols.written import Document, PiecePlan, Written
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.kernel.concurrency.threads": ("Threads",),
+            "penstock.kernel.config.config": (
+                "Config",
+                "FlowOptions",
+                "LoopOptions",
+                "MemoryOptions",
+                "StoreOptions",
+            ),
+            "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
+            "penstock.kernel.config.shutdown_options": ("StoppingOptions",),
+            "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
+            "penstock.kernel.memory.byte_account": ("AccountStatistics", "ByteLease"),
+            "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
+            "penstock.kernel.messages.packs": ("HostPack", "ReadPack"),
+            "penstock.kernel.messages.restore": (
+                "HostBatch",
+                "Located",
+                "Only",
+                "Order",
+                "ReadBatch",
+                "ReadLeaf",
+                "RestoreRequest",
+                "RestoredBatch",
+                "RestoredTree",
+            ),
+            "penstock.kernel.messages.restore_options": (
+                "Change",
+                "ChangeKind",
+                "Rename",
+                "RestoreReport",
+                "Transform",
+            ),
+            "penstock.kernel.messages.save": (
+                "Committed",
+                "Leaf",
+                "LeafBatch",
+                "Pack",
+                "Piece",
+                "SaveReport",
+                "StagedBatch",
+                "TreeToSave",
+                "WrittenBatch",
+            ),
+            "penstock.kernel.messages.statistics": ("StageStatistics", "bottleneck"),
+            "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
+            "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
+            "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),
+            "penstock.kernel.pipeline.runner": ("PipelineResult", "run_pipeline"),
+            "penstock.kernel.pipeline.stage": ("Actor", "Finishing", "FunctionStage", "Stage"),
+            "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
+            "penstock.kernel.plugins.stage_registry": ("StageRegistry",),
+            "penstock.kernel.protocols.checkpoints": (
+                "LeafColumns",
+                "ListedItems",
+                "NamedTensors",
+                "PackedCheckpoint",
+                "StorageDetails",
+                "StoredCheckpoint",
+                "ZarrDetails",
+            ),
+            "penstock.kernel.protocols.coordinator": ("Coordinator", "SingleProcessCoordinator"),
+            "penstock.kernel.protocols.layouts": (
+                "ArrangedLayout",
+                "Arrangement",
+                "FormattedLayout",
+                "ItemLayout",
+                "ItemsLayout",
+                "Layout",
+                "Place",
+            ),
+            "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
+            "penstock.kernel.protocols.leaf_handlers": (
+                "BufferHandler",
+                "ChunkingHandler",
+                "LeafHandler",
+                "PackingHandler",
+                "PartsHandler",
+                "SigningHandler",
+                "SnapshotHandler",
+                "TypeHandler",
+                "Waitable",
+            ),
+            "penstock.kernel.protocols.reads": (
+                "DirectRead",
+                "DriverRead",
+                "Read",
+                "ScatterRead",
+                "Target",
+                "WholeChunks",
+            ),
+            "penstock.kernel.protocols.store_capabilities": (
+                "BuildHolds",
+                "Exchanges",
+                "FolderListing",
+                "ForeignFiles",
+                "Hold",
+                "KvStoreSpecs",
+                "ManyFiles",
+                "MappedFiles",
+                "Placement",
+                "PreferredPlacement",
+                "ReadHolds",
+                "Renames",
+                "SharedFiles",
+            ),
+            "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
+            "penstock.kernel.protocols.transfers": ("Transfers",),
+            "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
+        },
+    )

@@ -165,9 +165,7 @@ class UnsupportedByStoreError(SpecError):
     def __init__(self, operation: str, path: str, store: object, capability: type) -> None:
         self.operation, self.path = operation, path
         self.store, self.capability = type(store).__name__, capability.__name__
-        super().__init__(
-            f"{self.store} cannot {operation} {path!r}: it lacks the capability {self.capability}"
-        )
+        super().__init__(f"{self.store} cannot {operation} {path!r}: it lacks {self.capability}")
 
 
 @final

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 __all__ = ("Assemble",)
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages.restore import RestoredBatch, RestoredTree
-from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.messages.restore import RestoredBatch, RestoredTree, RestorePlan
+from penstock.kernel.pipeline.run_context import References, RestoreRun
 from penstock.kernel.pipeline.stage import Actor
+from penstock.stages.common.arrived_plan import require_plan
 from penstock.stages.reuse.value_cache import references_to
 
-REMEMBERED_FROM = 64 * 1024  # bytes of a leaf that it may be worth not to write again
+REMEMBERED_FROM = (
+    64 * 1024
+)  # bytes of a leaf from which on it is worth remembering, so as not to write it again
 
 
 @final
@@ -25,6 +28,7 @@ class Assemble:
 
     Raises:
         IncompletePipelineError: If a leaf did not arrive.
+        PipelineError: If no batch brought the plan.
     """
 
     @property
@@ -40,33 +44,37 @@ class Assemble:
 
 @final
 class _Assembler:
-    __slots__ = ("_run", "_values")
+    __slots__ = ("_plan", "_run", "_values")
 
     def __init__(self, run: RestoreRun) -> None:
         self._run = run
+        self._plan: RestorePlan | None = None
         self._values: dict[int, object] = {}
 
     async def __call__(self, batch: RestoredBatch, /) -> None:
+        self._plan = self._plan or batch.plan
         self._values.update(batch.values)
 
     async def finish(self) -> AsyncIterator[RestoredTree]:
-        yield RestoredTree(await self._run.threads.run(self._assemble))
+        yield await self._run.threads.run(self._assemble, require_plan(self._plan))
 
-    def _assemble(self) -> object:
-        outline = self._run.outline
-        assert outline is not None, "a planning stage sets the outline"
-        total = len(outline.infos)
+    def _assemble(self, plan: RestorePlan) -> RestoredTree:
+        total = len(plan.infos)
         absent = [at for at in range(total) if at not in self._values]
         if absent:
-            key_path = outline.infos[absent[0]].key_path
+            key_path = plan.infos[absent[0]].key_path
             raise IncompletePipelineError(total, total - len(absent), key_path)
 
         values = [self._values[at] for at in range(total)]
-        if not self._run.changes and self._run.recipe is None:  # else values need not be what is stored
-            large = [at for at, value in enumerate(values) if getattr(value, "nbytes", 0) >= REMEMBERED_FROM]
-            lookup = self._run.registry.lookup
-            self._run.references = references_to(
-                [(outline.infos[at].name, values[at], lookup(type(values[at]), "")) for at in large]
-            )
+        return RestoredTree(plan.unflatten(values), plan, self._references(plan, values))
 
-        return outline.unflatten(values)
+    def _references(self, plan: RestorePlan, values: Sequence[object]) -> References:
+        """Refer to what a later save of the same objects need not write again."""
+        if plan.changes:  # values need not be what is stored
+            return {}
+
+        large = [at for at, value in enumerate(values) if getattr(value, "nbytes", 0) >= REMEMBERED_FROM]
+        lookup = self._run.registry.lookup
+        return references_to(
+            [(plan.infos[at].name, values[at], lookup(type(values[at]), "")) for at in large]
+        )

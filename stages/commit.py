@@ -15,9 +15,8 @@ from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages.save import Committed, Leaf, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.written import Document
-from penstock.stages.common.adapted_handlers import finalize_handlers
+from penstock.stages.common.files_handlers import finalize_handlers
 
 
 @final
@@ -73,17 +72,17 @@ class _Committer:
         leaves: list[Leaf] = []
         n_files = await run.threads.run(self._commit, leaves)
         if n_files is None:
-            await finalize_handlers(run, leaves)
+            await finalize_handlers(run, [each for batch in self._batches for each in batch.handled])
             n_files = await run.threads.run(self._write, leaves)
 
         yield Committed(len(leaves), nbytes, n_files, nbytes_kept)
 
     def _commit(self, leaves: list[Leaf]) -> int | None:
-        """Find the leaves and write the documents; None if third parties complete their files first."""
+        """Find the leaves and write the documents; None if handlers are to complete their files first."""
         leaves += [leaf for batch in self._batches for leaf in batch.leaves]
         leaves.sort(key=attrgetter("index"))
         check_complete(self._run, leaves, self._batches)
-        if any(isinstance(leaf.handler, AdaptedHandler) for leaf in leaves):
+        if any(batch.handled for batch in self._batches):
             return None
 
         return self._write(leaves)

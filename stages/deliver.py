@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages.restore import Order, RestoredBatch, RestoredTree
-from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.messages.restore import Order, RestoredBatch, RestoredTree, RestorePlan
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.stages.common.arrived_plan import require_plan
 from penstock.stages.reorder import ranks_of
 
 
@@ -34,6 +35,7 @@ class Deliver:
 
     Raises:
         IncompletePipelineError: If a leaf did not arrive.
+        PipelineError: If no batch brought the plan.
     """
 
     take: Callable[[KeyPath, Any], Awaitable[None]]
@@ -53,11 +55,12 @@ class Deliver:
 
 @final
 class _Deliverer:
-    __slots__ = ("_early", "_given", "_left", "_ranks", "_run", "_stage")
+    __slots__ = ("_early", "_given", "_left", "_plan", "_ranks", "_run", "_stage")
 
     def __init__(self, run: RestoreRun, stage: Deliver) -> None:
         self._run = run
         self._stage = stage
+        self._plan: RestorePlan | None = None
         self._ranks: list[int] | None = None
         self._left: Counter[int] = Counter()  # values of each rank that were not delivered
         self._early: dict[int, list[tuple[int, object]]] = defaultdict(list)
@@ -66,20 +69,26 @@ class _Deliverer:
     async def __call__(self, batch: RestoredBatch, /) -> None:
         if self._stage.check is not None:
             await self._stage.check()
+
+        plan = self._plan = require_plan(self._plan or batch.plan)
         if self._stage.order is None:
             for index, value in batch.values:
-                await self._give(index, value)
+                await self._give(plan, index, value)
 
             return
 
         if self._ranks is None:
-            self._ranks = await self._run.threads.run(ranks_of, self._stage.order, self._outline.infos)
+            self._ranks = await self._run.threads.run(ranks_of, self._stage.order, plan.infos)
             self._left = Counter(self._ranks)
 
         for index, value in batch.values:
             self._early[self._ranks[index]].append((index, value))
 
         del batch
+        await self._give_ready(plan)
+
+    async def _give_ready(self, plan: RestorePlan) -> None:
+        """Give away what has arrived of the first ranks, up to the first value that is missing."""
         while self._left:
             rank = min(self._left)
             ready = self._early.pop(rank, [])
@@ -92,22 +101,17 @@ class _Deliverer:
 
             ready.reverse()
             while ready:
-                await self._give(*ready.pop())
+                await self._give(plan, *ready.pop())
 
     async def finish(self) -> AsyncIterator[RestoredTree]:
-        infos = self._outline.infos
+        plan = require_plan(self._plan)
+        infos = plan.infos
         absent = [at for at in range(len(infos)) if at not in self._given]
         if absent:
             raise IncompletePipelineError(len(infos), len(self._given), infos[absent[0]].key_path)
 
-        yield RestoredTree(None)
+        yield RestoredTree(None, plan)
 
-    @property
-    def _outline(self) -> Outline:
-        outline = self._run.outline
-        assert outline is not None, "a planning stage sets the outline"
-        return outline
-
-    async def _give(self, index: int, value: object) -> None:
+    async def _give(self, plan: RestorePlan, index: int, value: object) -> None:
         self._given.add(index)
-        await self._stage.take(self._outline.infos[index].keys, value)
+        await self._stage.take(plan.infos[index].keys, value)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.errors import IncompletePipelineError, StructureMismatchError, TreeDifference
-from penstock.kernel.messages.restore import RestoredBatch
-from penstock.kernel.messages.restore_options import Making, Recipe
+from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
+from penstock.stages.common.arrived_plan import require_plan
 
 
 @final
@@ -29,6 +29,7 @@ class Derive:
         HandlerFailedError: If a function raises.
         StructureMismatchError: If what functions made does not fit the target; it lists every one.
         IncompletePipelineError: If an input did not arrive.
+        PipelineError: If no batch brought the plan.
     """
 
     @property
@@ -46,7 +47,7 @@ class Derive:
 class _Deriver:
     def __init__(self, run: RestoreRun) -> None:
         self._run = run
-        self._begun = False
+        self._plan: RestorePlan | None = None
         self._inputs: dict[int, Any] = {}
         self._users: Counter[int] = Counter()  #: functions that still need an input
         self._waiting: defaultdict[int, list[Making]] = defaultdict(list)  #: by each absent input
@@ -54,39 +55,34 @@ class _Deriver:
         self._differences: list[TreeDifference] = []
 
     async def __call__(self, batch: RestoredBatch, /) -> RestoredBatch | None:
-        self._begin()
+        self._begin(batch.plan)
         values = [pair for pair in batch.values if pair[0] not in self._users]
         ready = self._arrived([pair for pair in batch.values if pair[0] in self._users])
         if ready:
             values += await self._run.threads.run(self._make, ready)
 
-        return RestoredBatch(values) if values else None
+        return RestoredBatch(values, self._plan) if values else None
 
     async def finish(self) -> AsyncIterator[RestoredBatch]:
-        self._begin()
-        recipe = self._recipe
-        values = list(recipe.kept)
-        alone = [making for making in recipe.makings if not making.inputs]
+        plan = require_plan(self._plan)
+        values = list(plan.kept)
+        alone = [making for making in plan.makings if not making.inputs]
         if alone:
             values += await self._run.threads.run(self._make, alone)
         if self._absent:
-            raise self._incomplete()
+            raise self._incomplete(plan)
         if self._differences:
             raise StructureMismatchError(self._run.path, self._differences)
 
-        yield RestoredBatch(values)
+        yield RestoredBatch(values, plan)
 
-    @property
-    def _recipe(self) -> Recipe:
-        return self._run.recipe or Recipe()
-
-    def _begin(self) -> None:
-        """Look at the recipe, which the planning stage made after this one was opened."""
-        if self._begun:
+    def _begin(self, plan: RestorePlan | None) -> None:
+        """Note, once the plan is there, what is to be made of which inputs."""
+        if self._plan is not None:
             return
 
-        self._begun = True
-        for making in self._recipe.makings:
+        self._plan = require_plan(plan)
+        for making in self._plan.makings:
             inputs = set(making.inputs)
             self._users.update(inputs)
             if inputs:
@@ -123,9 +119,6 @@ class _Deriver:
 
         return made
 
-    def _incomplete(self) -> IncompletePipelineError:
-        total = len(self._recipe.makings)
-        outline = self._run.outline
-        first = next(iter(self._absent))
-        key_path = "" if outline is None else outline.infos[first].key_path
-        return IncompletePipelineError(total, total - len(self._absent), key_path)
+    def _incomplete(self, plan: RestorePlan) -> IncompletePipelineError:
+        total, first = len(plan.makings), next(iter(self._absent))
+        return IncompletePipelineError(total, total - len(self._absent), plan.infos[first].key_path)

@@ -11,17 +11,17 @@ from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.memory.buffers import in_memory_of_its_own
+from penstock.kernel.memory.buffers import give_back_freed_memory, in_memory_of_its_own
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.protocols.leaf_handlers import BufferHandler, LeafHandler
+from penstock.kernel.protocols.files_handler import FilesHandler
+from penstock.kernel.protocols.leaf_handlers import BufferHandler
 from penstock.kernel.protocols.written import PiecePlan
-from penstock.stages.common.adapted_handlers import save_by_handler
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import encoding_room
+from penstock.stages.common.files_handlers import by_folder, save_by_handler
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -46,7 +46,7 @@ class DeviceToHost:
     the host and that nobody will change is looked at, not copied, and costs nothing. Everything else
     is copied under a lease, in groups of at most `piece_bytes`, so a leaf larger than the budget
     streams through it; of one with a codec, each chunk must fit. A leaf's value is let go of once it
-    is staged.
+    is staged. A handler that keeps files of its own copies its leaves itself, all in one call.
     """
 
     @property
@@ -57,7 +57,7 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        async with one_thread() as thread:
+        async with one_thread(at_end=give_back_freed_memory) as thread:
             yield _Stager(run, run.threads if run.memory.limit >= TIGHT else thread).stage
 
 
@@ -73,11 +73,13 @@ class _Stager:
 
     async def stage(self, batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
         threads, prioritised = self._run.threads, batch.prioritised
-        small, rest = self._divide(batch.leaves)
-        for leaf in rest:
-            if isinstance(leaf.handler, AdaptedHandler):
-                yield await self._stage_adapted(leaf, leaf.handler, prioritised=prioritised)
+        if batch.handler is not None:
+            for folder, leaves in by_folder(self._run, batch.leaves):
+                yield await self._stage_by_handler(leaves, batch.handler, folder, prioritised=prioritised)
 
+            return
+
+        small, rest = self._divide(batch.leaves)
         for leaves in grouped(small, self._most):
             yield await self._stage_pack(leaves, prioritised=prioritised)
 
@@ -138,13 +140,17 @@ class _Stager:
 
         return StagedBatch(tuple(leaf for leaf, _, last in group if last), pieces, staged=lease)
 
-    async def _stage_adapted(self, leaf: Leaf, handler: AdaptedHandler, *, prioritised: bool) -> StagedBatch:
+    async def _stage_by_handler(
+        self, leaves: tuple[Leaf, ...], handler: FilesHandler, folder: str, *, prioritised: bool
+    ) -> StagedBatch:
         run = self._run
-        lease = await run.lease(handler.write_size(leaf), leaf.info.key_path, prioritised=prioritised)
+        nbytes = handler.write_size(leaves)
+        about = {"handler": handler.name, "n_leaves": len(leaves)}
+        lease = await run.lease(nbytes, leaves[0].info.key_path, prioritised=prioritised, about=about)
         with releasing(lease):
-            pending = await save_by_handler(run, leaf, handler)
+            pending = await save_by_handler(run, leaves, handler, folder)
 
-        return StagedBatch((leaf.without_value(),), pending=(pending,), staged=lease)
+        return StagedBatch(pending.leaves, pending=(pending,), staged=lease)
 
 
 @contextmanager
@@ -175,7 +181,6 @@ def _buffer(leaf: Leaf) -> Any:
 
 
 def _copied(leaf: Leaf) -> bytes:
-    assert not isinstance(leaf.handler, AdaptedHandler)
     return b"".join([plan.take() for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)])
 
 
@@ -188,10 +193,7 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     free: list[_Planned] = []
     planned: list[_Planned] = []
     for leaf in leaves:
-        if isinstance(leaf.handler, AdaptedHandler):
-            continue
-
-        plans = list(_pieces(leaf, leaf.handler, piece_bytes))
+        plans = list(_pieces(leaf, piece_bytes))
         staged = leaf.without_value()
         chosen = planned if any(plan.cost for plan in plans) else free
         for at, plan in enumerate(plans, start=1):
@@ -206,17 +208,17 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     return StagedBatch(tuple([leaf for leaf, _, last in free if last]), _take(free)), planned
 
 
-def _pieces(leaf: Leaf, handler: LeafHandler, piece_bytes: int) -> Iterator[PiecePlan]:
+def _pieces(leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
     """Plan the pieces of a leaf. A chunk with a codec is one piece, and what it becomes is leased with it.
 
     If encoding leased its own bytes, what is staged behind it could hold all there are.
     """
     spec = leaf.spec
     if spec.codec is None:
-        yield from handler.pieces(leaf, piece_bytes)
+        yield from leaf.handler.pieces(leaf, piece_bytes)
         return
 
-    for plan in handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
+    for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
         yield replace(plan, cost=plan.cost + encoding_room(plan.nbytes))
 
 

@@ -6,7 +6,7 @@ __all__ = ("Flatten",)
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.kernel.config.save_format import SaveArgs
@@ -14,7 +14,6 @@ from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
@@ -105,7 +104,6 @@ class _Describer:
 
     __slots__ = (
         "_asked",
-        "_directory",
         "_kinds",
         "_layout",
         "_registry",
@@ -118,7 +116,6 @@ class _Describer:
         self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
         self._asked = asked
         self._registry = run.registry
-        self._directory = run.workspace.path(run.folder)
         self._kinds: dict[type, _Kind] = {}
         self._specs: dict[tuple[int, object], LeafSpec] = {}
         self.changed = False  #: whether a leaf is not what it was
@@ -137,9 +134,6 @@ class _Describer:
             before = known.leaves[index]
             if signature is not None and before.handler is handler and known.signatures[index] == signature:
                 return Leaf(index, info, value, before.spec, handler, before)
-
-        if isinstance(handler, AdaptedHandler):
-            info = replace(info, directory=self._directory)
 
         spec = self._spec(kind, value, index, info, signature)
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
@@ -192,6 +186,6 @@ class _Describer:
 class _Kind:
     """What holds for all values of one type."""
 
-    handler: LeafHandler | AdaptedHandler
+    handler: LeafHandler
     sign: Callable[[Any], object] | None  #: how that tells whether a value is of a known kind
     follows_spec: bool  #: whether it stores them in the chunks and the dtype that the layout chooses

@@ -14,7 +14,6 @@ from penstock.kernel.messages.packs import HostPack, IndexedValues
 from penstock.kernel.messages.restore import HostBatch, ReadLeaf, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 
 
@@ -50,7 +49,7 @@ class _Builder:
         threads = self._run.threads
         try:
             if len(batch.packs) == 1 and not batch.leaves and not batch.ready:
-                return RestoredBatch(await threads.run(_build_pack, batch.packs[0]))
+                return RestoredBatch(await threads.run(_build_pack, batch.packs[0]), batch.plan)
 
             built = await threads.run(_build, batch) if batch.leaves or batch.packs else []
         finally:
@@ -61,7 +60,7 @@ class _Builder:
             built += await threads.run(_join, complete)
 
         values = [*built, *batch.ready]
-        return RestoredBatch(values) if values or not batch.leaves else None
+        return RestoredBatch(values, batch.plan) if values or not batch.leaves else None
 
     def _complete(self, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
         """Count the parts that were put in place; return one of each leaf that has all of its own."""
@@ -81,7 +80,6 @@ def _build(batch: HostBatch) -> list[tuple[int, object]]:
     # Keyed by identity: a third party's handler need not be hashable.
     by_handler: dict[int, tuple[LeafHandler, list[ReadLeaf]]] = {}
     for leaf in batch.leaves:
-        assert not isinstance(leaf.handler, AdaptedHandler)
         if leaf.part is not None:
             cast("PartsHandler", leaf.handler).place(leaf)
         else:

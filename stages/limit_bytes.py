@@ -12,10 +12,11 @@ from typing import final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import ReadBatch, ReadLeaf
+from penstock.kernel.messages.restore import ReadBatch, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.common.batching import grouped
 from penstock.stages.planning.splitting import scratch_bytes
@@ -64,7 +65,10 @@ class _Limiter:
         if isinstance(batch, StagedBatch):
             return self._admit_pieces(batch)
         if isinstance(batch.leaves, ReadPack):
-            return self._admit_packs(batch.leaves, prioritised=batch.prioritised)
+            return self._admit_packs(batch.leaves, batch.plan, prioritised=batch.prioritised)
+
+        if batch.handler is not None:
+            return self._admit_handler(batch, batch.handler)
 
         return self._admit_reads(batch)
 
@@ -84,6 +88,9 @@ class _Limiter:
         yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
+        if not batch.leaves:  # nothing is read: the batch only brings the plan
+            yield ReadBatch((), (), plan=batch.plan)
+
         # A unit is a large leaf, or small ones that go in one group. Who holds host bytes waits for
         # none: of a unit that is staged, buffers for its reads are leased with it.
         for unit in grouped(batch.leaves, self._most, _weight):
@@ -95,7 +102,7 @@ class _Limiter:
             try:
                 for group in list(grouped(reads, self._most)) or [()]:
                     part = await self._admit_group(unit, group, room, prioritised=batch.prioritised)
-                    message, staged = replace(part, staged=staged), ()
+                    message, staged = replace(part, staged=staged, plan=batch.plan), ()
                     yield message
                     del message, part
             except BaseException:
@@ -104,6 +111,23 @@ class _Limiter:
                         held.release()
 
                 raise
+
+    async def _admit_handler(
+        self, batch: LeafBatch[ReadLeaf], handler: FilesHandler
+    ) -> AsyncIterator[ReadBatch]:
+        """Admit leaves that their handler reads in one call, with what it says that this holds.
+
+        Where it cannot tell, a leaf counts as one piece, but all such leaves as no more than there is.
+        """
+        run, leaves = self._run, tuple(batch.leaves)
+        sizes = handler.read_sizes(leaves)
+        known = sum([size for size in sizes if size is not None])
+        unknown = sizes.count(None) * run.limits.piece_bytes
+        nbytes = known + min(unknown, max(0, run.memory.limit_of(run.flow) - known))
+        about = {"handler": handler.name, "n_leaves": len(leaves)}
+        lease = await run.lease(nbytes, leaves[0].info.key_path, prioritised=batch.prioritised, about=about)
+        staged = ((leaves[0].index, lease),)
+        yield ReadBatch(leaves, (), staged, handler=handler, plan=batch.plan)
 
     async def _admit_group(
         self,
@@ -131,7 +155,9 @@ class _Limiter:
 
         return ReadBatch(unit, group, (), lease, scratch=scratch)
 
-    async def _admit_packs(self, pack: ReadPack, *, prioritised: bool) -> AsyncIterator[ReadBatch]:
+    async def _admit_packs(
+        self, pack: ReadPack, plan: RestorePlan | None, *, prioritised: bool
+    ) -> AsyncIterator[ReadBatch]:
         for part in pack.cut(len(pack), self._most):
             # The bytes are copied out of the buffer that they are read into, which dies then.
             oversize = part.nbytes > self._run.memory.limit
@@ -143,7 +169,7 @@ class _Limiter:
                 staged.release()
                 raise
 
-            yield ReadBatch((), (), ((part.indices[0], staged),), lease, part)
+            yield ReadBatch((), (), ((part.indices[0], staged),), lease, part, plan=plan)
 
     async def _let_in(self, nbytes: int, *, prioritised: bool = False) -> ByteLease:
         shared, flow = self._shared, self._run.path

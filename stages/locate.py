@@ -41,7 +41,6 @@ class Locate:
 
         async def locate(request: RestoreRequest, /) -> Located:
             checkpoint = await run.threads.run(_open, run, request)
-            run.directory = checkpoint.directory
             return Located(checkpoint, request.like, request.has_like, request.options, request.mmap)
 
         yield locate

@@ -6,19 +6,19 @@ __all__ = ("Plan", "match")
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, cast, final, overload
 
 from jax import tree_util
 
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import Located, ReadLeaf
+from penstock.kernel.messages.restore import Located, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
-from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.checkpoints import LeafColumns, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
@@ -56,7 +56,7 @@ class Plan:
         """Yield the actor of one restore."""
 
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
-            packs, leaves = await run.threads.run(_plan, run, located)
+            whole, packs, leaves = await run.threads.run(_plan, run, located)
             if located.mmap:
                 leaves = await run.threads.run(map_leaves, run, leaves)
 
@@ -64,10 +64,13 @@ class Plan:
             run.progress.plan(
                 n_leaves, sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])
             )
-            for pack in packs:
-                yield LeafBatch(pack)
+            if not n_leaves:  # of a result that takes nothing from the checkpoint
+                yield LeafBatch((), plan=whole)
 
-            for batch in batched(leaves, run.limits):
+            for pack in packs:
+                yield LeafBatch(pack, plan=whole)
+
+            for batch in batched(leaves, run.limits, plan=whole):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
@@ -83,19 +86,22 @@ class Match:
     has_like: bool
 
 
-def _plan(run: RestoreRun, located: Located) -> tuple[list[ReadPack], list[ReadLeaf]]:
+def _plan(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[ReadPack], list[ReadLeaf]]:
     checkpoint = located.checkpoint
     if located.options is not None:
-        return [], in_parts(run, checkpoint, plan_onto(run, located, located.options, match))
+        plan, leaves = plan_onto(run, located, located.options, match)
+        return plan, [], in_parts(run, checkpoint, leaves)
 
     differences: list[TreeDifference] = []
     if located.has_like:
-        rows, likes, differences = _match_like(run, located)
+        plan, rows, likes, differences = _match_like(run, located)
     else:
         stored = checkpoint.leaves
         keys, kinds = _columns(stored)
         rows, likes = range(len(stored)), None
-        run.outline = Outline(StoredInfos(stored), lambda values: nest_columns(keys, kinds, values))
+        plan = RestorePlan(
+            StoredInfos(stored), lambda values: nest_columns(keys, kinds, values), checkpoint.directory
+        )
 
     specs = _specs(checkpoint.leaves)
     found = [specs[row] for row in rows]
@@ -115,34 +121,35 @@ def _plan(run: RestoreRun, located: Located) -> tuple[list[ReadPack], list[ReadL
     if differences:
         raise StructureMismatchError(checkpoint.path, differences)
 
-    return packs, in_parts(run, checkpoint, leaves)
+    return plan, packs, in_parts(run, checkpoint, leaves)
 
 
 def _match_like(
     run: RestoreRun, located: Located
-) -> tuple[Sequence[int], Sequence[Any], list[TreeDifference]]:
+) -> tuple[RestorePlan, Sequence[int], Sequence[Any], list[TreeDifference]]:
     """Find the stored leaf for each leaf of the target.
 
     Returns:
-        Places in the stored leaves, the targets that have one, and how the trees differ.
+        The plan, places in the stored leaves, the targets that have one, and how the trees differ.
     """
     stored = located.checkpoint.leaves
     infos, likes, treedef = run.shared.of(StructureCache).flatten(located.like)
-    run.outline = Outline(infos, lambda values: cast("Any", tree_util).tree_unflatten(treedef, values))
+    unflatten = partial(cast("Any", tree_util).tree_unflatten, treedef)
+    plan = RestorePlan(infos, unflatten, located.checkpoint.directory)
     wanted = [info.keys for info in infos]
     keys = _columns(stored)[0]
     if wanted == list(keys):
-        return range(len(wanted)), likes, []
+        return plan, range(len(wanted)), likes, []
 
     on_disk = {path: row for row, path in enumerate(keys)}
     rows = [on_disk.get(path) for path in wanted]
     if None not in rows and len(rows) == len(keys):
-        return cast("list[int]", rows), likes, []
+        return plan, cast("list[int]", rows), likes, []
 
     flat = [FlatLeaf(info, value) for info, value in zip(infos, likes, strict=True)]
     _, differences = match(flat, stored)
     there = [(row, like) for row, like in zip(rows, likes, strict=True) if row is not None]
-    return [row for row, _ in there], [like for _, like in there], differences
+    return plan, [row for row, _ in there], [like for _, like in there], differences
 
 
 @final
@@ -187,7 +194,7 @@ def _handlers(
     rows: Sequence[int],
     specs: Sequence[LeafSpec],
     likes: Sequence[Any] | None,
-) -> list[LeafHandler | AdaptedHandler]:
+) -> list[LeafHandler]:
     """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
     wanted: list[Any]
     if likes is None:
@@ -198,7 +205,7 @@ def _handlers(
         if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
             wanted = [like if isinstance(like, type) else type(like) for like in likes]
 
-    def find(kind: Any) -> LeafHandler | AdaptedHandler:
+    def find(kind: Any) -> LeafHandler:
         key_path = checkpoint.leaves[rows[wanted.index(kind)]].info.key_path
         if isinstance(kind, str):
             return run.registry.for_typestr(kind, key_path)
@@ -214,23 +221,10 @@ def _plan_leaf(
     checkpoint: StoredCheckpoint,
     index: int,
     found: Match,
-    handler: LeafHandler | AdaptedHandler,
+    handler: LeafHandler,
     differences: list[TreeDifference],
 ) -> ReadLeaf:
     stored = found.stored
-    if isinstance(handler, AdaptedHandler):
-        if stored.spec.typestr != handler.typestr:
-            differences.append(
-                TreeDifference(
-                    "type", stored.info.key_path, _describe(found.like), on_disk=_describe_stored(stored)
-                )
-            )
-
-        # Its files lie beside the documents, so it must know where those are.
-        info = replace(stored.info, directory=stored.info.directory or checkpoint.directory)
-        held = handler.target(found.like, run.limits.piece_bytes)
-        return ReadLeaf(index, replace(stored, info=info), handler, held)
-
     target = handler.target(stored, found.like, found.has_like)
     if isinstance(target, TreeDifference):
         differences.append(target)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 __all__ = ("Prioritise",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, final
 
@@ -57,16 +57,22 @@ async def _pass_on(batch: LeafBatch[Any], /) -> LeafBatch[Any]:
 
 @final
 class _Prioritiser:
-    __slots__ = ("_is_first", "_leaves", "_packs", "_run")
+    __slots__ = ("_is_first", "_leaves", "_owned", "_packs", "_plan", "_run")
 
     def __init__(self, is_first: Callable[[ParamInfo], bool], run: Run) -> None:
         self._is_first = is_first
         self._run = run
         self._leaves: list[Any] = []
         self._packs: list[ReadPack] = []
+        self._owned: list[LeafBatch[Any]] = []
+        self._plan: Any = None
 
     async def __call__(self, batch: LeafBatch[Any], /) -> None:
-        if isinstance(batch.leaves, ReadPack):
+        self._plan = batch.plan
+        if batch.handler is not None:  # one call of that handler: all of it goes first if one leaf does
+            first = any(self._is_first(leaf.info) for leaf in batch.leaves)
+            self._owned.append(replace(batch, prioritised=first))
+        elif isinstance(batch.leaves, ReadPack):
             self._packs.append(batch.leaves)
         else:
             self._leaves.extend(batch.leaves)
@@ -74,22 +80,41 @@ class _Prioritiser:
     async def finish(self) -> AsyncIterator[LeafBatch[Any]]:
         leaves, self._leaves = self._leaves, []
         packs, self._packs = self._packs, []
+        plan = self._plan
+        if not leaves and not packs and not self._owned and plan is not None:
+            yield LeafBatch((), plan=plan)
+
         first_packs, other_packs = await self._run.threads.run(_partition_packs, packs, self._is_first)
         first, rest = await self._run.threads.run(_partition, leaves, self._is_first)
         del leaves
-        for pack in first_packs:
-            yield LeafBatch(pack, prioritised=True)
-
-        for batch in batched(first, self._run.limits, prioritised=True):
+        for batch in self._take_owned(prioritised=True):
             yield batch
             del batch  # the leaves belong to whoever comes next
 
-        for pack in other_packs:
-            yield LeafBatch(pack)
+        for pack in first_packs:
+            yield LeafBatch(pack, prioritised=True, plan=plan)
 
-        for batch in batched(rest, self._run.limits):
+        for batch in batched(first, self._run.limits, prioritised=True, plan=plan):
+            yield batch
+            del batch  # the leaves belong to whoever comes next
+
+        for batch in self._take_owned(prioritised=False):
             yield batch
             del batch
+
+        for pack in other_packs:
+            yield LeafBatch(pack, plan=plan)
+
+        for batch in batched(rest, self._run.limits, plan=plan):
+            yield batch
+            del batch
+
+    def _take_owned(self, *, prioritised: bool) -> Iterator[LeafBatch[Any]]:
+        chosen = [batch for batch in self._owned if batch.prioritised is prioritised]
+        self._owned = [batch for batch in self._owned if batch.prioritised is not prioritised]
+        chosen.reverse()
+        while chosen:
+            yield chosen.pop()
 
 
 def _partition(leaves: list[Any], is_first: Callable[[ParamInfo], bool]) -> tuple[list[Any], list[Any]]:

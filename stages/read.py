@@ -24,7 +24,7 @@ from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile
 from penstock.stages.files.file_closing import closing
@@ -44,8 +44,8 @@ class Read:
     In a pipeline without `limit_bytes` it takes `LeafBatch`es.
 
     Small ranges that follow each other in a file are one read. Bytes whose checksum is known are
-    checked. What goes through a driver runs beside it; leaves of third-party handlers are read by
-    them. How many bytes came past the page cache and how many through it is told by the event
+    checked. What goes through a driver runs beside it. A handler that keeps files of its own reads its
+    leaves itself. How many bytes came past the page cache and how many through it is told by the event
     `data.read`.
 
     Attributes:
@@ -87,11 +87,12 @@ class _Reader:
 
     async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
         if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
-            batch = ReadBatch((), (), pack=batch.leaves)
+            batch = ReadBatch((), (), pack=batch.leaves, plan=batch.plan)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
-            batch = ReadBatch(
-                tuple(batch.leaves), tuple(read for leaf in batch.leaves for read in leaf.reads)
-            )
+            reads = tuple([read for leaf in batch.leaves for read in leaf.reads])
+            batch = ReadBatch(tuple(batch.leaves), reads, handler=batch.handler, plan=batch.plan)
+        if batch.handler is not None:
+            return await self._load(batch, batch.handler)
         if batch.pack is not None:
             return await self._read_pack(batch, batch.pack)
 
@@ -104,12 +105,27 @@ class _Reader:
         finally:
             batch.release_read()
 
-        ready = [
-            (leaf.index, await leaf.handler.load(leaf))
-            for leaf in batch.leaves
-            if isinstance(leaf.handler, AdaptedHandler)
-        ]
-        return self._complete(batch, tuple(ready))
+        return self._complete(batch)
+
+    async def _load(self, batch: ReadBatch, handler: FilesHandler) -> HostBatch:
+        """Have a handler read its leaves from files of its own: those of each directory in one call."""
+        by_directory: dict[str, list[ReadLeaf]] = {}
+        for leaf in batch.leaves:
+            by_directory.setdefault(leaf.info.directory, []).append(leaf)
+
+        ready: list[tuple[int, object]] = []
+        try:
+            for leaves in by_directory.values():
+                values = await handler.load(leaves)
+                ready += zip([leaf.index for leaf in leaves], values, strict=True)
+                self._run.progress.advance(len(leaves), 0)
+        except BaseException:
+            batch.release()
+            raise
+
+        batch.release_read()
+        staged = tuple([lease for _, lease in batch.staged])
+        return HostBatch((), tuple(ready), staged, plan=batch.plan)
 
     async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
         def read() -> HostPack:
@@ -121,7 +137,8 @@ class _Reader:
             batch.release_read()
 
         self._run.progress.advance(len(pack), pack.nbytes)
-        return HostBatch((), staged=tuple([lease for _, lease in batch.staged]), packs=(host,))
+        staged = tuple([lease for _, lease in batch.staged])
+        return HostBatch((), staged=staged, packs=(host,), plan=batch.plan)
 
     def release(self) -> None:
         """Give back the leases of leaves that were never completed."""
@@ -149,7 +166,7 @@ class _Reader:
             await checkpoint_if_cancelled()  # that may just not have come through to here
             raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
 
-    def _complete(self, batch: ReadBatch, ready: tuple[tuple[int, object], ...]) -> HostBatch | None:
+    def _complete(self, batch: ReadBatch) -> HostBatch | None:
         for read in batch.reads:
             self._outstanding[read.leaf] -= 1
 
@@ -158,12 +175,11 @@ class _Reader:
             del self._outstanding[leaf.index]
 
         self._run.progress.advance(sum([leaf.ends_leaf for leaf in whole]), batch.nbytes)
-        if not whole:
+        if not whole and batch.leaves:
             return None
 
         staged = tuple(self._staged.pop(leaf.index) for leaf in whole if leaf.index in self._staged)
-        built = tuple(leaf for leaf in whole if not isinstance(leaf.handler, AdaptedHandler))
-        return HostBatch(built, ready, staged)
+        return HostBatch(whole, staged=staged, plan=batch.plan)
 
     def _read_files(self, reads: Iterable[FileRead], names: dict[int, str]) -> None:
         by_file: dict[str, list[FileRead]] = defaultdict(list)

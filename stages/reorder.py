@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from penstock.kernel.errors import HandlerFailedError
 from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import Order, ReadLeaf
+from penstock.kernel.messages.restore import Order, ReadLeaf, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
@@ -75,47 +75,66 @@ def _first_fitting(patterns: Sequence[str], name: str) -> int:
     return len(patterns)
 
 
+_Rank: TypeAlias = tuple[list[LeafBatch[ReadLeaf]], list[ReadPack], list[ReadLeaf]]
+"""What goes together: batches of handlers with files of their own, packs, and all other leaves."""
+
+
 @final
 class _Sorter:
-    __slots__ = ("_leaves", "_order", "_packs", "_run")
+    __slots__ = ("_leaves", "_order", "_owned", "_packs", "_plan", "_run")
 
     def __init__(self, order: Order, run: RestoreRun) -> None:
         self._order = order
         self._run = run
         self._leaves: list[ReadLeaf] = []
         self._packs: list[ReadPack] = []
+        self._owned: list[LeafBatch[ReadLeaf]] = []
+        self._plan: RestorePlan | None = None
 
     async def __call__(self, batch: LeafBatch[ReadLeaf], /) -> None:
-        if isinstance(batch.leaves, ReadPack):
+        self._plan = batch.plan or self._plan
+        if batch.handler is not None:
+            self._owned.append(batch)
+        elif isinstance(batch.leaves, ReadPack):
             self._packs.append(batch.leaves)
         else:
             self._leaves.extend(batch.leaves)
 
     async def finish(self) -> AsyncIterator[LeafBatch[ReadLeaf]]:
-        sorted_out = await self._run.threads.run(self._sort)
-        for packs, leaves in sorted_out:
-            for pack in packs:
-                yield LeafBatch(pack)
+        plan = self._plan
+        if plan is None:
+            return  # nothing came: the last stage will miss it, and say so
+        if not self._leaves and not self._packs and not self._owned:
+            yield LeafBatch((), plan=plan)
 
-            for batch in batched(leaves, self._run.limits):
+        sorted_out = await self._run.threads.run(self._sort, plan)
+        for owned, packs, leaves in sorted_out:
+            for batch in owned:
+                yield batch
+
+            for pack in packs:
+                yield LeafBatch(pack, plan=plan)
+
+            for batch in batched(leaves, self._run.limits, plan=plan):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
-    def _sort(self) -> list[tuple[list[ReadPack], list[ReadLeaf]]]:
-        outline = self._run.outline
-        assert outline is not None, "a planning stage sets the outline"
-        ranks = ranks_of(self._order, outline.infos)
-        by_rank: dict[int, tuple[list[ReadPack], list[ReadLeaf]]] = defaultdict(lambda: ([], []))
+    def _sort(self, plan: RestorePlan) -> list[_Rank]:
+        ranks = ranks_of(self._order, plan.infos)
+        by_rank: dict[int, _Rank] = defaultdict(lambda: ([], [], []))
+        for batch in self._owned:  # one call of a handler: all of it when the first of its leaves is due
+            by_rank[min([ranks[leaf.index] for leaf in batch.leaves])][0].append(batch)
+
         for pack in self._packs:
             numbers: dict[int, list[int]] = defaultdict(list)
             for number, index in enumerate(pack.indices):
                 numbers[ranks[index]].append(number)
 
             for rank, chosen in numbers.items():
-                by_rank[rank][0].append(pack.part(chosen))
+                by_rank[rank][1].append(pack.part(chosen))
 
         for leaf in self._leaves:
-            by_rank[ranks[leaf.index]][1].append(leaf)
+            by_rank[ranks[leaf.index]][2].append(leaf)
 
-        self._packs, self._leaves = [], []
+        self._owned, self._packs, self._leaves = [], [], []
         return [by_rank[rank] for rank in sorted(by_rank)]

@@ -130,7 +130,7 @@ class _Writer:
         """Write what is in a batch: all at once, unless that opens many files."""
         pieces = iter(batch.pieces)
         packs = (found for whole in batch.packs for found in self._by_folder(whole))
-        done = WrittenBatch(batch.leaves)
+        done = WrittenBatch(batch.leaves, handled=batch.pending)
         while True:
             async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
                 placed, located = await self._place_some(pieces, packs)

@@ -89,7 +89,7 @@ class _Writer:
             batch.release()
 
         self._run.progress.advance(len(batch.leaves), sum(part.nbytes for part in written))
-        return WrittenBatch(batch.leaves, written)
+        return WrittenBatch(batch.leaves, written, handled=batch.pending)
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         arrangement = await self._begin()

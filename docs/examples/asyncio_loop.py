@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import penstock
-from penstock.steps.keep_policies import KeepLast
-from penstock.steps.save_policies import EverySteps
+from penstock.steps import EverySteps, KeepLast
 
 LAST = 12
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import penstock
-from penstock.steps.keep_policies import KeepBest, KeepLast
-from penstock.steps.save_policies import EverySteps
+from penstock.steps import EverySteps, KeepBest, KeepLast
 
 
 @jax.jit

@@ -24,11 +24,9 @@ from penstock.handlers.leaves.jax_arrays.sharding import encode
 from penstock.handlers.leaves.jax_arrays.shards import PACKED, shard_pieces
 from penstock.handlers.leaves.jax_arrays.small_arrays import make_pack, pack_placements
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
-from penstock.kernel.messages.packs import HostPack
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 _BUFFERED: Final = frozenset(
@@ -117,7 +115,7 @@ class ArrayHandler:
         )
         return spec if self.described is None else self.described(spec, info.key_path)
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the pieces of every distinct shard. Waits for nothing and touches no memory: `take` does.
 
         The first `take` of a shard on a CPU device secures all of it against donation and deletion.
@@ -145,7 +143,7 @@ class ArrayHandler:
 
         return value.shape, cast("object", value.dtype), value.sharding
 
-    def buffer(self, leaf: Leaf) -> Any:
+    def buffer(self, leaf: StagedLeaf) -> Any:
         """The array itself, or a NumPy view of it, if all of it lies as it is on one CPU device."""
         value = cast("jax.Array", leaf.value)
         spec, sharding = leaf.spec, value.sharding
@@ -187,11 +185,11 @@ class ArrayHandler:
         """Cut what is to go to devices into parts; nothing if the array keeps the regions' memory."""
         return canvas_parts(stored, target, part_bytes, whole_chunks=whole_chunks)
 
-    def place(self, part: ReadLeaf) -> None:
+    def place(self, part: FilledLeaf) -> None:
         """Copy a part to its devices, and write it there into the array that grows."""
         place_part(part)
 
-    def join(self, part: ReadLeaf) -> Any:
+    def join(self, part: FilledLeaf) -> Any:
         """Return the array, when all parts of it are in their places."""
         return join_parts(part)
 
@@ -199,11 +197,11 @@ class ArrayHandler:
         """Accept what goes whole to one device, as it is; the detail is the `Placement`."""
         return pack_placements(specs, likes)
 
-    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+    def build_pack(self, pack: FilledPack) -> Sequence[Any]:
         """Make the arrays, each in memory of its own."""
         return make_pack(pack)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Make the arrays. On CPU devices they live in the regions' memory and may still be donated."""
         return make_arrays(leaves)
 

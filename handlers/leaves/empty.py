@@ -11,10 +11,9 @@ from typing import Any, Final, Literal, TypeAlias, cast, final
 
 from penstock.handlers.leaves.common.mismatches import different, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 Marker: TypeAlias = Literal["None", "Dict", "List", "Tuple", "NamedTuple"]
@@ -65,7 +64,7 @@ class EmptyHandler:
         # What has no fields to name it is stored as None, as in Orbax's default format.
         return LeafSpec("None" if marker == "NamedTuple" else marker)
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
@@ -83,7 +82,7 @@ class EmptyHandler:
 
         return Target(detail=empty)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Return the empty values, a fresh one for each leaf that is mutable."""
         return [copy.copy(leaf.target.detail) for leaf in leaves]
 

@@ -19,11 +19,9 @@ from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.common.mismatches import different, different_array, stored_dtype, type_name
 from penstock.handlers.leaves.common.pack_views import pack_views
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages.packs import HostPack
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 
@@ -59,7 +57,7 @@ class NumpyHandler:
         chunk_shape = tuple(size or 1 for size in array.shape)
         return LeafSpec(self.typestr, array.shape, name, array.dtype.itemsize, chunk_shape)
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan copies in C order, each costing its bytes. An array without elements has none."""
         array, spec = cast("npt.NDArray[Any]", leaf.value), leaf.spec
         dtype, itemsize = stored_as(spec.dtype), spec.itemsize
@@ -76,7 +74,7 @@ class NumpyHandler:
         array: npt.NDArray[Any] = value
         return array.shape, array.dtype
 
-    def buffer(self, leaf: Leaf) -> Any:
+    def buffer(self, leaf: StagedLeaf) -> Any:
         """The array itself, if its memory is what is stored: C order, native bytes, not cast."""
         array = cast("npt.NDArray[Any]", leaf.value)
         plain = array.flags.c_contiguous and array.dtype.isnative
@@ -114,11 +112,11 @@ class NumpyHandler:
         known = {kind: _pack_detail(spec, like) for kind, (spec, like) in last.items()}
         return list(map(known.__getitem__, kinds))
 
-    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+    def build_pack(self, pack: FilledPack) -> Sequence[Any]:
         """Return a writable array of its own for each leaf, of native byte order."""
         return [view.copy() for view in pack_views(pack)]
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Return the regions' own memory as writable, aligned arrays of native byte order."""
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 

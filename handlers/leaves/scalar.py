@@ -16,10 +16,9 @@ from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.common.mismatches import different, stored_dtype, type_name, type_of
 from penstock.handlers.leaves.jax_arrays.devices import is_subtype
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 _STORED_AS: Final[Mapping[type, np.dtype[Any]]] = {
@@ -69,12 +68,12 @@ class ScalarHandler:
 
         return LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan one piece of a few bytes, which cost nothing worth counting."""
         data = memoryview(self.buffer(leaf).tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
 
-    def buffer(self, leaf: Leaf) -> Any:
+    def buffer(self, leaf: StagedLeaf) -> Any:
         """The number as a 0-d array."""
         number = np.asarray(leaf.value, _dtype_of(leaf.value, leaf.info))
         return number if dtype_name(number.dtype) == leaf.spec.dtype else cast_to(number, leaf.spec.dtype)
@@ -95,7 +94,7 @@ class ScalarHandler:
         # A few bytes of staging are not worth a lease.
         return Target((HostRegion((), dtype),), detail=wanted)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Make each number, of the type asked for or else Python's."""
         return [_value(leaf) for leaf in leaves]
 
@@ -130,7 +129,7 @@ def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
     return issubclass(dtype.type, wanted) or (wanted in _ALIASES and dtype == np.dtype(wanted))
 
 
-def _value(leaf: ReadLeaf) -> object:
+def _value(leaf: FilledLeaf) -> object:
     number = cast("HostRegion", leaf.target.regions[0]).array()[()]
     wanted = cast("type | None", leaf.target.detail)
     if wanted is None or wanted in _KIND:

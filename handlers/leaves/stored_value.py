@@ -23,12 +23,11 @@ from crc32c import crc32c
 from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.common.mismatches import different, stored_dtype
 from penstock.kernel.errors import ChecksumError, InvalidLeafError, TreeDifference, TruncatedDataError
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
 from penstock.kernel.protocols.stores import ReadableFile, Store
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 
@@ -115,7 +114,7 @@ class StoredValueHandler:
 
         return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
 
-    def buffer(self, leaf: Leaf) -> Any:
+    def buffer(self, leaf: StagedLeaf) -> Any:
         """Read a leaf that is one range of a file; None of any other."""
         value = leaf.value
         assert isinstance(value, StoredValue)
@@ -123,7 +122,7 @@ class StoredValueHandler:
         reads = _tiling(_reads(value, bounds, leaf.spec.nbytes), leaf.spec.nbytes)
         return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the reads of each chunk. What lies in a file as it is, is a piece for every read of it."""
         value, spec = leaf.value, leaf.spec
         assert isinstance(value, StoredValue)
@@ -144,7 +143,7 @@ class StoredValueHandler:
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         return different("type", stored, self.typestr)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         raise NotImplementedError  # there is no target to build from
 
 

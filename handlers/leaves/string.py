@@ -12,10 +12,9 @@ import numpy as np
 
 from penstock.handlers.leaves.common.mismatches import different, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 
@@ -51,7 +50,7 @@ class StringHandler:
 
         return LeafSpec(self.typestr, text=text)
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
@@ -61,7 +60,7 @@ class StringHandler:
 
         return Target(detail=np.str_ if has_like and type_of(like) is np.str_ else str)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Return the texts, each as `str`, or as `np.str_` where the target was one."""
         texts = (leaf.stored.spec.text for leaf in leaves)
         return [

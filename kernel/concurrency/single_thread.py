@@ -17,23 +17,25 @@ from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
 from penstock.kernel.concurrency.threads import LoopHandle, Threads, await_future
-from penstock.kernel.memory.buffers import give_back_freed_memory
 
 T = TypeVar("T")
 
 
 @asynccontextmanager
-async def one_thread() -> AsyncGenerator[OneThread]:
+async def one_thread(at_end: Callable[[], object] | None = None) -> AsyncGenerator[OneThread]:
     """Yield what calls functions in one worker thread, one after the other; the thread ends with the block.
 
     The allocator has a pool for each thread and keeps there what is freed. What many threads allocate in
-    turn, it keeps as many times. When the thread ends it is told to keep nothing.
+    turn, it keeps as many times.
+
+    Args:
+        at_end: Called by the thread when it ends: it may tell the allocator to keep nothing.
 
     Cancellation:
         Returns when the call that is being made has ended.
     """
     async with create_task_group() as tasks:
-        calls = OneThread(tasks)
+        calls = OneThread(tasks, at_end)
         try:
             yield calls
         finally:
@@ -44,9 +46,10 @@ async def one_thread() -> AsyncGenerator[OneThread]:
 class OneThread:
     """Makes calls in the order in which they were asked for, in a thread that begins with the first one."""
 
-    __slots__ = ("_begun", "_calls", "_tasks")
+    __slots__ = ("_at_end", "_begun", "_calls", "_tasks")
 
-    def __init__(self, tasks: TaskGroup) -> None:
+    def __init__(self, tasks: TaskGroup, at_end: Callable[[], object] | None) -> None:
+        self._at_end = at_end
         self._tasks = tasks
         self._begun = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -78,7 +81,8 @@ class OneThread:
             call()
             del call  # what it returned belongs to others now
 
-        give_back_freed_memory()
+        if self._at_end is not None:
+            self._at_end()
 
 
 def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:

@@ -110,6 +110,21 @@ class HostPack:
     data: memoryview  #: bytes; gone once the values are built, which keep none of it
     starts: Sequence[int]  #: where each leaf's bytes begin
 
+    @property
+    def specs(self) -> Sequence[LeafSpec]:
+        """What each leaf is."""
+        return self.pack.specs
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each leaf."""
+        return self.pack.sizes
+
+    @property
+    def details(self) -> Sequence[Any]:
+        """The handler's own, for `build_pack`."""
+        return self.pack.details
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,19 +5,22 @@ from __future__ import annotations
 __all__ = (
     "HostBatch",
     "Located",
+    "Making",
     "Only",
     "Order",
     "PartOf",
     "ReadBatch",
     "ReadLeaf",
+    "RestorePlan",
     "RestoreRequest",
     "RestoredBatch",
     "RestoredTree",
 )
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ReferenceType
 
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Read, Target
@@ -25,9 +28,9 @@ from penstock.kernel.protocols.reads import Read, Target
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.messages.packs import HostPack, ReadPack
-    from penstock.kernel.messages.restore_options import RestoreOptions
-    from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+    from penstock.kernel.messages.restore_options import Change, RestoreOptions
     from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+    from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
 
@@ -63,6 +66,32 @@ class Located:
 
 
 @dataclass(frozen=True, slots=True)
+class Making:
+    """How one leaf of a result is made from values that were read for it."""
+
+    index: int  #: of the leaf, in the result
+    inputs: tuple[int, ...]  #: indices of the values; none of them is an index of the result
+    make: Callable[[Sequence[Any]], object]
+    """Blocking; takes the inputs in order. Returns a `TreeDifference` if what it made does not fit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RestorePlan:
+    """What the planning stage decided about the result as a whole. Every later batch refers to it.
+
+    A stage that makes a batch of its own passes on the `plan` of the batch it took. The last stages
+    need it: they know from it which values must arrive, and what tree they become.
+    """
+
+    infos: Sequence[ParamInfo]  #: one for each leaf of the result, in flatten order
+    unflatten: Callable[[Sequence[object]], object]  #: makes the tree of one value per info, in order
+    directory: str = ""  #: what holds the stored tree: the checkpoint, or an item in it
+    kept: Sequence[tuple[int, object]] = ()  #: (index, value) of leaves that stay as the target has them
+    makings: Sequence[Making] = ()  #: leaves that functions make
+    changes: tuple[Change, ...] = ()  #: how the result departs from what is stored, as it was asked for
+
+
+@dataclass(frozen=True, slots=True)
 class PartOf:
     """Which part of which leaf a `ReadLeaf` is, if it is a part."""
 
@@ -82,7 +111,7 @@ class ReadLeaf:
 
     index: int  #: its place in the result's flatten order; of a part, a negative number of its own
     stored: StoredLeaf
-    handler: LeafHandler | AdaptedHandler
+    handler: LeafHandler
     target: Target = field(default_factory=Target)
     reads: tuple[Read, ...] = ()
     part: PartOf | None = None  #: else it is the whole leaf
@@ -116,6 +145,8 @@ class ReadBatch:
     in_flight: ByteLease | None = None
     pack: ReadPack | None = None  #: instead of leaves and reads
     scratch: ByteLease | None = None  #: on buffers that die once they are read
+    handler: FilesHandler | None = None  #: that reads all of these leaves from files of its own
+    plan: RestorePlan | None = None
 
     @property
     def nbytes(self) -> int:
@@ -144,6 +175,7 @@ class HostBatch:
     ready: tuple[tuple[int, object], ...] = ()  #: (leaf index, value) that a third party's handler read
     staged: tuple[ByteLease, ...] = ()
     packs: tuple[HostPack, ...] = ()
+    plan: RestorePlan | None = None
 
     def release(self) -> None:
         """Give back every lease. Never blocks, and may be called again."""
@@ -156,6 +188,7 @@ class RestoredBatch:
     """Finished values, by leaf index."""
 
     values: Sequence[tuple[int, object]]
+    plan: RestorePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +196,6 @@ class RestoredTree:
     """The last message of a restore."""
 
     tree: object
+    plan: RestorePlan | None = None
+    references: Mapping[str, ReferenceType[Any]] = field(default_factory=dict["str", "ReferenceType[Any]"])
+    """Values that can never change and are what is stored, by stored name."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 __all__ = (
     "Change",
     "ChangeKind",
-    "Making",
-    "Recipe",
     "Rename",
     "RestoreOptions",
     "RestoreReport",
     "Transform",
 )
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, final
 
@@ -169,21 +167,3 @@ class RestoreReport:
     def key_paths(self, kind: ChangeKind) -> tuple[str, ...]:
         """Return the key paths of all changes of one kind."""
         return tuple(change.key_path for change in self.changes if change.kind == kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Making:
-    """How one leaf of a result is made from values that were read for it."""
-
-    index: int  #: of the leaf, in the result
-    inputs: tuple[int, ...]  #: indices of the values, all beyond those of the result
-    make: Callable[[Sequence[Any]], object]
-    """Blocking; takes the inputs in order. Returns a `TreeDifference` if what it made does not fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The leaves of a result that are not simply read. Set by the planning stage."""
-
-    kept: Sequence[tuple[int, object]] = ()  #: (index, value) of leaves that the target keeps
-    makings: Sequence[Making] = ()

@@ -28,7 +28,7 @@ __all__ = (
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
@@ -36,7 +36,7 @@ from penstock.kernel.protocols.written import Written
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.messages.statistics import StageStatistics
-    from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+    from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
 # Saving
@@ -67,7 +67,7 @@ class Leaf:
     info: ParamInfo
     value: object
     spec: LeafSpec
-    handler: LeafHandler | AdaptedHandler
+    handler: LeafHandler
     staged: Leaf | None = field(default=None, compare=False, repr=False)
     """The same leaf without its value, if it is known from an earlier save of the same tree."""
 
@@ -85,10 +85,12 @@ class Leaf:
 
 
 class Batchable(Protocol):
-    """What can be prioritised: it knows where it stands and what it weighs."""
+    """What travels in a `LeafBatch`: it knows where it stands, who handles it and what it weighs."""
 
     @property
     def info(self) -> ParamInfo: ...
+    @property
+    def handler(self) -> LeafHandler: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -102,6 +104,8 @@ class LeafBatch(Generic[L]):
 
     leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
     prioritised: bool = False
+    plan: Any = None  #: of a restore, its `RestorePlan`
+    handler: FilesHandler | None = None  #: if these are all leaves of a handler with files of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +160,12 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A leaf that its own handler is writing, and how to wait for that."""
+    """Leaves that their own handler is writing, and how to wait for that."""
 
-    leaf: Leaf
+    leaves: tuple[Leaf, ...]  #: without values
+    handler: FilesHandler
+    folder: str  #: where it writes them, relative to the checkpoint directory
     wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again; the writing goes on
-    handler: str = ""  #: its name, for messages
-
-
-@dataclass(frozen=True, slots=True)
-class Background:
-    """Work of a third-party handler that goes on when whoever waits for it is cancelled."""
-
-    key_path: str  #: the leaf, or what else it is for
-    handler: str  #: its name
-    what: str  #: what it does, for messages
-    wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +220,7 @@ class WrittenBatch:
     leaves: tuple[Leaf, ...]
     written: tuple[Written, ...] = ()
     packs: tuple[WrittenPack, ...] = ()
+    handled: tuple[Pending, ...] = ()  #: what handlers wrote into files of their own
 
     @property
     def nbytes(self) -> int:

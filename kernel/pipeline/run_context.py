@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = (
-    "Outline",
     "ProgressMeter",
     "References",
     "RestoreRun",
@@ -14,6 +13,7 @@ __all__ = (
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 from weakref import ReferenceType
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
-    from penstock.kernel.messages.restore_options import Change, Recipe
-    from penstock.kernel.messages.save import Background, WrittenBatch
+    from penstock.kernel.messages.save import WrittenBatch
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
+    from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
     from penstock.kernel.protocols.stores import Store
@@ -88,19 +88,27 @@ class Run:
     shared: Shared = field(default_factory=Shared)
     progress: ProgressMeter = field(default_factory=ProgressMeter)
 
-    async def lease(self, nbytes: int, key_path: str, *, prioritised: bool) -> ByteLease:
+    async def lease(
+        self,
+        nbytes: int,
+        key_path: str,
+        *,
+        prioritised: bool,
+        about: Mapping[str, object] = MappingProxyType({}),
+    ) -> ByteLease:
         """Wait for `nbytes` of the shared budget; what exceeds all of it is admitted alone, and told.
 
         Args:
             nbytes: Host bytes.
             key_path: The first leaf that they are for.
             prioritised: Wait before those that are not.
+            about: What else the warning is to say.
 
         Cancellation:
             As `MemoryRegulator.acquire`.
         """
         if nbytes > self.memory.limit_of(self.flow):
-            self.events.warning("memory.oversize", key_path=key_path, nbytes=nbytes)
+            self.events.warning("memory.oversize", key_path=key_path, nbytes=nbytes, **about)
 
         return await self.memory.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=self.flow)
 
@@ -137,17 +145,3 @@ class RestoreRun(Run):
     """What the stages of a restore may use."""
 
     flow: ClassVar[Flow] = "restore"
-    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
-    """What can never change of what was restored, by stored name; set by the last stage."""
-    directory: str = ""  #: what holds the tree: the checkpoint, or an item in it; set by the first stage
-    outline: Outline | None = None  #: set by the planning stage, used to put the tree together
-    recipe: Recipe | None = None  #: set by the planning stage if leaves are made of others, or kept
-    changes: tuple[Change, ...] = ()  #: set by the planning stage: what was asked for and is not as stored
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """The shape of a result: how many values it takes, and how they become a tree."""
-
-    infos: Sequence[ParamInfo]  #: one for each value, in flatten order
-    unflatten: Callable[[Sequence[object]], object]

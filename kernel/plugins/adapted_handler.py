@@ -4,28 +4,31 @@ from __future__ import annotations
 
 __all__ = ("AdaptedHandler",)
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Never, final
 
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import HandlerFailedError, PenstockError
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Background, Leaf, Pending
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.errors import HandlerFailedError, PenstockError, PipelineError, TreeDifference
+from penstock.kernel.protocols.files_handler import Background
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import TypeHandler, Waitable
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
+from penstock.kernel.protocols.written import PiecePlan
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class AdaptedHandler:
-    """A batch-level `TypeHandler` in the pipeline: it writes and reads files of its own.
+    """A batch-level `TypeHandler` as a `LeafHandler` that keeps files of its own (a `FilesHandler`).
 
     Its values are staged when its `serialize` returns, under a lease of what its `memory_size`
-    says; they are written when every future it returned is done.
+    says. They are written when every future it returned is done.
+
+    Whatever it raises is a `HandlerFailedError` with its own error as the cause.
     """
 
     inner: TypeHandler
@@ -42,75 +45,87 @@ class AdaptedHandler:
         return self.inner.typestr()
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say that the leaf is stored by somebody else: no shape, no chunks."""
-        with self._blame(info):
+        """Say that the handler itself stores the leaf: no shape, no chunks."""
+        with self._blame(info.key_path):
             return LeafSpec(self.typestr)
 
-    def write_size(self, leaf: Leaf) -> int:
-        """Host bytes that saving the leaf holds."""
-        with self._blame(leaf.info):
-            return self.inner.memory_size([leaf.value])[0][0]
-
-    def target(self, like: object, piece_bytes: int) -> Target:
-        """Say what restoring a leaf holds on the host; if that cannot be told, as much as one piece.
-
-        `memory_size` was promised a value, so nothing is known without a concrete `like`.
-        """
-        if like is None or isinstance(like, type):
-            return Target(staging_bytes=piece_bytes)
-        try:
-            nbytes = self.inner.memory_size([like])[0][1]
-        except Exception:  # an abstract target
-            nbytes = piece_bytes
-
-        return Target(staging_bytes=nbytes)
-
-    async def save(self, leaf: Leaf, threads: Threads, place: object = None) -> Pending:
-        """Have the leaf copied. The `Pending` waits for its background work.
-
-        Nobody can interrupt that work. A wait for it can be cancelled, and the work goes on.
-
-        Args:
-            leaf: To be saved.
-            threads: For the wait.
-            place: What it writes to: kept alive, and so held, as long as a wait for the work goes on
-                in a thread, be it awaited or not.
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        """Refuse: the leaf is not in pieces.
 
         Raises:
-            HandlerFailedError: If the handler raised, here or in a future; its error is the cause.
+            PipelineError: Always.
         """
-        info = leaf.info
-        with self._blame(info):
-            futures = await self.inner.serialize([leaf.value], [info])
+        self._refuse(leaf.info)
+
+    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
+        """Say that the handler itself reads the leaf; a leaf of another type is a difference."""
+        if stored.spec.typestr == self.typestr:
+            return Target(detail=like if has_like else None)
+
+        kind: type = like if isinstance(like, type) else type(like)
+        on_disk = stored.spec
+        text = on_disk.typestr if on_disk.shape is None else f"{on_disk.dtype}{list(on_disk.shape)}"
+        return TreeDifference("type", stored.info.key_path, kind.__name__, text)
+
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+        """Refuse: there is nothing to build values of.
+
+        Raises:
+            PipelineError: Always.
+        """
+        self._refuse(leaves[0].info)
+
+    def write_size(self, leaves: Sequence[StagedLeaf]) -> int:
+        """Host bytes that saving the leaves together holds."""
+        with self._blame(_names(leaves)):
+            sizes = self.inner.memory_size([leaf.value for leaf in leaves])
+            return sum([nbytes for nbytes, _ in _one_for_each(leaves, sizes)])
+
+    def read_sizes(self, leaves: Sequence[FilledLeaf]) -> Sequence[int | None]:
+        """Host bytes that restoring each leaf holds; None where that cannot be told beforehand.
+
+        `memory_size` was promised values, so nothing is known without a concrete `like`.
+        """
+        likes = [leaf.target.detail for leaf in leaves]
+        concrete = [like is not None and not isinstance(like, type) for like in likes]
+        values = [like for like, is_value in zip(likes, concrete, strict=True) if is_value]
+        try:
+            known = iter([nbytes for _, nbytes in self.inner.memory_size(values)] if values else [])
+            return [next(known) if is_value else None for is_value in concrete]
+        except Exception:  # an abstract target
+            return [None] * len(leaves)
+
+    async def save(self, leaves: Sequence[StagedLeaf], threads: Threads, place: object = None) -> Background:
+        """Have the leaves copied, in one call of `serialize`; see `FilesHandler.save`.
+
+        Raises:
+            HandlerFailedError: If the handler raised. What its futures raise, the wait raises.
+        """
+        names = _names(leaves)
+        with self._blame(names):
+            futures = await self.inner.serialize(
+                [leaf.value for leaf in leaves], [leaf.info for leaf in leaves]
+            )
 
         written = threads.call_once(_wait_all, futures, place)
 
         async def wait() -> None:
-            with self._blame(info):
+            with self._blame(names):
                 await written()
 
-        return Pending(leaf.without_value(), wait, self.name)
+        return Background(names, self.name, "what it writes in the background", wait)
 
-    async def load(self, leaf: ReadLeaf) -> Any:
-        """Read the leaf's value.
+    async def load(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+        """Read the values of the leaves, in one call of `deserialize`.
 
         Raises:
-            HandlerFailedError: If the handler raised; its error is the cause.
+            HandlerFailedError: If the handler raised, or returned too few or too many values.
         """
-        with self._blame(leaf.info):
-            return (await self.inner.deserialize([leaf.info]))[0]
+        with self._blame(_names(leaves)):
+            return _one_for_each(leaves, await self.inner.deserialize([leaf.info for leaf in leaves]))
 
     def finalizing(self, directory: str, threads: Threads, place: object = None) -> Background:
-        """Let the handler complete its files before the commit, once the result is first waited for.
-
-        Nobody can interrupt it. A wait for it can be cancelled, and it goes on; if it has not begun by
-        then, it never does.
-
-        Args:
-            directory: Where its files are.
-            threads: For the call.
-            place: As for `save`.
-        """
+        """Let the handler complete its files before the commit; see `FilesHandler.finalizing`."""
         wanted = True
 
         def finalize(_: object) -> None:
@@ -118,33 +133,49 @@ class AdaptedHandler:
                 self.inner.finalize(directory)
 
         call = threads.call_once(finalize, place)
+        what = f"finalize of {self.typestr!r}"
 
         async def wait() -> None:
             nonlocal wanted
             try:
-                with self._blame(None):
+                with self._blame(what, is_leaf=False):
                     await call()
             except BaseException:
                 wanted = False
                 raise
 
-        return Background(self._finalize_of, self.name, "its finalize", wait)
+        return Background(what, self.name, "its finalize", wait)
 
-    @property
-    def _finalize_of(self) -> str:
-        return f"finalize of {self.typestr!r}"
+    def _refuse(self, info: ParamInfo) -> Never:
+        raise PipelineError(
+            f"{info.key_path}: {self.name} keeps files of its own, and a stage took its leaf out of the "
+            "LeafBatch that names it (LeafBatch.handler)"
+        )
 
     @contextmanager
-    def _blame(self, info: ParamInfo | None) -> Generator[None]:
+    def _blame(self, what: str, *, is_leaf: bool = True) -> Generator[None]:
+        """Translate what the handler raises; `what` says what for."""
         try:
             yield
         except PenstockError as error:
-            if error.key_path is None and info is not None:
-                error.key_path = info.key_path
+            if error.key_path is None and is_leaf:
+                error.key_path = what
             raise
         except Exception as error:
-            key_path = info.key_path if info is not None else self._finalize_of
-            raise HandlerFailedError(key_path, self.name, f"{type(error).__name__}: {error}") from error
+            raise HandlerFailedError(what, self.name, f"{type(error).__name__}: {error}") from error
+
+
+def _names(leaves: Sequence[StagedLeaf] | Sequence[FilledLeaf]) -> str:
+    """Name the leaves of a batch: nobody but the handler can tell which of them failed."""
+    first = leaves[0].info.key_path
+    return first if len(leaves) == 1 else f"{first} and {len(leaves) - 1} more"
+
+
+def _one_for_each(leaves: Sequence[object], found: Sequence[Any]) -> Sequence[Any]:
+    if len(found) != len(leaves):
+        raise ValueError(f"it returned {len(found)} results for {len(leaves)} leaves")
+
+    return found
 
 
 def _wait_all(futures: Sequence[Waitable], _: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = (
     "Entry",
-    "Handler",
     "MakesWorker",
     "entries_of",
     "entry_of",
@@ -14,14 +13,12 @@ __all__ = (
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast, final, runtime_checkable
+from typing import Protocol, cast, final, runtime_checkable
 
 from penstock.kernel.errors import HandlerError
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.entry_points import Plugin
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
-
-Handler: TypeAlias = LeafHandler | AdaptedHandler
 
 _STREAMING = frozenset({"typestr", "describe", "pieces", "target", "build"})
 _BATCH = frozenset({"typestr", "serialize", "deserialize", "metadata", "memory_size", "finalize"})
@@ -31,7 +28,7 @@ _BATCH = frozenset({"typestr", "serialize", "deserialize", "metadata", "memory_s
 class MakesWorker(Protocol):
     """What is a handler to another library, and says what is one to penstock in its place."""
 
-    def stage_worker(self) -> Handler: ...
+    def stage_worker(self) -> LeafHandler: ...
 
 
 @final
@@ -41,7 +38,7 @@ class Entry:
 
     type_: type
     given: object  #: what was registered, before it was adapted
-    handler: Handler
+    handler: LeafHandler
 
 
 def entry_of(type_: object, handler: object) -> Entry:
@@ -97,7 +94,7 @@ def _checked(type_: object) -> type:
     return type_
 
 
-def _adapted(handler: object) -> Handler:
+def _adapted(handler: object) -> LeafHandler:
     if isinstance(handler, AdaptedHandler):
         return handler
     if isinstance(handler, type):

@@ -10,11 +10,9 @@ from threading import RLock
 from typing import final
 
 from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.entry_points import find_plugins
 from penstock.kernel.plugins.handler_entries import (
     Entry,
-    Handler,
     MakesWorker,
     entries_of,
     entry_of,
@@ -33,7 +31,7 @@ class _State:
     explicit: dict[type, Entry] = field(default_factory=dict[type, Entry])
     plugged_in: dict[type, list[Entry]] = field(default_factory=dict[type, list[Entry]])
     to_load: bool = True
-    cache: dict[type, Handler] = field(default_factory=dict[type, Handler])
+    cache: dict[type, LeafHandler] = field(default_factory=dict[type, LeafHandler])
 
     def copy(self) -> _State:
         plugged_in = {type_: list(entries) for type_, entries in self.plugged_in.items()}
@@ -79,7 +77,7 @@ class HandlerRegistry:
     def register(
         self,
         type_: type,
-        handler: LeafHandler | AdaptedHandler | TypeHandler | MakesWorker,
+        handler: LeafHandler | TypeHandler | MakesWorker,
         *,
         override: bool = False,
     ) -> None:
@@ -107,7 +105,7 @@ class HandlerRegistry:
             self._state.explicit[type_] = entry
             self._state.cache.clear()
 
-    def lookup(self, type_: type, key_path: str) -> Handler:
+    def lookup(self, type_: type, key_path: str) -> LeafHandler:
         """Find the handler for a leaf of this type.
 
         Args:
@@ -138,7 +136,7 @@ class HandlerRegistry:
             self._state.cache[type_] = handler
             return handler
 
-    def for_typestr(self, typestr: str, key_path: str) -> Handler:
+    def for_typestr(self, typestr: str, key_path: str) -> LeafHandler:
         """Find the handler that wrote a leaf, by the type name found on disk.
 
         Of two handlers with this name, that of the more general type is taken: one for a subclass
@@ -213,7 +211,7 @@ def _most(closer: Callable[[type, type], bool], types: list[type]) -> list[type]
     return [a for a in types if not any(closer(b, a) and not closer(a, b) for b in types)]
 
 
-def _the_only_one(what: str, entries: list[Entry], key_path: str) -> Handler:
+def _the_only_one(what: str, entries: list[Entry], key_path: str) -> LeafHandler:
     first = entries[0]
     for other in entries[1:]:
         if other.given is not first.given and other.given != first.given:

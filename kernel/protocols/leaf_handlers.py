@@ -1,8 +1,4 @@
-"""The interfaces: what plugs into the kernel, and what the kernel promises to what is plugged in.
-
-Nothing of penstock is imported here but the messages. Whoever writes a store, a layout or a handler
-needs this file and `messages.py`, and nothing else.
-"""
+"""What handles leaves: the streaming protocol, what a handler may add to it, and the batch protocol."""
 
 from __future__ import annotations
 
@@ -22,11 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
-from penstock.kernel.messages.packs import HostPack
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 
@@ -71,14 +65,14 @@ class PartsHandler(Protocol):
         """
         ...
 
-    def place(self, part: ReadLeaf) -> None:
+    def place(self, part: FilledLeaf) -> None:
         """Put what the filled regions of a part hold in its place. Blocking; their memory is let go of.
 
         Called once for each part, in any order, perhaps by several threads at once.
         """
         ...
 
-    def join(self, part: ReadLeaf) -> Any:
+    def join(self, part: FilledLeaf) -> Any:
         """Return the value. Called once, with any of the parts, when every one is in its place."""
         ...
 
@@ -143,7 +137,7 @@ class LeafHandler(Protocol):
         """
         ...
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan how the leaf gets to the host, each piece that is copied of at most about `piece_bytes`.
 
         Together the pieces cover every chunk of `leaf.spec` once, chunk by chunk, in order of
@@ -165,7 +159,7 @@ class LeafHandler(Protocol):
         """
         ...
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Make the values from the filled regions of each leaf's target. Blocking.
 
         Returns:
@@ -191,7 +185,7 @@ class PackingHandler(LeafHandler, Protocol):
         """
         ...
 
-    def build_pack(self, pack: HostPack) -> Sequence[Any]:
+    def build_pack(self, pack: FilledPack) -> Sequence[Any]:
         """Make the values, in order; none may keep the memory of `pack.data`. Blocking."""
         ...
 
@@ -200,7 +194,7 @@ class PackingHandler(LeafHandler, Protocol):
 class BufferHandler(Protocol):
     """What a `LeafHandler` may add, so that its small leaves are gathered and not staged one by one."""
 
-    def buffer(self, leaf: Leaf) -> Any:
+    def buffer(self, leaf: StagedLeaf) -> Any:
         """Return an object whose buffer (PEP 688) is the one chunk of `leaf`, to be copied at once; or None.
 
         None sends the leaf through `pieces`, and so does whatever is raised while the bytes are copied.

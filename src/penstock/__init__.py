@@ -18,22 +18,33 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "CheckpointManager",
+    "CheckpointMetadata",
     "Checkpointer",
     "Composite",
     "Config",
     "HandlerRegistry",
+    "LeafMetadata",
+    "LeafStream",
     "MemoryRegulator",
+    "Milestone",
     "PenstockError",
     "Pipeline",
+    "Progress",
+    "RegulatorStatistics",
     "RestoreReport",
     "SaveArgs",
     "SaveFormat",
     "SaveFuture",
+    "SaveReport",
     "Transform",
+    "VerifyReport",
     "__version__",
     "convert",
+    "errors",
     "export_safetensors",
+    "items",
     "metadata",
+    "pipelines",
     "restore",
     "restore_items",
     "save",
@@ -45,62 +56,51 @@ __all__ = (
 
 __version__ = "0.1.0"
 
+
 if TYPE_CHECKING:
-    from penstock import steps, sync
+    from penstock import errors, items, pipelines, steps, sync
     from penstock.api import metadata, restore, restore_items, save, verify
     from penstock.checkpointer.checkpointer import Checkpointer
+    from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
+    from penstock.checkpointer.streaming import LeafStream
+    from penstock.checkpointer.verify import VerifyReport
     from penstock.handlers.formats.items.item_types import Composite
     from penstock.kernel.config.config import Config
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.errors import PenstockError
-    from penstock.kernel.memory.regulator import MemoryRegulator
+    from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
     from penstock.kernel.messages.restore_options import RestoreReport, Transform
-    from penstock.kernel.pipeline.futures import SaveFuture
+    from penstock.kernel.messages.save import SaveReport
+    from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
     from penstock.tools.convert import convert, export_safetensors
 else:
-    # In the `else`, because a checker that saw `__getattr__` would accept `penstock.typo`.
-    from importlib import import_module as _import_module
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
-    _MODULE_OF = {
-        "CheckpointManager": "penstock.steps.manager",
-        "Checkpointer": "penstock.checkpointer.checkpointer",
-        "Composite": "penstock.handlers.formats.items.item_types",
-        "Config": "penstock.kernel.config.config",
-        "HandlerRegistry": "penstock.kernel.plugins.handler_registry",
-        "MemoryRegulator": "penstock.kernel.memory.regulator",
-        "PenstockError": "penstock.kernel.errors",
-        "Pipeline": "penstock.kernel.pipeline.pipeline",
-        "RestoreReport": "penstock.kernel.messages.restore_options",
-        "SaveArgs": "penstock.kernel.config.save_format",
-        "SaveFormat": "penstock.kernel.config.save_format",
-        "SaveFuture": "penstock.kernel.pipeline.futures",
-        "Transform": "penstock.kernel.messages.restore_options",
-        "convert": "penstock.tools.convert",
-        "export_safetensors": "penstock.tools.convert",
-        "metadata": "penstock.api",
-        "restore": "penstock.api",
-        "restore_items": "penstock.api",
-        "save": "penstock.api",
-        "steps": "penstock.steps",
-        "sync": "penstock.sync",
-        "verify": "penstock.api",
-        "watch": "penstock.steps.step_watch",
-    }
-
-    def __getattr__(name: str) -> object:
-        try:
-            home = _MODULE_OF[name]
-        except KeyError:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message, name=name, obj=_import_module(__name__)) from None
-        module = _import_module(home)
-        value = module if home == f"{__name__}.{name}" else getattr(module, name)
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *_MODULE_OF})
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock": ("errors", "items", "pipelines", "steps", "sync"),
+            "penstock.api": ("metadata", "restore", "restore_items", "save", "verify"),
+            "penstock.checkpointer.checkpointer": ("Checkpointer",),
+            "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),
+            "penstock.checkpointer.streaming": ("LeafStream",),
+            "penstock.checkpointer.verify": ("VerifyReport",),
+            "penstock.handlers.formats.items.item_types": ("Composite",),
+            "penstock.kernel.config.config": ("Config",),
+            "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
+            "penstock.kernel.errors": ("PenstockError",),
+            "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
+            "penstock.kernel.messages.restore_options": ("RestoreReport", "Transform"),
+            "penstock.kernel.messages.save": ("SaveReport",),
+            "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
+            "penstock.kernel.pipeline.pipeline": ("Pipeline",),
+            "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
+            "penstock.steps.manager": ("CheckpointManager",),
+            "penstock.steps.step_watch": ("watch",),
+            "penstock.tools.convert": ("convert", "export_safetensors"),
+        },
+    )

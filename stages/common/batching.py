@@ -5,9 +5,10 @@ from __future__ import annotations
 __all__ = ("batched", "grouped")
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.kernel.messages.save import Batchable, LeafBatch
+from penstock.kernel.protocols.files_handler import FilesHandler
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
@@ -22,11 +23,15 @@ L = TypeVar("L", bound=Batchable)
 W = TypeVar("W", bound=_Weighs)
 
 
-def batched(leaves: list[L], limits: RunLimits, *, prioritised: bool = False) -> Iterator[LeafBatch[L]]:
+def batched(
+    leaves: list[L], limits: RunLimits, *, prioritised: bool = False, plan: Any = None
+) -> Iterator[LeafBatch[L]]:
     """Yield the leaves in order, as many together as the limits allow; one above `batch_bytes` goes alone.
 
+    All leaves of a handler that keeps files of its own are one batch, which comes before the others.
     The list is emptied on the way: a leaf that was passed on is not kept alive by those that wait.
     """
+    yield from _owned(leaves, plan, prioritised=prioritised)
     leaves.reverse()
     while leaves:
         batch = [leaves.pop()]
@@ -38,10 +43,33 @@ def batched(leaves: list[L], limits: RunLimits, *, prioritised: bool = False) ->
 
             batch.append(leaves.pop())
 
-        message = LeafBatch(tuple(batch), prioritised)
+        message = LeafBatch(tuple(batch), prioritised, plan)
         del batch
         yield message
         del message
+
+
+def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBatch[L]]:
+    """Take the leaves out of the list whose handlers keep files of their own; yield those of each."""
+    handlers = {id(leaf.handler): leaf.handler for leaf in leaves}  # handlers need not be hashable
+    owners = {number: each for number, each in handlers.items() if isinstance(each, FilesHandler)}
+    if not owners:
+        return
+
+    found: dict[int, tuple[FilesHandler, list[L]]] = {}
+    rest: list[L] = []
+    for leaf in leaves:
+        owner = owners.get(id(leaf.handler))
+        if owner is None:
+            rest.append(leaf)
+        else:
+            found.setdefault(id(owner.inner), (owner, []))[1].append(leaf)
+
+    leaves[:] = rest
+    del rest
+    for number in list(found):
+        handler, owned = found.pop(number)
+        yield LeafBatch(tuple(owned), prioritised, plan, handler)
 
 
 def grouped(

@@ -62,7 +62,7 @@ class ChunkFileWriter:
         finally:
             batch.release()
 
-        done = WrittenBatch(batch.leaves, written)
+        done = WrittenBatch(batch.leaves, written, handled=batch.pending)
         self._run.progress.advance(len(batch.leaves), done.nbytes + saved_by_encoding(batch))
         return done
 

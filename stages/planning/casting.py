@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.errors import SpecError, TreeDifference
-from penstock.kernel.messages.restore import ReadLeaf
 from penstock.kernel.messages.restore_options import RestoreOptions
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 from penstock.kernel.protocols.reads import Destination, Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.planning.leaf_sources import call_foreign, described
 
@@ -158,7 +157,7 @@ class Refit:
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         return self.inner.describe(value, info)
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return self.inner.pieces(leaf, piece_bytes)
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
@@ -176,7 +175,7 @@ class Refit:
 
         return _refitted(stored, wanted, target)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Fill the handler's own buffers and have it build the values."""
         for leaf in leaves:
             _move(leaf)
@@ -196,19 +195,33 @@ class Refit:
         parts = self.inner.parts(detail.stored, own, max(1, share), whole_chunks=whole_chunks)
         return [_refitted(stored, detail.stored, part) for part in parts]
 
-    def place(self, part: ReadLeaf) -> None:
+    def place(self, part: FilledLeaf) -> None:
         """Fill the handler's own buffers and have it put them in place."""
         _move(part)
         cast("PartsHandler", self.inner).place(self._own(part))
 
-    def join(self, part: ReadLeaf) -> Any:
+    def join(self, part: FilledLeaf) -> Any:
         """Have the handler return the value."""
         return cast("PartsHandler", self.inner).join(self._own(part))
 
-    def _own(self, leaf: ReadLeaf) -> ReadLeaf:
+    def _own(self, leaf: FilledLeaf) -> FilledLeaf:
         """The leaf as its handler knows it."""
         detail = cast("Refitted", leaf.target.detail)
-        return replace(leaf, stored=detail.stored, handler=self.inner, target=detail.target)
+        return _OwnLeaf(leaf.index, detail.stored, detail.target)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _OwnLeaf:
+    """A leaf as its own handler knows it: as if it had been stored as it is wanted."""
+
+    index: int
+    stored: StoredLeaf
+    target: Target
+
+    @property
+    def info(self) -> ParamInfo:
+        return self.stored.info
 
 
 def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
@@ -220,7 +233,7 @@ def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
     return Target(regions, target.staging_bytes + staging, Refitted(wanted, target, sources))
 
 
-def _move(leaf: ReadLeaf) -> None:
+def _move(leaf: FilledLeaf) -> None:
     detail = cast("Refitted", leaf.target.detail)
     dtype = np.dtype(detail.stored.spec.dtype)
     for region, source in zip(detail.target.regions, detail.sources, strict=True):

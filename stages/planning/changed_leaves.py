@@ -15,10 +15,9 @@ import numpy as np
 from jax import tree_util
 
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
-from penstock.kernel.messages.restore import Located, ReadLeaf
-from penstock.kernel.messages.restore_options import Change, Making, Recipe, RestoreOptions
-from penstock.kernel.pipeline.run_context import Outline, RestoreRun
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.messages.restore import Located, Making, ReadLeaf, RestorePlan
+from penstock.kernel.messages.restore_options import Change, RestoreOptions
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
 from penstock.kernel.protocols.reads import Target
@@ -35,10 +34,10 @@ SHOWN_IN_EVENT = 20
 
 def plan_onto(
     run: RestoreRun, located: Located, options: RestoreOptions, match: MatchLeaves
-) -> list[ReadLeaf]:
+) -> tuple[RestorePlan, list[ReadLeaf]]:
     """Decide what to read for a result that departs from what is stored. Blocking; reads no array bytes.
 
-    Sets the run's outline, recipe and changes, and tells the changes by events. A leaf of the result
+    Tells the changes by events. A leaf of the result
     that is read has its own index; what functions need is read under indices beyond those.
 
     Args:
@@ -76,11 +75,16 @@ def plan_onto(
 
     infos = [origin.info for origin in matching.origins]
     unflatten = partial(cast("Any", tree_util).tree_unflatten, treedef)
-    run.outline = Outline(infos, unflatten if located.has_like else partial(nest, infos))
-    run.recipe = Recipe(planner.kept, planner.makings())
-    run.changes = tuple(matching.changes)
-    _tell(run)
-    return planner.leaves
+    plan = RestorePlan(
+        infos,
+        unflatten if located.has_like else partial(nest, infos),
+        located.checkpoint.directory,
+        planner.kept,
+        planner.makings(),
+        tuple(matching.changes),
+    )
+    _tell(run, plan.changes)
+    return plan, planner.leaves
 
 
 @final
@@ -135,18 +139,6 @@ class _Planner:
         """Plan the reads of a stored leaf; `info` is its place in the result, if it has one."""
         stored = wanted.stored
         handler = self._handler_for(wanted)
-        if isinstance(handler, AdaptedHandler):
-            if stored.spec.typestr != handler.typestr:
-                self._differs(
-                    TreeDifference("type", "", _text(wanted.like), stored.spec.typestr), stored, info
-                )
-
-            # Its files lie beside the documents, so it must know where those are.
-            place = replace(stored.info, directory=stored.info.directory or self._checkpoint.directory)
-            held = handler.target(wanted.like, self._run.limits.piece_bytes)
-            self.leaves.append(ReadLeaf(index, replace(stored, info=place), handler, held))
-            return
-
         chosen, target = self._target(handler, wanted, info)
         if isinstance(target, TreeDifference):
             self._differs(target, stored, info)
@@ -184,7 +176,7 @@ class _Planner:
 
         return refit, refit.refit(stored, spec, like, has_like)
 
-    def _handler_for(self, wanted: Input) -> LeafHandler | AdaptedHandler:
+    def _handler_for(self, wanted: Input) -> LeafHandler:
         key_path = wanted.stored.info.key_path
         if not wanted.has_like:
             return self._run.registry.for_typestr(wanted.stored.spec.typestr, key_path)
@@ -236,15 +228,11 @@ def _in_order(differences: Sequence[TreeDifference]) -> list[TreeDifference]:
     return sorted(differences, key=lambda difference: order.get(difference.kind, 3))
 
 
-def _tell(run: RestoreRun) -> None:
+def _tell(run: RestoreRun, changes: Sequence[Change]) -> None:
     by_kind: dict[str, list[str]] = {}
-    for change in run.changes:
+    for change in changes:
         by_kind.setdefault(change.kind, []).append(change.key_path)
 
     for kind, key_paths in by_kind.items():
         shown = tuple(key_paths[:SHOWN_IN_EVENT])
         run.events.info(f"restore.{kind}", path=run.path, n_leaves=len(key_paths), key_paths=shown)
-
-
-def _text(like: Any) -> str:
-    return (like if isinstance(like, type) else type(like)).__name__

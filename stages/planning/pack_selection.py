@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar, final
 from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import ReadLeaf
 from penstock.kernel.pipeline.run_context import RunLimits
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler
@@ -31,7 +30,7 @@ class Wanted:
 
     rows: Sequence[int]  #: places in the checkpoint's leaves
     specs: Sequence[LeafSpec]
-    handlers: Sequence[LeafHandler | AdaptedHandler]
+    handlers: Sequence[LeafHandler]
     likes: Sequence[Any] | None  #: None for a restore without a target
 
     @property

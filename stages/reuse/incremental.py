@@ -19,7 +19,6 @@ from typing import final
 from penstock.kernel.errors import StorageError
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.pipeline.run_context import References, SaveRun
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.leaf import StoredLeaf
@@ -230,9 +229,6 @@ def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
     """Hash the chunks of each leaf, in order, whatever pieces they come in, and in which order."""
     found: dict[str, bytes] = {}
     for leaf in leaves:
-        if isinstance(leaf.handler, AdaptedHandler):
-            continue
-
         digest = sha256()
         plans = leaf.handler.pieces(leaf, piece_bytes)
         for plan in sorted(plans, key=attrgetter("chunk", "start")):

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, final
 from weakref import ref
 
 from penstock.kernel.pipeline.run_context import References
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, SnapshotHandler
 
 ByDirectory: TypeAlias = Mapping[str, References]
@@ -76,7 +75,7 @@ class KnownValues:
         return references if known == identity else {}
 
 
-def references_to(values: Iterable[tuple[str, object, LeafHandler | AdaptedHandler]]) -> References:
+def references_to(values: Iterable[tuple[str, object, LeafHandler]]) -> References:
     """Make weak references to those of the values that never change.
 
     Args:

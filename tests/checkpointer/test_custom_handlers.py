@@ -32,14 +32,14 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf, StagedBatch
+from penstock.kernel.messages.save import StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.testing.faulty_store import FaultyStore
 
@@ -155,12 +155,11 @@ async def test_what_a_restored_leaf_holds_is_leased(
 
         cast("Any", handler).deserialize = watched  # to look in from outside
         assert await checkpointer.restore(tmp_path / "a", like=tables) == tables
-        assert all(400 <= nbytes <= 1000 for nbytes in leased)
-        assert len(leased) == 4
-        # Without a value to ask about, each counts as one piece: here all there is.
+        assert leased == [1600]  # one call, although that is more than there is
+        # Without a value to ask about, each counts as one piece, and all as no more than there is.
         leased.clear()
         assert await checkpointer.restore(tmp_path / "a") == tables
-        assert leased == [1000] * 4
+        assert leased == [1000]
         assert checkpointer.statistics().leased == 0
 
 
@@ -227,7 +226,7 @@ class TestBatchHandler:
             handler.fail_in = "deserialize"
             with pytest.raises(HandlerFailedError, match="failing in deserialize") as caught:
                 await checkpointer.restore(tmp_path / "a")
-            assert caught.value.key_path == "['t'][0]"
+            assert caught.value.key_path == "['t'][0] and 2 more"
             assert isinstance(caught.value.__cause__, RuntimeError)
             assert checkpointer.statistics().leased == 0
 
@@ -300,7 +299,7 @@ class QuantisedHandler:
         n = value.codes.size + 8
         return LeafSpec(self.typestr, (n,), "int8", 1, (n,))
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         value: Any = leaf.value
         scale = np.float64(value.scale).tobytes()
         yield PiecePlan((0,), 0, 8, 8, lambda: memoryview(scale))
@@ -311,7 +310,7 @@ class QuantisedHandler:
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         return self.inner.target(stored, None, False)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         rows = self.inner.build(leaves)
         return [Quantised(row[8:], float(row[:8].view(np.float64)[0])) for row in rows]
 

@@ -1,8 +1,8 @@
-"""The checkpoints of tests/corpus, as Orbax of many versions wrote them, and what is in each."""
+"""The archives of tests/corpus: what Orbax of many versions and penstock 0.1 wrote, and what is in each."""
 
 from __future__ import annotations
 
-__all__ = ("DOCUMENTS", "EARLIER", "unpack", "unpack_earlier")
+__all__ = ("DOCUMENTS", "EARLIER", "PENSTOCK_0_1", "unpack", "unpack_earlier", "unpack_penstock_0_1")
 
 import json
 import lzma
@@ -17,7 +17,7 @@ def _documents(archive: str) -> dict[str, Any]:
     with lzma.open(_FOLDER / archive) as file, tarfile.open(fileobj=file) as members:
         found = {member.name: members.extractfile(member) for member in members if member.isfile()}
         return {
-            name.split("/")[1]: json.loads(content.read())
+            name.split("/")[-2]: json.loads(content.read())
             for name, content in found.items()
             if name.endswith("/expected.json") and content is not None
         }
@@ -34,6 +34,9 @@ DOCUMENTS: Final = _documents("orbax.tar.xz")
 EARLIER: Final = _documents("earlier.tar.xz")
 """The `expected.json` of each version of Orbax before this one: a tree for each case."""
 
+PENSTOCK_0_1: Final[dict[str, Any]] = _documents("penstock_0_1.tar.xz")["penstock_0_1"]
+"""What each case of penstock 0.1 holds: what was saved, and what came back without a target."""
+
 
 def unpack(folder: Path) -> None:
     """Put the corpus into `folder`: its cases below `corpus`, those of two processes below `corpus_mp`."""
@@ -43,3 +46,8 @@ def unpack(folder: Path) -> None:
 def unpack_earlier(folder: Path) -> None:
     """Put what earlier versions wrote into `folder`, as `earlier/<version>/<case>`."""
     _unpack("earlier.tar.xz", folder)
+
+
+def unpack_penstock_0_1(folder: Path) -> None:
+    """Put what penstock 0.1 wrote into `folder`, below `penstock_0_1`."""
+    _unpack("penstock_0_1.tar.xz", folder)

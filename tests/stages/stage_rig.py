@@ -24,8 +24,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf, TreeToSave
+from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.runner import run_pipeline
@@ -36,6 +35,7 @@ from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.workspace import Workspace
 from penstock.testing.faulty_store import FaultyStore
@@ -105,7 +105,7 @@ class Rig:
     def scripted(self, type_: type) -> Scripted:
         """Put a scripted handler around the one of this type."""
         found = self.registry.lookup(type_, "")
-        handler = Scripted(cast("LeafHandler", found))
+        handler = Scripted(found)
         self.registry = self.registry.copy()
         self.registry.register(type_, handler, override=True)
         return handler
@@ -310,7 +310,7 @@ class Scripted(_Script):
         self.enter("describe", info.name)
         return self._inner.describe(value, info)
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         self.enter("pieces", leaf.info.name)
         for plan in self._inner.pieces(leaf, piece_bytes):
             yield replace(plan, take=partial(self._take, leaf.info.name, plan.take))
@@ -319,7 +319,7 @@ class Scripted(_Script):
         self.enter("target", stored.info.name)
         return self._inner.target(stored, like, has_like)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         for leaf in leaves:
             self.enter("build", leaf.info.name)
 

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages
 
-from penstock.kernel.errors import IncompletePipelineError, StructureMismatchError, TreeDifference
-from penstock.kernel.messages.restore import RestoredBatch
-from penstock.kernel.messages.restore_options import Making, Recipe
-from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.errors import (
+    IncompletePipelineError,
+    PipelineError,
+    StructureMismatchError,
+    TreeDifference,
+)
+from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
 from penstock.stages.derive import Derive
@@ -19,20 +22,21 @@ from penstock.testing.hang_points import Hang, Operation
 pytestmark = pytest.mark.anyio
 
 
-def run_with(rig: Rig, *makings: Making, kept: Sequence[tuple[int, object]] = ()) -> RestoreRun:
-    run = rig.restore_run()
-    run.recipe = Recipe(kept, makings)
+def plan_of(*makings: Making, kept: Sequence[tuple[int, object]] = ()) -> RestorePlan:
     infos = [ParamInfo((str(at),), (KeyKind.MAPPING,), f"['{at}']") for at in range(10)]
-    run.outline = Outline(infos, list)
-    return run
+    return RestorePlan(infos, list, kept=kept, makings=makings)
 
 
 def making(index: int, *inputs: int, make: Callable[[Sequence[Any]], object] = sum) -> Making:
     return Making(index, inputs, make)
 
 
-def batches(*groups: dict[int, Any]) -> list[RestoredBatch]:
-    return [RestoredBatch(list(group.items())) for group in groups]
+def batches(plan: RestorePlan | None, *groups: dict[int, Any]) -> list[RestoredBatch]:
+    return [RestoredBatch(list(group.items()), plan) for group in groups]
+
+
+async def derived(rig: Rig, *messages: RestoredBatch) -> list[RestoredBatch]:
+    return await run_one(rig.restore_run(), Derive(), *messages)
 
 
 def values_of(found: list[RestoredBatch]) -> dict[int, object]:
@@ -42,25 +46,45 @@ def values_of(found: list[RestoredBatch]) -> dict[int, object]:
 
 
 async def test_values_are_made_as_soon_as_their_last_input_is_there(rig: Rig) -> None:
-    run = run_with(rig, making(1, 10, 11), making(2, 11), kept=[(3, "kept")])
+    plan = plan_of(making(1, 10, 11), making(2, 11), kept=[(3, "kept")])
 
-    found = await run_one(run, Derive(), *batches({0: "a", 10: 5}, {11: 7}))
+    found = await derived(rig, *batches(plan, {0: "a", 10: 5}, {11: 7}))
 
     assert [dict(batch.values) for batch in found] == [{0: "a"}, {1: 12, 2: 7}, {3: "kept"}]
 
 
 async def test_inputs_may_repeat_and_may_be_none(rig: Rig) -> None:
-    run = run_with(rig, making(0, 10, 10), making(1, 10), making(2))
+    plan = plan_of(making(0, 10, 10), making(1, 10), making(2))
 
-    assert values_of(await run_one(run, Derive(), *batches({10: 4}))) == {0: 8, 1: 4, 2: 0}
+    assert values_of(await derived(rig, *batches(plan, {10: 4}))) == {
+        0: 8,
+        1: 4,
+        2: 0,
+    }
 
 
-async def test_without_a_recipe_values_pass(rig: Rig) -> None:
-    assert values_of(await run_one(rig.restore_run(), Derive(), *batches({0: 1}, {1: 2}))) == {0: 1, 1: 2}
+async def test_with_nothing_to_make_values_pass(rig: Rig) -> None:
+    assert values_of(await derived(rig, *batches(plan_of(), {0: 1}, {1: 2}))) == {
+        0: 1,
+        1: 2,
+    }
 
 
 async def test_what_is_kept_comes_though_nothing_is_read(rig: Rig) -> None:
-    assert values_of(await run_one(run_with(rig, kept=[(0, None)]), Derive())) == {0: None}
+    assert values_of(await derived(rig, *batches(plan_of(kept=[(0, None)]), {}))) == {0: None}
+
+
+async def test_without_a_plan_it_says_what_is_missing(rig: Rig) -> None:
+    with pytest.raises(PipelineError, match="passes on the `plan`"):
+        await derived(rig, *batches(None, {0: 1}))
+
+
+async def test_every_batch_it_yields_refers_to_the_plan(rig: Rig) -> None:
+    plan = plan_of(making(1, 10), kept=[(3, "kept")])
+
+    found = await derived(rig, *batches(plan, {0: "a"}, {10: 5}))
+
+    assert [batch.plan for batch in found] == [plan] * 3
 
 
 async def test_functions_run_in_a_thread_and_inputs_are_let_go_of(rig: Rig) -> None:
@@ -81,13 +105,13 @@ async def test_functions_run_in_a_thread_and_inputs_are_let_go_of(rig: Rig) -> N
         alive.append(Value.alive)
         return len(values)
 
-    run = run_with(rig, making(0, 10, 11, make=make), making(1, 10, make=make), making(2, 12, make=make))
+    plan = plan_of(making(0, 10, 11, make=make), making(1, 10, make=make), making(2, 12, make=make))
 
     async def one_by_one(_: object) -> Any:
         for at in (10, 11, 12):
-            yield RestoredBatch([(at, Value())])
+            yield RestoredBatch([(at, Value())], plan)
 
-    await run_stages(run, FunctionStage(one_by_one), Derive())
+    await run_stages(rig.restore_run(), FunctionStage(one_by_one), Derive())
 
     assert threading.get_ident() not in threads
     assert alive[-1] == 1  # the others were needed no more
@@ -97,17 +121,19 @@ async def test_what_does_not_fit_is_told_all_at_once(rig: Rig) -> None:
     def refuse(values: Sequence[Any]) -> object:
         return TreeDifference("rule", f"[{values[0]}]", "no")
 
-    run = run_with(rig, making(0, 10, make=refuse), making(1, 11, make=refuse))
+    plan = plan_of(making(0, 10, make=refuse), making(1, 11, make=refuse))
 
     with pytest.raises(StructureMismatchError) as raised:
-        await run_one(run, Derive(), *batches({10: 1}, {11: 2}))
+        await derived(rig, *batches(plan, {10: 1}, {11: 2}))
 
     assert [each.key_path for each in raised.value.differences] == ["[1]", "[2]"]
 
 
 async def test_an_input_that_never_comes_is_an_error(rig: Rig) -> None:
+    plan = plan_of(making(0, 10), making(1, 10, 11))
+
     with pytest.raises(IncompletePipelineError) as raised:
-        await run_one(run_with(rig, making(0, 10), making(1, 10, 11)), Derive(), *batches({10: 1}))
+        await derived(rig, *batches(plan, {10: 1}))
 
     assert (raised.value.planned, raised.value.arrived, raised.value.key_path) == (2, 1, "['1']")
 
@@ -116,8 +142,10 @@ async def test_a_function_that_fails_fails_the_stage(rig: Rig) -> None:
     def fail(values: Sequence[Any]) -> object:
         raise ArithmeticError(values)
 
+    plan = plan_of(making(0, 10, make=fail))
+
     with pytest.raises(ArithmeticError):
-        await run_one(run_with(rig, making(0, 10, make=fail)), Derive(), *batches({10: 1}))
+        await derived(rig, *batches(plan, {10: 1}))
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
@@ -128,6 +156,6 @@ async def test_cancelled_while_a_function_runs_it_waits_for_it(rig: Rig, native:
         hang.hold(Operation("make", ""))
         return 0
 
-    run = run_with(rig, making(0, 10, make=make))
+    plan = plan_of(making(0, 10, make=make))
 
-    await cancel_in(hang, lambda: run_one(run, Derive(), *batches({10: 1})), native=native)
+    await cancel_in(hang, lambda: derived(rig, *batches(plan, {10: 1})), native=native)

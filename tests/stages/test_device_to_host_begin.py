@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.stages.stage_rig import Rig, Scripted, cancel_in, save_stages
 
-from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf_handlers import LeafHandler
+from penstock.kernel.protocols.views import StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.device_to_host import PACKED_BELOW, DeviceToHost
 from penstock.stages.flatten import Flatten
@@ -26,14 +25,14 @@ TREE = {name: np.zeros(SIZE, np.uint8) for name in "abcd"}
 class Beginning(Scripted):
     """Its pieces have something to begin."""
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         for plan in super().pieces(leaf, piece_bytes):
             yield replace(plan, begin=partial(self.enter, "begin", leaf.info.name))
 
 
 @pytest.fixture
 def handler(rig: Rig) -> Beginning:
-    found = Beginning(cast("LeafHandler", rig.registry.lookup(np.ndarray, "")))
+    found = Beginning(rig.registry.lookup(np.ndarray, ""))
     rig.registry = rig.registry.copy()
     rig.registry.register(np.ndarray, found, override=True)
     rig.limits = replace(rig.limits, piece_bytes=2 * SIZE)

@@ -10,9 +10,15 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
-from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages.restore import HostBatch, PartOf, ReadLeaf, RestoredBatch, RestoredTree
-from penstock.kernel.pipeline.run_context import Outline, RestoreRun
+from penstock.kernel.errors import IncompletePipelineError, PipelineError
+from penstock.kernel.messages.restore import (
+    HostBatch,
+    PartOf,
+    ReadLeaf,
+    RestoredBatch,
+    RestoredTree,
+    RestorePlan,
+)
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 from penstock.stages.assemble import Assemble
@@ -156,44 +162,54 @@ async def test_the_bytes_are_held_while_the_values_are_built(rig: Rig) -> None:
 # Assemble
 
 
-def outline(*names: str, unflatten: Any = list) -> Outline:
+def plan_of(*names: str, unflatten: Any = list) -> RestorePlan:
     infos = [ParamInfo((name,), (M,), f"['{name}']") for name in names]
-    return Outline(infos, unflatten)
+    return RestorePlan(infos, unflatten)
 
 
-def run_with(rig: Rig, made: Outline) -> RestoreRun:
-    run = rig.restore_run()
-    run.outline = made
-    return run
+async def assembled(rig: Rig, plan: RestorePlan, *groups: list[tuple[int, object]]) -> object:
+    batches = [RestoredBatch(group, plan) for group in groups]
+    (restored,) = await run_one(rig.restore_run(), Assemble(), *batches)
+    assert isinstance(restored, RestoredTree)
+    assert restored.plan is plan
+    return restored.tree
 
 
 async def test_values_are_put_together_whatever_order_they_come_in(rig: Rig) -> None:
-    run = run_with(rig, outline("a", "b", "c", "d"))
-    batches = [RestoredBatch([(3, "d"), (1, "b")]), RestoredBatch([]), RestoredBatch([(0, "a"), (2, "c")])]
+    plan = plan_of("a", "b", "c", "d")
 
-    (tree,) = await run_one(run, Assemble(), *batches)
+    tree = await assembled(rig, plan, [(3, "d"), (1, "b")], [], [(0, "a"), (2, "c")])
 
-    assert tree == RestoredTree(["a", "b", "c", "d"])
+    assert tree == ["a", "b", "c", "d"]
 
 
 async def test_a_tree_without_leaves_is_a_tree(rig: Rig) -> None:
-    assert await run_one(run_with(rig, outline()), Assemble()) == [RestoredTree([])]
+    assert await assembled(rig, plan_of(), []) == []
+
+
+async def test_without_a_plan_it_says_what_is_missing(rig: Rig) -> None:
+    with pytest.raises(PipelineError, match="passes on the `plan`"):
+        await run_one(rig.restore_run(), Assemble(), RestoredBatch([(0, 1)]))
+
+
+async def test_a_plan_that_one_batch_brings_is_enough(rig: Rig) -> None:
+    batches = [RestoredBatch([(0, 1)]), RestoredBatch([(1, 2)], plan_of("a", "b")), RestoredBatch([])]
+
+    (restored,) = await run_one(rig.restore_run(), Assemble(), *batches)
+
+    assert restored.tree == [1, 2]
 
 
 async def test_a_value_that_did_not_arrive_is_named(rig: Rig) -> None:
-    run = run_with(rig, outline("a", "b", "c"))
-
     with pytest.raises(IncompletePipelineError) as raised:
-        await run_one(run, Assemble(), RestoredBatch([(0, 1), (2, 3)]))
+        await assembled(rig, plan_of("a", "b", "c"), [(0, 1), (2, 3)])
 
     assert (raised.value.planned, raised.value.arrived, raised.value.key_path) == (3, 2, "['b']")
     assert raised.value.stage == "x"
 
 
 async def test_none_is_a_value_that_arrived(rig: Rig) -> None:
-    assert await run_one(run_with(rig, outline("a")), Assemble(), RestoredBatch([(0, None)])) == [
-        RestoredTree([None])
-    ]
+    assert await assembled(rig, plan_of("a"), [(0, None)]) == [None]
 
 
 async def test_a_class_that_refuses_its_children_fails_the_stage_with_its_own_error(rig: Rig) -> None:
@@ -201,7 +217,7 @@ async def test_a_class_that_refuses_its_children_fails_the_stage_with_its_own_er
         raise ArithmeticError(values)
 
     with pytest.raises(ArithmeticError):
-        await run_one(run_with(rig, outline("a", unflatten=refuse)), Assemble(), RestoredBatch([(0, 1)]))
+        await assembled(rig, plan_of("a", unflatten=refuse), [(0, 1)])
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
@@ -212,18 +228,18 @@ async def test_cancelled_while_it_assembles_it_ends_when_the_thread_does(rig: Ri
         hang.hold(Operation("unflatten", ""))
         return values
 
-    run = run_with(rig, outline("a", unflatten=slow))
-    await cancel_in(hang, lambda: run_one(run, Assemble(), RestoredBatch([(0, 1)])), native=native)
+    plan = plan_of("a", unflatten=slow)
+    await cancel_in(hang, lambda: assembled(rig, plan, [(0, 1)]), native=native)
 
 
 async def test_cancelled_between_messages_it_forgets_them(rig: Rig) -> None:
     async def fail(_: object) -> Any:
-        yield RestoredBatch([(0, 1)])
+        yield RestoredBatch([(0, 1)], plan_of("a"))
         await checkpoint()
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        await run_stages(run_with(rig, outline("a")), FunctionStage(fail), Assemble())
+        await run_stages(rig.restore_run(), FunctionStage(fail), Assemble())
 
 
 # Nesting without a target

@@ -141,8 +141,9 @@ async def test_without_a_target_every_leaf_is_read_once(rig: Rig) -> None:
         "none": 0,
         "name": 0,
     }
-    assert run.outline is not None
-    assert [info.name for info in run.outline.infos] == [leaf.info.name for leaf in leaves]
+    (plan,) = {id(batch.plan): batch.plan for batch in batches}.values()
+    assert [info.name for info in plan.infos] == [leaf.info.name for leaf in leaves]
+    assert plan.directory == str(rig.final)
     progress = run.progress.snapshot()
     assert (progress.leaves_total, progress.bytes_total) == (6, 56)
 

@@ -412,19 +412,27 @@ async def test_a_third_partys_leaf_is_read_by_its_handler(rig: Rig, file: str) -
     leaf = ReadLeaf(0, StoredLeaf(info, LeafSpec("parcel")), handler)
     plain = leaf_of(1, direct(1, file, 0, 4)[0])
 
-    (batch,) = await run_one(rig.restore_run(), module.Read(), ReadBatch((leaf, plain), plain.reads))
+    read, other = await run_one(
+        rig.restore_run(),
+        module.Read(),
+        ReadBatch((leaf,), (), handler=handler),
+        ReadBatch((plain,), plain.reads),
+    )
 
-    ((index, value),) = batch.ready
+    ((index, value),) = read.ready
     assert (index, value.text) == (0, "text")
-    assert [each.index for each in batch.leaves] == [1]
+    assert (read.leaves, [each.index for each in other.leaves]) == ((), [1])
 
 
 async def test_a_third_partys_failure_names_the_leaf(rig: Rig) -> None:
     handler = ParcelHandler()
     error = handler.fail("deserialize", "0")
 
+    adapted = AdaptedHandler(handler)
+    batch = LeafBatch((leaf_of(0, handler=adapted),), handler=adapted)
+
     with pytest.raises(HandlerFailedError) as raised:
-        await read_all(rig, [leaf_of(0, handler=AdaptedHandler(handler))])
+        await run_one(rig.restore_run(), module.Read(), batch)
 
     assert raised.value.key_path == "[0]"
     assert raised.value.__cause__ is error

@@ -2,8 +2,7 @@
 
 from penstock_example import Tally, Vocabulary, VocabularyHandler
 
-from penstock.testing.handler_conformance import HandlerConformance
-from penstock.testing.stage_conformance import StageConformance
+from penstock.testing import HandlerConformance, StageConformance
 
 
 class TestVocabulary(HandlerConformance):

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.kernel.messages.packs import HostPack
+from penstock.kernel.protocols.views import FilledPack
 
 
-def pack_views(host: HostPack) -> Iterator[npt.NDArray[Any]]:
+def pack_views(host: FilledPack) -> Iterator[npt.NDArray[Any]]:
     """Yield an array for each leaf, of its stored shape and dtype, that looks at the pack's buffer.
 
     Of leaves of one kind that follow each other without gaps, numpy makes the views many at a time.
     """
-    specs, starts, sizes = host.pack.specs, host.starts, host.pack.sizes
+    specs, starts, sizes = host.specs, host.starts, host.sizes
     at = 0
     for _, group in itertools.groupby(specs, key=id):
         stop = at + len(list(group))

@@ -22,9 +22,9 @@ from penstock.handlers.leaves.common.contiguous_blocks import Box, boxes
 from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.jax_arrays.devices import Device, device_indices, devices_of
 from penstock.handlers.leaves.jax_arrays.placement import Bounds, Placement, bounds_of
-from penstock.kernel.messages.restore import ReadLeaf
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf
 
 
 def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool) -> list[Target]:
@@ -52,13 +52,13 @@ def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_c
     return [_part(canvas, group, box) for group in together.values() for box in cuts]
 
 
-def place_part(part: ReadLeaf) -> None:
+def place_part(part: FilledLeaf) -> None:
     """Put the filled regions of a part on their devices, in place, and let go of their memory. Blocking."""
     detail = cast("_Part", part.target.detail)
     detail.canvas.fill(detail, [cast("HostRegion", region) for region in part.target.regions])
 
 
-def join_parts(part: ReadLeaf) -> object:
+def join_parts(part: FilledLeaf) -> object:
     """Return the array that every part has been put into."""
     return cast("_Part", part.target.detail).canvas.array()
 

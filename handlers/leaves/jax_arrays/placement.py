@@ -16,7 +16,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.jax_arrays.devices import Slices, default_device, device_indices, on_host
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.protocols.views import FilledLeaf
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -55,7 +55,7 @@ def split(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Bounds, ..
     return tuple({bounds_of(index, shape): None for index in device_indices(sharding, shape).values()})
 
 
-def make_arrays(leaves: Sequence[ReadLeaf]) -> list[object]:
+def make_arrays(leaves: Sequence[FilledLeaf]) -> list[object]:
     """Make the value of every leaf; those that lie on one device, all in one call. Blocking.
 
     On CPU devices the arrays go on living in the regions' memory. To other devices the bytes are
@@ -74,7 +74,7 @@ def make_arrays(leaves: Sequence[ReadLeaf]) -> list[object]:
 
 
 def _put(
-    leaves: Sequence[ReadLeaf], plans: Sequence[Placement]
+    leaves: Sequence[FilledLeaf], plans: Sequence[Placement]
 ) -> tuple[Iterator[jax.Array], Iterator[jax.Array]]:
     """Transfer what goes to the default device, and to one device by name, each in the leaves' order."""
     loose: list[npt.NDArray[Any]] = []
@@ -94,7 +94,7 @@ def _put(
 
 
 def _value(
-    leaf: ReadLeaf, plan: Placement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
+    leaf: FilledLeaf, plan: Placement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
 ) -> object:
     if plan.as_numpy:
         return _host(leaf, plan)
@@ -113,7 +113,7 @@ def _value(
     return value
 
 
-def _sharded(leaf: ReadLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
+def _sharded(leaf: FilledLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
     """Make an array that several devices hold; its shards alias their regions if they can."""
     shape = leaf.stored.spec.shape or ()
     parts = {region.bounds: cast("HostRegion", region).array() for region in leaf.target.regions}
@@ -131,7 +131,7 @@ def bounds_of(index: Slices, shape: tuple[int, ...]) -> Bounds:
     return tuple([part.indices(size)[:2] for part, size in zip(index, shape, strict=True)])
 
 
-def _host(leaf: ReadLeaf, plan: Placement) -> npt.NDArray[Any]:
+def _host(leaf: FilledLeaf, plan: Placement) -> npt.NDArray[Any]:
     return _copied_if(plan, cast("HostRegion", leaf.target.regions[0]).array())
 
 

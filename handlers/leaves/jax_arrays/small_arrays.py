@@ -18,9 +18,9 @@ from penstock.handlers.leaves.jax_arrays.placement import Placement
 from penstock.handlers.leaves.jax_arrays.restore_target import array_target
 from penstock.handlers.leaves.jax_arrays.shards import PACKED
 from penstock.kernel.errors import UnsupportedFormatError
-from penstock.kernel.messages.packs import HostPack
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledPack
 
 _NOWHERE = ParamInfo((), (), "")
 
@@ -60,15 +60,15 @@ def _placement(spec: LeafSpec, like: Any) -> Placement | None:
     return placement if plain else None
 
 
-def make_pack(host: HostPack) -> list[jax.Array]:
+def make_pack(host: FilledPack) -> list[jax.Array]:
     """Make the array of every leaf. Blocking."""
     views = list(pack_views(host))
-    kinds = zip(host.pack.specs, host.pack.details, strict=True)
+    kinds = zip(host.specs, host.details, strict=True)
     arrays: list[jax.Array] = []
     at = 0
     for _, group in itertools.groupby(kinds, key=lambda kind: (id(kind[0]), id(kind[1]))):
         stop = at + len(list(group))
-        sharding = cast("Placement", host.pack.details[at]).sharding
+        sharding = cast("Placement", host.details[at]).sharding
         arrays += put_small(views[at:stop], sharding)
         on_cpu = default_device().platform == "cpu" if sharding is None else on_host(sharding)
         if not on_cpu:  # the buffer dies with this call

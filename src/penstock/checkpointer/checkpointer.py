@@ -21,7 +21,7 @@ from penstock.checkpointer.engine import Engine, SaveKeywords
 from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
 from penstock.checkpointer.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
 from penstock.checkpointer.process_exit import Stopping
-from penstock.checkpointer.restore_arguments import RestoreKeywords, report_of, restore_options, with_derive
+from penstock.checkpointer.restore_arguments import RestoreKeywords, restore_options, with_derive
 from penstock.checkpointer.restore_items import ItemsKeywords, restore_items
 from penstock.checkpointer.restore_task import RestoreTask
 from penstock.checkpointer.save_items import for_items
@@ -265,9 +265,9 @@ class Checkpointer:
         request = RestoreRequest(final, target, has_like, options, mmap, split, item, only)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         task = RestoreTask(self._engine, threads, with_derive(chosen, options), request)
-        tree, run = await self._calmly(task)
+        tree, report = await self._calmly(task)
         if on_report is not None:
-            on_report(report_of(run))
+            on_report(report)
 
         return finish(tree)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("RestoreKeywords", "report_of", "restore_options", "with_derive")
+__all__ = ("RestoreKeywords", "restore_options", "with_derive")
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from penstock.kernel.messages.restore import Only
-from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
+from penstock.kernel.messages.restore_options import Rename, RestoreOptions, Transform
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.stages.derive import Derive
@@ -78,8 +78,3 @@ def with_derive(pipeline: Pipeline[RestoreRun], options: RestoreOptions | None) 
 
     makes = options.transforms is not None or options.on_missing == "keep"
     return pipeline.insert_before("assemble", Derive(), called="derive") if makes else pipeline
-
-
-def report_of(run: RestoreRun) -> RestoreReport:
-    """Say what a finished restore was."""
-    return RestoreReport(run.path, run.progress.leaves_total, run.progress.bytes_done, run.changes)

@@ -9,7 +9,8 @@ from typing import Any, final
 
 from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.messages.restore import RestoreRequest
+from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
+from penstock.kernel.messages.restore_options import RestoreReport
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import run_pipeline
@@ -37,17 +38,19 @@ class RestoreTask:
         self._pipeline = pipeline
         self._request = request
 
-    async def __call__(self) -> tuple[Any, RestoreRun]:
-        """Return the tree, and the run that knows what was done."""
+    async def __call__(self) -> tuple[Any, RestoreReport]:
+        """Return the tree, and what was done to restore it."""
         path = self._request.path
-        tree, run = await self._engine.read_unchanged(path, self._threads, self._once)
-        if run.references:
+        restored, run = await self._engine.read_unchanged(path, self._threads, self._once)
+        plan, progress = restored.plan, run.progress
+        if restored.references and plan is not None:
             identity = await self._threads.run(run.store.identity, path)
-            run.shared.of(KnownValues).remember(path, identity, {run.directory: run.references})
+            run.shared.of(KnownValues).remember(path, identity, {plan.directory: restored.references})
 
-        return tree, run
+        changes = () if plan is None else plan.changes
+        return restored.tree, RestoreReport(run.path, progress.leaves_total, progress.bytes_done, changes)
 
-    async def _once(self) -> tuple[Any, RestoreRun]:
+    async def _once(self) -> tuple[RestoredTree, RestoreRun]:
         run = self._engine.restore_run(self._request.path, self._threads)
         since = time.perf_counter()
         result = await run_pipeline(self._pipeline, run, self._request)
@@ -58,4 +61,4 @@ class RestoreTask:
             nbytes=run.progress.bytes_done,
             seconds=time.perf_counter() - since,
         )
-        return result.value.tree, run
+        return result.value, run

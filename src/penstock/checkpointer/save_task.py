@@ -13,11 +13,12 @@ from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_aft
 
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
-from penstock.kernel.messages.save import Background, SaveReport, TreeToSave
+from penstock.kernel.messages.save import SaveReport, TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.protocols.files_handler import Background
 
 CLEANING_S = 60.0
 

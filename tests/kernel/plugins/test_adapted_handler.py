@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -12,12 +13,13 @@ import pytest
 from anyio import CancelScope, Event, create_task_group
 
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
-from penstock.kernel.errors import HandlerError, HandlerFailedError, InvalidLeafError
+from penstock.kernel.errors import HandlerError, HandlerFailedError, InvalidLeafError, PipelineError
 from penstock.kernel.messages.restore import ReadLeaf
 from penstock.kernel.messages.save import Leaf
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import TypeHandler
+from penstock.kernel.protocols.reads import Target
 
 pytestmark = pytest.mark.anyio
 
@@ -120,13 +122,13 @@ async def test_a_batch_handler_saves_and_loads_in_files_of_its_own(
     assert isinstance(handler, TypeHandler)
     assert (adapted.name, adapted.typestr) == (NAME, "weights")
     assert adapted.describe(leaf.value, leaf.info) == LeafSpec("weights")
-    assert adapted.write_size(leaf) == 4 * 4 + 2 * 8
+    assert adapted.write_size([leaf]) == 4 * 4 + 2 * 8
 
-    pending = await adapted.save(leaf, threads)
-    assert (pending.leaf.info, pending.leaf.value) == (leaf.info, None)  # the copy is the handler's now
+    pending = await adapted.save([leaf], threads)
+    assert (pending.key_path, pending.handler) == ("['opt'].w", NAME)
     await pending.wait()
     await adapted.finalizing(str(tmp_path), threads).wait()
-    loaded = await adapted.load(as_read(leaf))
+    (loaded,) = await adapted.load([as_read(leaf)])
 
     assert files(tmp_path) == ["opt.w.first.npz", "opt.w.second.npz"]
     assert loaded.arrays["a"].tolist() == [0, 1, 2, 3]
@@ -142,12 +144,12 @@ async def test_the_value_may_change_once_it_is_saved_and_before_it_is_written(
     handler.gate.clear()
     assert isinstance(leaf.value, Weights)
 
-    pending = await adapted.save(leaf, Threads())
+    pending = await adapted.save([leaf], Threads())
     leaf.value.arrays["a"][:] = -1
     handler.gate.set()
     await pending.wait()
 
-    assert (await adapted.load(as_read(leaf))).arrays["a"].tolist() == [0, 1, 2, 3]
+    assert (await adapted.load([as_read(leaf)]))[0].arrays["a"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("where", ["typestr", "memory_size", "serialize", "first", "second", "deserialize"])
@@ -170,9 +172,9 @@ async def test_whatever_a_handler_raises_names_the_leaf_and_the_handler(
 
 async def use(adapted: AdaptedHandler, leaf: Leaf, threads: Threads) -> None:
     adapted.describe(leaf.value, leaf.info)
-    adapted.write_size(leaf)
-    await (await adapted.save(leaf, threads)).wait()
-    await adapted.load(as_read(leaf))
+    adapted.write_size([leaf])
+    await (await adapted.save([leaf], threads)).wait()
+    await adapted.load([as_read(leaf)])
 
 
 async def test_finalize_may_fail(handler: NpzHandler) -> None:
@@ -202,7 +204,7 @@ async def test_an_error_of_ours_stays_as_it_is_and_gets_the_key_path(
     for error, key_path in ((InvalidLeafError("['x']", "no"), "['x']"), (HandlerError("no"), "['opt'].w")):
         handler.fails["serialize"] = error
         with pytest.raises(type(error)) as caught:
-            await adapted.save(leaf, Threads())
+            await adapted.save([leaf], Threads())
 
         assert caught.value is error
         assert error.key_path == key_path
@@ -218,7 +220,7 @@ async def test_after_a_failure_the_other_futures_are_still_waited_for(
     ended, begun = list[str](), Event()
 
     async def wait() -> None:
-        pending = await adapted.save(leaf, Threads())
+        pending = await adapted.save([leaf], Threads())
         begun.set()
         with pytest.raises(HandlerFailedError):
             await pending.wait()
@@ -276,7 +278,7 @@ async def test_a_future_cancelled_by_others_fails_the_leaf_and_does_not_cancel_t
 ) -> None:
     # TensorStore's futures raise asyncio.CancelledError, which a task must not see.
     futures = (Given(None), Given(asyncio.CancelledError()), Given(ValueError("later")), Given(None))
-    pending = await AdaptedHandler(Returning(*futures)).save(leaf_of(handler, tmp_path), Threads())
+    pending = await AdaptedHandler(Returning(*futures)).save([leaf_of(handler, tmp_path)], Threads())
 
     with pytest.raises(HandlerFailedError, match="CancelledError") as caught:
         await pending.wait()
@@ -288,11 +290,11 @@ async def test_a_future_cancelled_by_others_fails_the_leaf_and_does_not_cancel_t
 async def test_a_handler_that_returns_too_little_is_named(handler: NpzHandler, tmp_path: Path) -> None:
     adapted, leaf = AdaptedHandler(Returning()), leaf_of(handler, tmp_path)
 
-    with pytest.raises(HandlerFailedError, match=r"Returning failed: IndexError"):
-        adapted.write_size(leaf)
+    with pytest.raises(HandlerFailedError, match="it returned 0 results for 1 leaves"):
+        adapted.write_size([leaf])
 
-    with pytest.raises(HandlerFailedError, match=r"Returning failed: IndexError"):
-        await adapted.load(as_read(leaf))
+    with pytest.raises(HandlerFailedError, match="it returned 0 results for 1 leaves"):
+        await adapted.load([as_read(leaf)])
 
 
 async def test_a_wait_that_is_cancelled_leaves_the_handler_at_work_and_can_be_made_again(
@@ -309,7 +311,7 @@ async def test_a_wait_that_is_cancelled_leaves_the_handler_at_work_and_can_be_ma
         handler.gate.wait(5)
 
     result.result = block  # type: ignore[method-assign]  # a future that is in the test's hands
-    pending = await AdaptedHandler(Returning(result)).save(leaf, threads)
+    pending = await AdaptedHandler(Returning(result)).save([leaf], threads)
     scope = CancelScope()
     async with create_task_group() as tasks:
 
@@ -325,3 +327,25 @@ async def test_a_wait_that_is_cancelled_leaves_the_handler_at_work_and_can_be_ma
     handler.gate.set()  # nobody could interrupt it; it went on
     await pending.wait()
     assert adapted.typestr == "weights"
+
+
+async def test_a_leaf_in_pieces_is_refused_for_it_would_be_lost(handler: NpzHandler, tmp_path: Path) -> None:
+    adapted, leaf = AdaptedHandler(handler), leaf_of(handler, tmp_path)
+
+    with pytest.raises(PipelineError, match=r"\['opt'\]\.w: .*NpzHandler keeps files of its own"):
+        adapted.pieces(leaf, 10)
+    with pytest.raises(PipelineError, match=r"\['opt'\]\.w: .*NpzHandler keeps files of its own"):
+        adapted.build([as_read(leaf)])
+
+
+def test_what_a_restore_holds_is_asked_of_all_values_at_once_and_unknown_without_one(
+    handler: NpzHandler, tmp_path: Path
+) -> None:
+    adapted, leaf = AdaptedHandler(handler), leaf_of(handler, tmp_path)
+    likes = [leaf.value, None, Weights, leaf.value]
+    leaves = [replace(as_read(leaf), target=Target(detail=like)) for like in likes]
+
+    assert adapted.read_sizes(leaves) == [64, None, None, 64]
+    assert adapted.read_sizes(leaves[1:3]) == [None, None]
+    handler.fails["memory_size"] = TypeError("an abstract value")
+    assert adapted.read_sizes(leaves) == [None] * 4

@@ -11,14 +11,13 @@ from typing import Any, Protocol
 import pytest
 
 from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError, PipelineError
-from penstock.kernel.messages.restore import ReadLeaf
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.plugins.stage_registry import StageRegistry
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import TypeHandler
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 
@@ -29,13 +28,13 @@ class Streaming:
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         raise NotImplementedError
 
-    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         raise NotImplementedError
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target:
         raise NotImplementedError
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         raise NotImplementedError
 
 

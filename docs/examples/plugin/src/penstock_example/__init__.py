@@ -12,11 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.kernel.messages.save import StagedBatch
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.protocols.leaf import ParamInfo
-from penstock.kernel.protocols.leaf_handlers import TypeHandler
+from penstock.kernel import Actor, ParamInfo, SaveRun, StagedBatch, TypeHandler
 
 
 @dataclass

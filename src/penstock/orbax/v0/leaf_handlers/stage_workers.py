@@ -74,7 +74,7 @@ class StageWorkers:
     restore_args: Mapping[str, RestoreArgs] = field(default_factory=lambda: _NOTHING)
     ts_context: Any = field(default_factory=get_ts_context)
 
-    def of(self, handler: Any) -> LeafHandler | AdaptedHandler:
+    def of(self, handler: Any) -> LeafHandler:
         """Return what handles the leaves of `handler` in a pipeline."""
         class_ = next((c for c in type(handler).__mro__ if c.__module__.startswith(_OURS)), None)
         if class_ is not None and keeps(handler, class_, "serialize", "deserialize", "finalize"):
@@ -184,9 +184,9 @@ class StageRegistry:
         self._registry = registry
         self._workers = workers
         self._nodes = default_handlers(entry_points=False)
-        self._types: dict[type | str, LeafHandler | AdaptedHandler] = {}
+        self._types: dict[type | str, LeafHandler] = {}
 
-    def lookup(self, type_: type, key_path: str) -> LeafHandler | AdaptedHandler:
+    def lookup(self, type_: type, key_path: str) -> LeafHandler:
         """Find the handler for a leaf of this type.
 
         Raises:
@@ -194,7 +194,7 @@ class StageRegistry:
         """
         return self._find(type_, key_path)
 
-    def for_typestr(self, typestr: str, key_path: str) -> LeafHandler | AdaptedHandler:
+    def for_typestr(self, typestr: str, key_path: str) -> LeafHandler:
         """Find the handler that wrote a leaf.
 
         Raises:
@@ -206,13 +206,13 @@ class StageRegistry:
         """Return itself, as what a Checkpointer takes: nothing else is asked of it."""
         return cast("HandlerRegistry", self)
 
-    def _find(self, kind: type | str, key_path: str) -> LeafHandler | AdaptedHandler:
+    def _find(self, kind: type | str, key_path: str) -> LeafHandler:
         if kind not in self._types:
             self._types[kind] = self._made(kind, key_path)
 
         return self._types[kind]
 
-    def _made(self, kind: type | str, key_path: str) -> LeafHandler | AdaptedHandler:
+    def _made(self, kind: type | str, key_path: str) -> LeafHandler:
         if self._registry.has(kind):
             return self._workers.of(self._registry.get(kind))
         if isinstance(kind, str):

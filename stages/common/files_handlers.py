@@ -1,23 +1,36 @@
-"""What the stages of a save ask of handlers that third parties wrote, which write files of their own."""
+"""What the stages of a save ask of handlers that write files of their own."""
 
 from __future__ import annotations
 
-__all__ = ("finalize_handlers", "save_by_handler")
+__all__ = ("by_folder", "finalize_handlers", "save_by_handler")
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_after, sleep_forever
 
-from penstock.kernel.messages.save import Background, Leaf, Pending
+from penstock.kernel.messages.save import Leaf, Pending
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.files_handler import Background, FilesHandler
 from penstock.kernel.protocols.layouts import ItemsLayout
 from penstock.kernel.storage.foreign_files import foreign_files
 
 
-async def save_by_handler(run: SaveRun, leaf: Leaf, handler: AdaptedHandler) -> Pending:
-    """Have a leaf copied by its handler, which writes it into the directory of its item.
+def by_folder(run: SaveRun, leaves: Iterable[Leaf]) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
+    """Yield the leaves of each directory, in order, and its name, relative to the checkpoint."""
+    items = run.layout if isinstance(run.layout, ItemsLayout) else None
+    found: dict[str, list[Leaf]] = {}
+    for leaf in leaves:
+        found.setdefault(run.folder if items is None else items.folder(leaf), []).append(leaf)
+
+    for folder, there in found.items():
+        yield folder, tuple(there)
+
+
+async def save_by_handler(
+    run: SaveRun, leaves: Sequence[Leaf], handler: FilesHandler, folder: str
+) -> Pending:
+    """Have leaves copied by their handler, which writes them into the directory `folder`.
 
     Raises:
         HandlerFailedError: If the handler raised.
@@ -28,20 +41,21 @@ async def save_by_handler(run: SaveRun, leaf: Leaf, handler: AdaptedHandler) -> 
         `run.on_hang` is told of it.
     """
     foreign_files(run.store, run.path)
-    folder, info = run.folder, leaf.info
-    if isinstance(run.layout, ItemsLayout):
-        folder, info = run.layout.folder(leaf), run.layout.within(leaf)
-
     await run.workspace.open(folder)
-    placed = replace(leaf, info=replace(info, directory=run.workspace.path(folder)))
+    directory = run.workspace.path(folder)
+    items = run.layout if isinstance(run.layout, ItemsLayout) else None
+    placed = [
+        replace(leaf, info=replace(leaf.info if items is None else items.within(leaf), directory=directory))
+        for leaf in leaves
+    ]
     ended = Event()
-    coroutine = Background(info.key_path, handler.name, "its serialize", ended.wait)
-    pending: Pending | None = None
+    coroutine = Background(leaves[0].info.key_path, handler.name, "its serialize", ended.wait)
+    writing: Background | None = None
     failure: Exception | None = None
     async with create_task_group() as watch:
         watch.start_soon(_tell_of_a_hang, run, coroutine, name="penstock third party")
         try:
-            pending = await handler.save(placed, run.threads, run.workspace)
+            writing = await handler.save(placed, run.threads, run.workspace)
         except Exception as error:
             failure = error  # raised below, as it is and not in a group
         finally:
@@ -55,10 +69,10 @@ async def save_by_handler(run: SaveRun, leaf: Leaf, handler: AdaptedHandler) -> 
         finally:
             del failure  # its traceback refers to this frame
 
-    assert pending is not None, "a cancellation that the group was not asked for leaves it"
-    writes = "what it writes in the background"
-    run.background.append(Background(info.key_path, pending.handler, writes, pending.wait))
-    return pending
+    assert writing is not None, "a cancellation that the group was not asked for leaves it"
+    run.background.append(writing)
+    staged = tuple([leaf.without_value() for leaf in leaves])
+    return Pending(staged, handler, folder, writing.wait)
 
 
 async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:
@@ -75,8 +89,8 @@ async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:
         raise
 
 
-async def finalize_handlers(run: SaveRun, leaves: Iterable[Leaf]) -> None:
-    """Have third parties complete their files, once for each directory, and make those durable.
+async def finalize_handlers(run: SaveRun, handled: Iterable[Pending]) -> None:
+    """Have handlers complete their files, once for each directory, and make those durable.
 
     Raises:
         HandlerFailedError: If a handler raised.
@@ -84,16 +98,10 @@ async def finalize_handlers(run: SaveRun, leaves: Iterable[Leaf]) -> None:
     Cancellation:
         A `finalize` that has begun goes on in its thread; it is among the run's background work.
     """
-    items = run.layout if isinstance(run.layout, ItemsLayout) else None
     # One handler may serve several types. Keyed by identity: it need not be hashable.
-    calls: dict[tuple[int, str], tuple[AdaptedHandler, str]] = {}
-    for leaf in leaves:
-        if isinstance(leaf.handler, AdaptedHandler):
-            folder = run.folder if items is None else items.folder(leaf)
-            calls.setdefault((id(leaf.handler.inner), folder), (leaf.handler, folder))
-
-    for handler, folder in calls.values():
-        call = handler.finalizing(run.workspace.path(folder), run.threads, run.workspace)
+    calls = {(id(each.handler.inner), each.folder): each for each in handled}
+    for each in calls.values():
+        call = each.handler.finalizing(run.workspace.path(each.folder), run.threads, run.workspace)
         run.background.append(call)
         await call.wait()
 

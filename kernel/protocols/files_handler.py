@@ -1,0 +1,82 @@
+"""A handler that writes and reads files of its own, and its work in the background."""
+
+from __future__ import annotations
+
+__all__ = ("Background", "FilesHandler")
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Work of a handler that goes on when whoever waits for it is cancelled."""
+
+    key_path: str  #: the leaves, or what else it is for
+    handler: str  #: its name
+    what: str  #: what it does, for messages
+    wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again
+
+
+@runtime_checkable
+class FilesHandler(Protocol):
+    """What a `LeafHandler` adds that stores its leaves in files of its own, many leaves in one call.
+
+    Its leaves travel in a `LeafBatch` of their own, which names the handler. They have no pieces and
+    no regions: `pieces` and `build` are never asked of it.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages."""
+        ...
+
+    @property
+    def inner(self) -> object:
+        """Who does the work. Leaves with the same `inner` are saved together, whatever their types."""
+        ...
+
+    def write_size(self, leaves: Sequence[StagedLeaf]) -> int:
+        """Host bytes that saving the leaves together holds."""
+        ...
+
+    def read_sizes(self, leaves: Sequence[FilledLeaf]) -> Sequence[int | None]:
+        """Host bytes that restoring each leaf holds; None where that cannot be told beforehand."""
+        ...
+
+    async def save(self, leaves: Sequence[StagedLeaf], threads: Threads, place: object = None) -> Background:
+        """Copy the leaves, which lie in one directory, and begin to write them.
+
+        Nobody can interrupt the writing. A wait for it can be cancelled, and the writing goes on.
+
+        Args:
+            leaves: To be saved into `info.directory`, in flatten order.
+            threads: For the wait.
+            place: What it writes to. Kept alive, and so held, while a wait for the work goes on in a
+                thread, whether that is awaited or not.
+
+        Returns:
+            The writing; what waits for it raises what went wrong.
+        """
+        ...
+
+    async def load(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+        """Read the values of leaves that lie in one directory, in order."""
+        ...
+
+    def finalizing(self, directory: str, threads: Threads, place: object = None) -> Background:
+        """Return the call that completes the files in `directory`; it begins when first waited for.
+
+        Nobody can interrupt it once it has begun. If it has not begun when a wait for it is
+        cancelled, it never does.
+
+        Args:
+            directory: Where the files are.
+            threads: For the call.
+            place: As for `save`.
+        """
+        ...
