@@ -7,40 +7,17 @@ Where Python already has a word (`FileNotFoundError`, `TypeError`), the class in
 
 from __future__ import annotations
 
-# fmt: off  # one name to a line would take a tenth of the file
+# One name to a line would take a tenth of the file.
+# fmt: off
 __all__ = (
-    "AmbiguousHandlerError",
-    "ChecksumError",
-    "ClosedError",
-    "ConfigError",
-    "CorruptCheckpointError",
-    "DeletedLeafError",
-    "DestinationExistsError",
-    "DuplicateNameError",
-    "ForkedError",
-    "HandlerError",
-    "HandlerFailedError",
-    "IncompleteCheckpointError",
-    "IncompletePipelineError",
-    "InvalidLeafError",
-    "LeaseTooLargeError",
-    "MissingFileError",
-    "NoHandlerError",
-    "NotACheckpointError",
-    "OlderStepError",
-    "PathError",
-    "PenstockError",
-    "PipelineError",
-    "RunningLoopError",
-    "SaveCancelledError",
-    "SpecError",
-    "StepExistsError",
-    "StorageError",
-    "StructureMismatchError",
-    "TreeDifference",
-    "TruncatedDataError",
-    "UnsupportedByStoreError",
-    "UnsupportedFormatError",
+    "AmbiguousHandlerError", "ChecksumError", "ClosedError", "ConfigError",
+    "CorruptCheckpointError", "DeletedLeafError", "DestinationExistsError", "DuplicateNameError",
+    "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
+    "IncompletePipelineError", "InvalidLeafError", "LeaseTooLargeError", "MissingFileError",
+    "NoHandlerError", "NotACheckpointError", "OlderStepError", "PathError", "PenstockError",
+    "PipelineError", "RunningLoopError", "SaveCancelledError", "SpecError", "StepExistsError",
+    "StorageError", "StructureMismatchError", "TreeDifference", "TruncatedDataError",
+    "UnsupportedByStoreError", "UnsupportedFormatError",
 )
 # fmt: on
 

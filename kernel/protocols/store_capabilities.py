@@ -115,6 +115,13 @@ class Placement:
     line_bytes: int = 64  #: other chunks of a page or more begin at a multiple of it: jax uses them in place
     document_bytes: int = 2**20  #: a file shorter than this is written in one call, like a document
 
+    def step(self, nbytes: int) -> int:
+        """Return what a chunk or a pack of so many bytes begins at a multiple of."""
+        if nbytes >= self.page_from_bytes:
+            return self.page_bytes
+
+        return self.line_bytes if nbytes >= self.page_bytes else 1
+
 
 DEFAULT_PLACEMENT: Final = Placement()
 """For a store that has no preference."""

@@ -172,8 +172,9 @@ class Trial:
             good.remove_tree(str(self.path))
 
     async def _save(self, store: FaultyStore) -> None:
-        if not isinstance(store, Exchanges):
-            self.make_store().remove_tree(str(self.path))
+        plain = self.make_store()
+        if not isinstance(plain, Exchanges):
+            plain.remove_tree(str(self.path))
 
         async with Checkpointer(store=store, **self.options()) as checkpointer:
             await (await checkpointer.save(self.path, self.tree, overwrite=True))
