@@ -1,39 +1,97 @@
 """JSON from a medium that may be damaged: every surprise is a `CorruptCheckpointError`.
 
-Each function names the file and the member it looked at, so that the message says where to look.
+Each function takes the path of the document and the name of the member it looks at, for the message.
 """
 
 from __future__ import annotations
 
-__all__ = ("as_list", "as_object", "as_shape", "as_string", "parse_object", "parse_value")
+__all__ = (
+    "as_list",
+    "as_object",
+    "as_shape",
+    "as_string",
+    "convert_member",
+    "distinct_members",
+    "parse_distinct",
+    "parse_object",
+    "parse_value",
+)
 
 import json
-from typing import NoReturn, cast
+from typing import NoReturn, TypeVar, cast
+
+import msgspec
 
 from penstock.kernel.errors import CorruptCheckpointError
+
+T = TypeVar("T")
 
 
 def parse_object(path: str, data: bytes) -> dict[str, object]:
     """Parse a JSON document whose top level is an object.
 
     Raises:
-        CorruptCheckpointError: If it is empty, not JSON, nested without end, or something else.
+        CorruptCheckpointError: If it is empty, not JSON, nested without end, or not an object.
     """
     return as_object(path, "the document", parse_value(path, data))
 
 
 def parse_value(path: str, data: bytes | str) -> object:
-    """Parse a JSON document of any kind.
+    """Parse a JSON document of any kind. Of two members of one name, the last one counts.
 
     Raises:
         CorruptCheckpointError: If it is empty, not JSON, or nested without end.
     """
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        # Python writes NaN and lone surrogates, which are not JSON; what it wrote, it can read.
+        return _parse(path, data)
+
+
+def parse_distinct(path: str, data: bytes) -> dict[str, object]:
+    """Parse a JSON document whose top level is an object, and in which no object has a name twice.
+
+    Raises:
+        CorruptCheckpointError: As `parse_object`, and if a name occurs twice.
+    """
+    return as_object(path, "the document", _parse(path, data, distinct=True))
+
+
+def _parse(path: str, data: bytes | str, *, distinct: bool = False) -> object:
     if not data:
         raise CorruptCheckpointError(path, "is empty")
     try:
-        return cast("object", json.loads(data))
+        return cast("object", json.loads(data, object_pairs_hook=distinct_members if distinct else None))
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(path, f"is not JSON: {error}") from error
+
+
+def distinct_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a dict of the members of an object. For `json.loads`, of which it is an `object_pairs_hook`.
+
+    Raises:
+        ValueError: If a name occurs twice.
+    """
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        message = f"{next(name for name in names if names.count(name) > 1)!r} occurs twice"
+        raise ValueError(message)
+
+    return members
+
+
+def convert_member(path: str, name: str, value: object, type_: type[T]) -> T:
+    """Make a parsed value into an object of a msgspec type.
+
+    Raises:
+        CorruptCheckpointError: If it does not fit; says where in the value.
+    """
+    try:
+        return msgspec.convert(value, type_)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CorruptCheckpointError(path, f"{name}: {error}"[:500]) from error
 
 
 def as_object(path: str, name: str, value: object) -> dict[str, object]:

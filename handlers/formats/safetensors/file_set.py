@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.handlers.formats.common.checked_json import as_object, as_string, parse_object
-from penstock.handlers.formats.safetensors.header import FileHeader, read_header
+from penstock.handlers.formats.safetensors.header import read_header
+from penstock.handlers.formats.safetensors.header_decoding import FileHeader
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.stores import Store
 

@@ -16,8 +16,7 @@ from penstock.handlers.formats.orbax.documents.file_names import MARKS, TEMPORAR
 from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_set import holds_tensors, read_files
-from penstock.handlers.formats.safetensors.header import FileHeader
-from penstock.handlers.formats.safetensors.header_scanner import Tensor
+from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
 from penstock.handlers.formats.safetensors.penstock_metadata import Note
 from penstock.handlers.formats.safetensors.tensor_names import check_tree, empty_marker, split_name
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError

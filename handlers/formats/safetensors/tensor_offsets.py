@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias, final
 
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.element_types import CODES
-from penstock.handlers.formats.safetensors.header import MAX_HEADER_BYTES, METADATA, encode_header
+from penstock.handlers.formats.safetensors.header import MAX_HEADER_BYTES, encode_header
+from penstock.handlers.formats.safetensors.header_decoding import METADATA
 from penstock.handlers.formats.safetensors.penstock_metadata import Note, steps_of
 from penstock.kernel.errors import InvalidLeafError, SpecError
 from penstock.kernel.protocols.layouts import Arrangement, Place

@@ -9,25 +9,37 @@ from __future__ import annotations
 __all__ = ("decode_random_keys", "encode")
 
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Final
 
-from penstock.handlers.formats.common.checked_json import as_list, as_object, as_string, parse_object
-from penstock.handlers.formats.common.json_slices import slices
+from msgspec import Struct
+from msgspec.json import Decoder
+
+from penstock.handlers.formats.common.checked_json import as_list, convert_member, parse_object
+from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_slices
 from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec
 
-_START: Final = '{"array_metadatas": ['
-_END: Final = "]}"
-_BETWEEN: Final = "}}, {"
-_TEXT: Final = r'[^"\\\x00-\x1f]*'
-_ENTRY: Final = re.compile(
-    rf'(\{{"array_metadata": \{{"param_name": "({_TEXT})", "write_shape": \[[0-9, ]*\], '
-    rf'"chunk_shape": \[[0-9, ]*\], "ext_metadata": '
-    rf'(?:null|\{{"random_key_impl": "({_TEXT})"\}})\}}\}})(?:, |$)'
-)
+_START: Final = b'{"array_metadatas": ['
+_END: Final = b"]}"
+_BOUNDARY: Final = b"}},{"
+
+
+class _Extra(Struct, gc=False):
+    random_key_impl: str | None = None
+
+
+class _Array(Struct, gc=False):
+    param_name: str
+    ext_metadata: _Extra | None = None
+
+
+class _Item(Struct, gc=False):
+    array_metadata: _Array
+
+
+_ITEMS: Final = Decoder(list[_Item])
 
 
 def encode(arrays: Iterable[Leaf]) -> bytes:
@@ -61,41 +73,24 @@ def decode_random_keys(path: str, data: bytes) -> dict[str, str]:
     Raises:
         CorruptCheckpointError: If it is not what such a document would be.
     """
-    quick = _scan(data)
-    return _decode(path, data) if quick is None else quick
-
-
-def _decode(path: str, data: bytes) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for item in as_list(path, "array_metadatas", parse_object(path, data).get("array_metadatas")):
-        entry = as_object(path, "array_metadata", as_object(path, "an item", item).get("array_metadata"))
-        name = as_string(path, "param_name", entry.get("param_name"))
-        extra = entry.get("ext_metadata")
-        if extra is None:
-            continue
-
-        implementation = as_object(path, f"ext_metadata of {name!r}", extra).get("random_key_impl")
-        if implementation is not None:
-            found[name] = as_string(path, f"random_key_impl of {name!r}", implementation)
-
-    return found
-
-
-def _scan(data: bytes) -> dict[str, str] | None:
-    """Read a document of the form that every known version writes; None if its form is another one."""
     try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    if not text.startswith(_START) or not text.endswith(_END):
-        return None
+        return _decode_usual(data)
+    except UnusualFormError:
+        entries = as_list(path, "array_metadatas", parse_object(path, data).get("array_metadatas"))
+        items = [convert_member(path, f"item {at}", entry, _Item) for at, entry in enumerate(entries)]
+        return dict(_random_keys(items))
 
-    found: dict[str, str] = {}
-    for part in slices(text, len(_START), len(text) - len(_END), _BETWEEN, 2):
-        entries = _ENTRY.findall(part)
-        if sum([len(entry[0]) + 2 for entry in entries]) != len(part) + 2:
-            return None
 
-        found.update([(name, implementation) for _, name, implementation in entries if implementation])
+def _decode_usual(data: bytes) -> dict[str, str]:
+    if not data.startswith(_START) or not data.endswith(_END):
+        raise UnusualFormError
 
-    return found
+    slices = decode_slices(_ITEMS, data, len(_START), len(data) - len(_END), _BOUNDARY, b"[]")
+    return {name: implementation for items, _ in slices for name, implementation in _random_keys(items)}
+
+
+def _random_keys(items: Iterable[_Item]) -> Iterator[tuple[str, str]]:
+    for item in items:
+        array = item.array_metadata
+        if array.ext_metadata is not None and array.ext_metadata.random_key_impl is not None:
+            yield array.param_name, array.ext_metadata.random_key_impl

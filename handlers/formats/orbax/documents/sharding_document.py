@@ -14,11 +14,16 @@ import json
 from base64 import urlsafe_b64encode
 from binascii import a2b_base64
 from collections.abc import Iterable
-from typing import cast
+from typing import Final
 
-from penstock.handlers.formats.common.checked_json import as_string, parse_object
-from penstock.handlers.formats.common.json_slices import SLICE, slices
+from msgspec.json import Decoder
+
+from penstock.handlers.formats.common.checked_json import as_string, parse_distinct
+from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_object
 from penstock.kernel.errors import CorruptCheckpointError
+
+_BOUNDARY: Final = b'}","'  # each text is that of a JSON object
+_TEXTS: Final = Decoder(dict[str, str])
 
 
 def encode(shardings: Iterable[tuple[str, str]]) -> bytes:
@@ -43,34 +48,19 @@ def decode(path: str, data: bytes) -> dict[str, str]:
     """Read the document: stored name to sharding text.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a document would be.
+        CorruptCheckpointError: If it is not JSON, a member is not a text, or a name occurs twice.
     """
+    try:
+        texts = decode_object(_TEXTS, data, _BOUNDARY)
+    except UnusualFormError:
+        members = parse_distinct(path, data)
+        texts = {name: as_string(path, f"the sharding of {name!r}", members[name]) for name in members}
+
     found: dict[str, str] = {}
-    for document in _parts(path, data):
-        for encoded, text in document.items():
-            try:
-                name = a2b_base64(encoded.replace("-", "+").replace("_", "/")).decode()
-            except ValueError as error:
-                raise CorruptCheckpointError(path, f"the key {encoded!r} is not base64 of a name") from error
-
-            if type(text) is not str:
-                as_string(path, f"the sharding of {name!r}", text)
-
-            found[name] = cast("str", text)
+    for encoded, text in texts.items():
+        try:
+            found[a2b_base64(encoded.replace("-", "+").replace("_", "/")).decode()] = text
+        except ValueError as error:
+            raise CorruptCheckpointError(path, f"the key {encoded!r} is not base64 of a name") from error
 
     return found
-
-
-def _parts(path: str, data: bytes) -> list[dict[str, object]]:
-    """Parse a long document part by part, if it is of the usual form: each text an object's."""
-    if len(data) > SLICE:
-        try:
-            text = data.decode()
-            mark = '}", "' if '}", "' in text else '}","'
-            parts = slices(text, 1, len(text) - 1, mark, 2)
-            if text[0] == "{" and text[-1] == "}":
-                return [parse_object(path, f"{{{part}}}".encode()) for part in parts]
-        except (UnicodeDecodeError, CorruptCheckpointError):
-            pass  # the whole of it tells better what is wrong
-
-    return [parse_object(path, data)]

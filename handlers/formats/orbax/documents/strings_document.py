@@ -15,10 +15,15 @@ import re
 from collections.abc import Iterable
 from typing import Final, cast
 
+from msgspec.json import Decoder
+
 from penstock.handlers.formats.common.checked_json import parse_object
+from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_object
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError
 from penstock.kernel.messages.save import Leaf
 
+_BOUNDARY: Final = b'","'
+_MEMBERS: Final = Decoder(dict[str, object])
 _BAD_ESCAPE: Final = re.compile("~(?![01])")
 
 
@@ -56,7 +61,10 @@ def decode(path: str, data: bytes) -> dict[str, object]:
     Raises:
         CorruptCheckpointError: If it is not a JSON object.
     """
-    return parse_object(path, data)
+    try:
+        return decode_object(_MEMBERS, data, _BOUNDARY)
+    except UnusualFormError:
+        return parse_object(path, data)  # strings within objects, or damage
 
 
 def find(path: str, document: dict[str, object], name: str, key_path: str) -> str:

@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Final, final
 
-from penstock.handlers.formats.common.checked_json import (
-    as_list,
-    as_object,
-    as_shape,
-    as_string,
-    parse_object,
-)
-from penstock.handlers.formats.orbax.documents import metadata_scanner as quick_metadata
 from penstock.handlers.formats.orbax.documents import tuple_types as rich_types
-from penstock.handlers.formats.orbax.documents.metadata_scanner import KINDS, Columns
+from penstock.handlers.formats.orbax.documents.tree_entries import Columns, decode_entries
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages.save import Leaf
@@ -122,13 +114,7 @@ def decode(path: str, data: bytes) -> TreeMetadata:
     Raises:
         CorruptCheckpointError: If it is not what such a document would be.
     """
-    quick = quick_metadata.scan(data)
-    if quick is None:
-        document = parse_object(path, data)
-        columns = _decode_entries(path, as_object(path, "tree_metadata", document.get("tree_metadata")))
-    else:
-        columns, document = quick
-
+    columns, document = decode_entries(path, data)
     _check_distinct(path, columns.keys)
     columns = _without(columns, _proper_prefixes(columns.keys))
     return TreeMetadata(
@@ -139,36 +125,6 @@ def decode(path: str, data: bytes) -> TreeMetadata:
         custom_metadata=document.get("custom_metadata"),
         value_metadata_tree=document.get("value_metadata_tree"),
     )
-
-
-def _decode_entries(path: str, tree: dict[str, object]) -> Columns:
-    columns = Columns([], [], [], [], [])
-    for name, value in tree.items():
-        entry = as_object(path, name, value)
-        recorded = as_object(path, name, entry.get("value_metadata"))
-        keys: list[str] = []
-        kinds: list[KeyKind] = []
-        for step in as_list(path, name, entry.get("key_metadata")):
-            key = as_object(path, name, step)
-            keys.append(as_string(path, name, key.get("key")))
-            kind = key.get("key_type")
-            if type(kind) is not int or kind not in KINDS:
-                raise CorruptCheckpointError(path, f"{name} has a key_type {kind!r}, neither 1 nor 2")
-
-            kinds.append(KINDS[kind])
-
-        skip = recorded.get("skip_deserialize", False)
-        if type(skip) is not bool:
-            raise CorruptCheckpointError(path, f"{name} has a skip_deserialize {skip!r}, not a boolean")
-
-        shape = recorded.get("write_shape")
-        columns.keys.append(tuple(keys))
-        columns.kinds.append(tuple(kinds))
-        columns.typestrs.append(as_string(path, name, recorded.get("value_type")))
-        columns.write_shapes.append(None if shape is None else as_shape(path, name, shape))
-        columns.skips.append(skip)
-
-    return columns
 
 
 def _flag(path: str, document: dict[str, object], name: str) -> bool | None:

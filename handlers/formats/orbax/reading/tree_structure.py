@@ -25,7 +25,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     SHARDING,
     show_key_path,
 )
-from penstock.handlers.formats.orbax.documents.metadata_scanner import Columns
+from penstock.handlers.formats.orbax.documents.tree_entries import Columns
 from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.documents.tuple_types import tuple_paths
 from penstock.handlers.formats.orbax.msgpack.msgpack_tree import PackedLeaf, read_tree

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from penstock.handlers.formats.safetensors.element_types import CODES, NAMES, PACKED
 from penstock.handlers.formats.safetensors.header import (
     MAX_HEADER_BYTES,
-    FileHeader,
     encode_header,
     read_header,
 )
-from penstock.handlers.formats.safetensors.header_scanner import Tensor
+from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     CorruptCheckpointError,

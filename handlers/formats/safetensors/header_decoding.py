@@ -1,0 +1,211 @@
+"""The JSON of a safetensors header, decoded and checked before any of it is used.
+
+A file may come from anywhere. Writers have one form, member for member and without blanks, and this one is
+read in slices. A header of any other form, or in which anything is wrong, is parsed as a whole.
+"""
+
+from __future__ import annotations
+
+__all__ = ("METADATA", "FileHeader", "Tensor", "decode_header")
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Annotated, Final, NamedTuple, TypeAlias, final
+
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.common.checked_json import (
+    as_list,
+    as_object,
+    as_shape,
+    as_string,
+    distinct_members,
+)
+from penstock.handlers.formats.common.json_slices import UnusualFormError, add_distinct, decode_slices
+from penstock.handlers.formats.safetensors.element_types import NAMES, PACKED
+from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
+
+METADATA: Final = "__metadata__"
+"""The one member of a header that is no tensor: a map from text to text."""
+
+_LENGTH_BYTES: Final = 8
+_MOST_AXES: Final = 64  # what numpy has
+_METADATA_START: Final = b'{"__metadata__":{'
+_METADATA_END: Final = b'},"'
+_N_QUOTES: Final = 10  # of one tensor: its name, three names of members, and the dtype
+
+_Size: TypeAlias = Annotated[int, Meta(ge=0)]
+
+
+class _Entry(Struct, gc=False):
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+_ENTRIES: Final = Decoder(dict[str, _Entry])
+_TEXTS: Final = Decoder(dict[str, str])
+
+
+@final
+class Tensor(NamedTuple):
+    """One tensor of a file."""
+
+    name: str
+    dtype: str  #: by its name here: `bfloat16`
+    shape: tuple[int, ...]
+    offset: int  #: bytes from the start of the file
+    nbytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """What one file holds."""
+
+    path: str
+    tensors: tuple[Tensor, ...]  #: in the order of the header
+    metadata: Mapping[str, str]
+
+
+def decode_header(path: str, data: bytes, size: int) -> FileHeader:
+    """Decode a header, and check it against the size of its file.
+
+    Args:
+        path: Of the file, for the error.
+        data: The header, without the eight bytes of its length.
+        size: Of the whole file, bytes.
+
+    Raises:
+        TruncatedDataError: If the file ends before its data do.
+        CorruptCheckpointError: If the header is not one, or its tensors do not tile the data.
+        UnsupportedFormatError: If a tensor has elements that penstock does not read.
+    """
+    try:
+        entries, metadata = _decode_usual(data)
+    except UnusualFormError:
+        entries, metadata = _decode_any(path, data)
+
+    tensors = _tensors(path, entries, _LENGTH_BYTES + len(data))
+    _check_tiling(path, tensors, _LENGTH_BYTES + len(data), size)
+    return FileHeader(path, tensors, metadata)
+
+
+def _decode_usual(data: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
+    end = len(data.rstrip(b" ")) - 1
+    start = 1
+    metadata: dict[str, str] = {}
+    if data.startswith(_METADATA_START):
+        stop = data.find(_METADATA_END)
+        for texts, _ in decode_slices(_TEXTS, data, len(_METADATA_START), stop, b'","'):
+            add_distinct(metadata, texts)
+        start = stop + 2
+
+    if data[:1] != b"{" or data[end : end + 1] != b"}":
+        raise UnusualFormError
+
+    found: dict[str, _Entry] = {}
+    for entries, part in decode_slices(_ENTRIES, data, start, end, b']},"'):
+        if part.count(b'"') != _N_QUOTES * len(entries):
+            raise UnusualFormError  # members of its own, or one of them twice
+        add_distinct(found, entries)
+
+    if METADATA in found:
+        raise UnusualFormError
+
+    return found, metadata
+
+
+def _decode_any(path: str, data: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
+    try:
+        # Decoded first, for Python's parser would take UTF-16 for JSON, too.
+        document: object = json.loads(data.decode(), object_pairs_hook=distinct_members)
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(path, f"its header is not JSON: {error}") from error
+
+    members = as_object(path, "the header", document)
+    texts = as_object(path, METADATA, members.pop(METADATA, None) or {})
+    metadata = {name: as_string(path, f"{METADATA}[{name!r}]", text) for name, text in texts.items()}
+    return {name: _entry(path, name, value) for name, value in members.items()}, metadata
+
+
+def _entry(path: str, name: str, value: object) -> _Entry:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise CorruptCheckpointError(path, f"the name {name!r} is no valid Unicode text") from error
+
+    about = as_object(path, name, value)
+    code = as_string(path, f"the dtype of {name!r}", about.get("dtype"))
+    shape = as_shape(path, f"the shape of {name!r}", about.get("shape"))
+    offsets = as_list(path, f"the data_offsets of {name!r}", about.get("data_offsets"))
+    match offsets:
+        case [int(begin), int(end)] if not isinstance(begin, bool) and not isinstance(end, bool):
+            return _Entry(code, shape, (begin, end))
+        case _:
+            raise CorruptCheckpointError(path, f"the data_offsets of {name!r} are {offsets!r}"[:200])
+
+
+def _tensors(path: str, entries: Mapping[str, _Entry], start: int) -> tuple[Tensor, ...]:
+    """Look at each entry. Many tensors have few shapes, so each shape is looked at once."""
+    kinds: dict[tuple[str, tuple[int, ...]], tuple[str, int]] = {}
+    tensors: list[Tensor] = []
+    for name, entry in entries.items():
+        shape = entry.shape
+        kind = kinds.get((entry.dtype, shape))
+        if kind is None:
+            kind = kinds[entry.dtype, shape] = _kind(path, name, entry)
+
+        dtype, nbytes = kind
+        begin, end = entry.data_offsets
+        if not 0 <= begin <= end:
+            raise CorruptCheckpointError(path, f"the data_offsets of {name!r} are {[begin, end]}"[:200])
+        if nbytes != end - begin:
+            problem = (
+                f"{name!r} of {entry.dtype} and shape {list(shape)} takes {nbytes} bytes, not {end - begin}"
+            )
+            raise CorruptCheckpointError(path, problem, key_path=f"[{name!r}]")
+
+        tensors.append(Tensor(name, dtype, shape, start + begin, nbytes))
+
+    return tuple(tensors)
+
+
+def _kind(path: str, name: str, entry: _Entry) -> tuple[str, int]:
+    """Return the dtype by its name here, and the bytes that such a tensor takes."""
+    code, shape = entry.dtype, entry.shape
+    if code not in NAMES:
+        why = "shares bytes between elements" if code in PACKED else "penstock does not know"
+        raise UnsupportedFormatError(
+            path, f"{name!r} is of type {code!r}, which {why}", key_path=f"[{name!r}]"
+        )
+
+    itemsize = numpy_dtype(NAMES[code]).itemsize
+    if len(shape) > _MOST_AXES or math.prod([n or 1 for n in shape]) * itemsize >= 1 << 63:
+        raise CorruptCheckpointError(path, f"the shape of {name!r} is beyond any memory: {shape}"[:200])
+
+    return NAMES[code], math.prod(shape) * itemsize
+
+
+def _check_tiling(path: str, tensors: Sequence[Tensor], start: int, size: int) -> None:
+    """Every byte after the header belongs to exactly one tensor."""
+    end = start
+    last: Tensor | None = None
+    for tensor in sorted(tensors, key=itemgetter(3, 4)):  # by offset, then by length
+        if tensor.offset != end:
+            fault = "overlaps" if tensor.offset < end else "leaves a hole after"
+            before = "the header" if last is None else f"those of {last.name!r}"
+            problem = f"the data of {tensor.name!r} {fault} {before}"
+            raise CorruptCheckpointError(path, problem, key_path=f"[{tensor.name!r}]")
+
+        end, last = end + tensor.nbytes, tensor
+        if end > size:
+            raise TruncatedDataError(path, end, size, key_path=f"[{tensor.name!r}]")
+
+    if end != size:
+        raise CorruptCheckpointError(path, f"has {size - end} bytes that belong to no tensor")

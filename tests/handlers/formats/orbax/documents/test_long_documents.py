@@ -1,0 +1,213 @@
+"""Documents are read in slices if they are of the usual form, as a whole if not, and to the same result."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.handlers.formats.common.json_slices import SLICE_BYTES, UnusualFormError
+from penstock.handlers.formats.orbax.documents import array_metadatas, sharding_document, tree_metadata
+from penstock.handlers.formats.orbax.documents.tree_entries import _decode_any, _decode_usual, decode_entries
+from penstock.kernel.errors import CorruptCheckpointError
+
+texts = st.one_of(
+    st.sampled_from(["a", "b", "opt", "", "0", "}}, ", "}}}, x", "]", "[", "': {", "a.b", "}, {", "ä", "'"]),
+    st.text(max_size=5),
+)
+paths = st.lists(st.tuples(texts, st.integers(1, 2)), max_size=4)
+shapes = st.one_of(st.none(), st.lists(st.integers(0, 10**6), max_size=3))
+entries = st.lists(st.tuples(paths, texts, st.booleans(), shapes), max_size=6)
+
+
+def document(rows: list[Any], **rest: Any) -> bytes:
+    tree = {}
+    for path, typestr, skip, shape in rows:
+        value = {"value_type": typestr, "skip_deserialize": skip}
+        if shape is not None:
+            value["write_shape"] = shape
+
+        keys = [{"key": key, "key_type": kind} for key, kind in path]
+        tree[str(tuple(key for key, _ in path))] = {"key_metadata": keys, "value_metadata": value}
+
+    return json.dumps({"tree_metadata": tree, "use_ocdbt": True, **rest}).encode()
+
+
+@given(entries)
+def test_metadata_is_read_alike_in_every_form(rows: list[Any]) -> None:
+    data = document(rows, custom_metadata={"x": [1, None, "}}}, "]})
+    other = json.dumps(json.loads(data), indent=1).encode()
+
+    assert decode_entries("p", data) == _decode_any("p", data) == decode_entries("p", other)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3000])
+def test_the_usual_form_is_read_in_slices_however_long(n: int) -> None:
+    rows = [
+        ([("öpt", 2), (str(at), 1), ("mu", 2)], "jax.Array", at % 2 == 0, [at, 3] if at % 3 else None)
+        for at in range(n)
+    ]
+    data = document([*rows, ([], "None", True, None)], use_zarr3=False)
+
+    assert _decode_usual("p", data) == _decode_any("p", data)
+    assert len(data) < SLICE_BYTES or n == 3000
+
+
+def test_numbers_that_only_python_writes_are_read() -> None:
+    data = document([([("a", 2)], "scalar", False, None)], custom_metadata={"loss": float("nan")})
+    assert b"NaN" in data
+    assert tree_metadata.decode("p", data).keys == [("a",)]
+    assert str(tree_metadata.decode("p", data).custom_metadata) == "{'loss': nan}"
+
+
+ENTRY = (
+    b'"(\'a\',)": {"key_metadata": [{"key": "a", "key_type": 2}], '
+    b'"value_metadata": {"value_type": "np.ndarray", "skip_deserialize": false}}'
+)
+USUAL = b'{"tree_metadata": {' + ENTRY + b'}, "use_ocdbt": true}'
+
+
+def test_the_example_is_of_the_usual_form() -> None:
+    assert _decode_usual("p", USUAL)[0].keys == [("a",)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        USUAL.replace(b'"key_type": 2', b'"key_type": 2, "more": 1'),
+        USUAL.replace(b'"value_metadata": {', b'"value_metadata":  {'),
+        USUAL.replace(b'"a", "key', b'"\\u0061", "key'),
+        USUAL.replace(b", ", b",\n"),
+        USUAL.replace(b'"skip_deserialize": false', b'"write_shape": null, "skip_deserialize": false'),
+        USUAL.replace(b', "skip_deserialize": false', b""),
+    ],
+    ids=range(6),
+)
+def test_a_sound_document_of_another_form_is_read(data: bytes) -> None:
+    assert decode_entries("p", data) == decode_entries("p", USUAL)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            USUAL.replace(b": 2", b": 3"),
+            r"\('a',\): Invalid enum value 3 - at .*key_metadata\[0\].key_type",
+        ),
+        (USUAL.replace(b": 2", b": true"), "key_type"),
+        (USUAL.replace(b"false", b"null"), "skip_deserialize"),
+        (USUAL.replace(b'"np.ndarray"', b"7"), "value_type"),
+        (USUAL.replace(b"false", b'false, "write_shape": [-1]'), "write_shape"),
+        (USUAL.replace(b"false", b'false, "write_shape": [1.5]'), "write_shape"),
+        (USUAL.replace(b'"key": "a", ', b""), "missing required field `key`"),
+        (USUAL.replace(b'}, "use', b', "tree_metadata": {}}, "use'), "is"),
+        (USUAL.replace(b'"use_ocdbt"', b'"tree_metadata": {}, "use_ocdbt"'), "'tree_metadata' occurs twice"),
+        (USUAL.replace(ENTRY, ENTRY + b", " + ENTRY), "occurs twice"),
+        (USUAL.replace(ENTRY, ENTRY + b"," + ENTRY), "occurs twice"),
+        (USUAL.replace(ENTRY, ENTRY + b"x, " + ENTRY), "is not JSON"),
+        (USUAL[:-1], "is not JSON"),
+        (USUAL + b"x", "is not JSON"),
+        (USUAL.replace(b"np.ndarray", b"np\xff"), "is not JSON"),
+        (USUAL.replace(ENTRY, b'"a": 3'), "a: Expected `object`, got `int`"),
+        (b'{"use_ocdbt": true}', "tree_metadata is missing, not an object"),
+        (b"", "is empty"),
+        (b"[]", "not an object"),
+        (b'{"tree_metadata": {"a": ' + b"[" * 100_000, "is not JSON"),
+    ],
+    ids=range(20),
+)
+def test_damage_is_named(data: bytes, said: str) -> None:
+    with pytest.raises(CorruptCheckpointError, match=f"^p: .*{said}"):
+        decode_entries("p", data)
+
+
+def test_a_name_in_another_slice_that_occurs_twice_is_noticed() -> None:
+    rows = [([(str(at), 2)], "jax.Array", False, None) for at in range(3000)]
+    data = document(rows)
+    twice = data.replace(b"\"('2999',)\"", b"\"('0',)\"")
+    assert twice != data
+
+    with pytest.raises(CorruptCheckpointError, match="occurs twice"):
+        decode_entries("p", twice)
+
+
+def test_every_cut_of_a_document_is_noticed() -> None:
+    for length in range(len(USUAL)):
+        with pytest.raises(CorruptCheckpointError):
+            decode_entries("p", USUAL[:length])
+
+
+arrays = st.lists(
+    st.tuples(
+        texts,
+        shapes.map(lambda shape: shape or (1,)),
+        st.one_of(st.none(), st.sampled_from(["rbg", "threefry2x32"])),
+    )
+)
+
+
+def items_of(rows: list[Any]) -> dict[str, Any]:
+    return {
+        "array_metadatas": [
+            {
+                "array_metadata": {
+                    "param_name": name,
+                    "write_shape": shape,
+                    "chunk_shape": shape,
+                    "ext_metadata": {"random_key_impl": impl} if impl else None,
+                }
+            }
+            for name, shape, impl in rows
+        ]
+    }
+
+
+@given(arrays)
+def test_random_keys_are_found_in_every_form(rows: list[Any]) -> None:
+    wanted = {name: impl for name, _, impl in rows if impl}
+    for form in (None, 1):
+        data = json.dumps(items_of(rows), indent=form).encode()
+        found = array_metadatas.decode_random_keys("p", data)
+        assert {name: found.get(name) for name in wanted} == wanted
+
+
+def test_a_long_document_of_arrays_is_read_in_slices() -> None:
+    data = json.dumps(
+        items_of([(f"l{at}", [at], "rbg" if at % 7 == 0 else None) for at in range(3000)])
+    ).encode()
+
+    assert array_metadatas._decode_usual(data) == {f"l{at}": "rbg" for at in range(0, 3000, 7)}
+    with pytest.raises(UnusualFormError):
+        array_metadatas._decode_usual(data[:-3])
+    with pytest.raises(CorruptCheckpointError, match="p: is not JSON"):
+        array_metadatas.decode_random_keys("p", data[:-3])
+    with pytest.raises(CorruptCheckpointError, match=r"p: item 4: .*param_name"):
+        array_metadatas.decode_random_keys("p", data.replace(b'"l4"', b"4"))
+
+
+TEXT = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
+
+
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+def test_long_documents_of_shardings_are_read_in_slices(separators: tuple[str, str]) -> None:
+    wanted = {f"l{at}/ä~{'x' * (at % 5)}": TEXT for at in range(2000)}
+    members = json.loads(sharding_document.encode(wanted.items()))
+    data = json.dumps(members, separators=separators).encode()
+    assert len(data) > 2 * SLICE_BYTES
+
+    assert sharding_document.decode("p", data) == wanted
+    for length in (len(data) - 1, len(data) - 2, len(data) // 2):
+        with pytest.raises(CorruptCheckpointError, match="p: is not JSON"):
+            sharding_document.decode("p", data[:length])
+
+    wrong = json.dumps({**members, urlsafe_b64encode(b"l7").decode(): 3}, separators=separators).encode()
+    with pytest.raises(CorruptCheckpointError, match="the sharding of 'bDc=' is 3"):
+        sharding_document.decode("p", wrong)
+
+    twice = data.replace(urlsafe_b64encode("l1999/ä~xxxx".encode()), urlsafe_b64encode("l0/ä~".encode()))
+    with pytest.raises(CorruptCheckpointError, match="occurs twice"):
+        sharding_document.decode("p", twice)
