@@ -19,7 +19,7 @@ from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf_handlers import BufferHandler
 from penstock.kernel.protocols.written import PiecePlan
-from penstock.kernel.storage.placement import placement_of
+from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.common.files_handlers import by_folder, save_by_handler

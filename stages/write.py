@@ -20,7 +20,7 @@ from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
-from penstock.kernel.storage.placement import placement_of
+from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
 from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing

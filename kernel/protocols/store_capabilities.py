@@ -129,7 +129,7 @@ DEFAULT_PLACEMENT: Final = Placement()
 
 @runtime_checkable
 class PreferredPlacement(Protocol):
-    """A store that says how bytes should be placed; see `penstock.kernel.storage.placement`."""
+    """A store that says how bytes should be placed; see `penstock.kernel.storage.byte_placement`."""
 
     @property
     def placement(self) -> Placement:

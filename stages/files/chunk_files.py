@@ -18,7 +18,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
-from penstock.kernel.storage.placement import placement_of
+from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]

@@ -22,8 +22,10 @@ from penstock.kernel.errors import (
     SpecError,
     StepExistsError,
     StorageError,
+    UnsupportedByStoreError,
 )
 from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.storage.holds import hold_alone
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
@@ -79,6 +81,9 @@ class StepSaves:
         engine = checkpointer.engine
         self._checkpointer = checkpointer
         self._store = engine.store
+        if trash is not None and not isinstance(self._store, Renames):
+            raise UnsupportedByStoreError("move deleted steps in", root, self._store, Renames)
+
         self._events = engine.events
         self._root = root
         self._names = names
