@@ -18,12 +18,12 @@ def test_every_decision_is_in_the_index_once() -> None:
 
 
 def test_every_room_is_on_the_map() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## The map")[2]
     on_the_map = {line.split("`")[1].rstrip("/") for line in text.splitlines() if line.startswith("| `")}
     rooms = {path.parent for part in ("kernel", "stages", "handlers") for path in (ROOT / part).rglob("*.py")}
     rooms |= {path.parent for path in FACE.rglob("*.py")}
     names = {str(room.relative_to(ROOT)) for room in rooms}
     names -= {name for name in names if re.match(r"src/penstock/(kernel|stages|handlers)(/|$)", name)}
-    names -= {name for name in names if name.startswith("src/penstock/orbax/")}  # the face has a line as a whole
+    names = {name for name in names if not name.startswith("src/penstock/orbax/")}  # one line for all of it
 
     assert on_the_map == names
