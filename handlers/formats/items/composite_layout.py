@@ -11,10 +11,10 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, final
 
+from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
 from penstock.handlers.formats.items.item_parts import TreePart
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
 from penstock.handlers.formats.items.items_layout_base import AroundLayout, written_in
-from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_key, prefix_of
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, check_names
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
