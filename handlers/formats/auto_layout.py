@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("EveryLayout", "is_safetensors")
+__all__ = ("AutoLayout", "is_safetensors")
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from penstock.kernel.protocols.written import Document
 
 @final
 @dataclass(frozen=True, slots=True)
-class EveryLayout:
+class AutoLayout:
     """Writes as one layout does, and opens a checkpoint of any that penstock reads.
 
     Args:
