@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("EveryLayout",)
+__all__ = ("AutoLayout", "is_safetensors")
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors import safetensors_checkpoint as safetensors
+from penstock.handlers.formats.safetensors.file_set import holds_tensors
+from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.messages.save import Leaf, WrittenBatch
@@ -22,7 +26,7 @@ from penstock.kernel.protocols.written import Document
 
 @final
 @dataclass(frozen=True, slots=True)
-class EveryLayout:
+class AutoLayout:
     """Writes as one layout does, and opens a checkpoint of any that penstock reads.
 
     Args:
@@ -92,7 +96,7 @@ class EveryLayout:
         Raises:
             UnsupportedFormatError: If there are none.
         """
-        if isinstance(self.written, ListedItems) and not safetensors.recognises(store, path):
+        if isinstance(self.written, ListedItems) and not is_safetensors(store, path):
             return self.written.items(store, path)
 
         raise UnsupportedFormatError(path, "has no items; restore it as a whole")
@@ -103,7 +107,15 @@ class EveryLayout:
         Raises:
             CorruptCheckpointError: What the layout raises that recognises it.
         """
-        if safetensors.recognises(store, path):
-            return safetensors.open_checkpoint(store, path, item)
+        if is_safetensors(store, path):
+            return open_checkpoint(store, path, item)
 
         return self.written.open(store, path, item)
+
+
+def is_safetensors(store: Store, path: str) -> bool:
+    """Whether a finished safetensors file lies at `path`, or a folder of them that is no Orbax checkpoint."""
+    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
+        return False
+
+    return store.kind(path) == "file" or MARKS.isdisjoint(store.list_directory(path))

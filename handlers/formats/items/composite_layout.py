@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ItemsLayout",)
+__all__ = ("CompositeLayout",)
 
 import os
 import time
@@ -11,10 +11,10 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, final
 
+from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
 from penstock.handlers.formats.items.item_parts import TreePart
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
-from penstock.handlers.formats.items.items_layout_base import AroundLayout, written_in
-from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase, written_in
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, check_names
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
@@ -24,7 +24,7 @@ from penstock.kernel.protocols.written import Document
 
 
 @final
-class ItemsLayout(AroundLayout):
+class CompositeLayout(ItemsLayoutBase):
     """Writes one checkpoint of several items, as Orbax's `Composite` is laid out.
 
     What is saved is one tree; the leaves below some of its keys are what one item holds.

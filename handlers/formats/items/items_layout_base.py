@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("AroundLayout", "written_in")
+__all__ = ("ItemsLayoutBase", "written_in")
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 
 
-class AroundLayout:
+class ItemsLayoutBase:
     """Leaves to the layout of a tree how arrays are stored, what files are called and how they are opened.
 
     Args:

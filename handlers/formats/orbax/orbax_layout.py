@@ -4,22 +4,21 @@ from __future__ import annotations
 
 __all__ = ("OrbaxLayout",)
 
-import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.formats.orbax.discovery.item_listing import list_items
-from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS
 from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import PathError
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import FoundItems
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -59,10 +58,7 @@ class OrbaxLayout:
         Raises:
             PathError: If `path` itself is named as an interrupted save is: nobody could read it.
         """
-        if TEMPORARY_SUFFIX in os.path.basename(path):
-            raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
-
-        return path + TEMPORARY_SUFFIX
+        return temporary_path(path)
 
     def data_file(self) -> str:
         return f"{DATA_FOLDER}/{uuid.uuid4().hex}"

@@ -16,12 +16,11 @@ from typing import Any, Final, cast, final
 
 from penstock.handlers.formats.common.checked_json import as_list, as_object, as_string, parse_object
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, ParamInfo
 
 MEMBER: Final = "penstock"
 VERSION: Final = 1
 
-_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 _KINDS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 
 Steps = tuple["str | int", ...]
@@ -94,7 +93,7 @@ def decode(path: str, text: str) -> Note:
     return Note(
         paths={name: _steps(path, name, value) for name, value in paths.items()},
         strings=_texts(path, document, "strings"),
-        empty=_texts(path, document, "empty", among=_MARKERS),
+        empty=_texts(path, document, "empty", among=EMPTY_MARKERS),
         random_keys=_texts(path, document, "random_keys"),
         kinds=_texts(path, document, "kinds", among=_KINDS),
         kind=kind if kind in _KINDS else "np.ndarray",

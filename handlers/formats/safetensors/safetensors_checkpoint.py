@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("SafetensorsCheckpoint", "open_checkpoint", "recognises")
+__all__ = ("SafetensorsCheckpoint", "open_checkpoint")
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple, final
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common.checksummed_reads import with_checksums
 from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads
-from penstock.handlers.formats.orbax.documents.file_names import MARKS, TEMPORARY_SUFFIX, show_key_path
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable, StoredLeaves
+from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
-from penstock.handlers.formats.safetensors.file_set import holds_tensors, read_files
+from penstock.handlers.formats.safetensors.file_set import read_files
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
 from penstock.handlers.formats.safetensors.penstock_metadata import Note
 from penstock.handlers.formats.safetensors.tensor_names import check_tree, empty_marker, split_name
@@ -112,14 +112,6 @@ class SafetensorsCheckpoint:
                     leaves.append(StoredLeaf(info, LeafSpec(marker)))
 
         return replace(self, leaves=tuple(leaves))
-
-
-def recognises(store: Store, path: str) -> bool:
-    """Whether a finished safetensors file lies at `path`, or a folder of them that is not Orbax's."""
-    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
-        return False
-
-    return store.kind(path) == "file" or not MARKS & set(store.list_directory(path))
 
 
 def open_checkpoint(store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
 from penstock.handlers.formats.safetensors.file_set import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
@@ -57,12 +57,10 @@ class SafetensorsLayout:
         Raises:
             PathError: If `path` is named as an interrupted save is, or is one file that is to be split.
         """
-        if TEMPORARY_SUFFIX in os.path.basename(path):
-            raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
         if self.max_shard_bytes is not None and path.endswith(SUFFIX):
             raise PathError(path, "is one file, which max_shard_bytes cannot split; name a folder")
 
-        return path + TEMPORARY_SUFFIX
+        return temporary_path(path)
 
     def data_file(self) -> str:
         return SINGLE_FILE

@@ -28,7 +28,7 @@ from penstock.checkpointer.save_items import for_items
 from penstock.checkpointer.save_task import SaveTask
 from penstock.checkpointer.streaming import LeafStream, StreamKeywords, Streams
 from penstock.checkpointer.verify import VerifyReport, verify_checkpoint
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.items.item_types import Composite
 from penstock.handlers.formats.items.protobuf_targets import message_target
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
@@ -109,7 +109,7 @@ class Checkpointer:
         options, regulator = config_and_regulator(config, memory)
         if layout is None:
             form = options.format if save_format is None else save_format
-            layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
+            layout = AutoLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
 
         self._engine = Engine(
             options,

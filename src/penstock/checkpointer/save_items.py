@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from penstock.checkpointer.engine import Engine, SaveKeywords
 from penstock.checkpointer.pipelines import First
-from penstock.handlers.formats.items.composite_layout import ItemsLayout
+from penstock.handlers.formats.items.composite_layout import CompositeLayout
 from penstock.handlers.formats.items.item_parts import take_apart
 from penstock.handlers.formats.items.item_types import (
     Array,
@@ -21,7 +21,7 @@ from penstock.handlers.formats.items.item_types import (
     PyTree,
     RandomKey,
 )
-from penstock.handlers.formats.items.single_item_layout import OneTreeLayout
+from penstock.handlers.formats.items.single_item_layout import SingleItemLayout
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import SpecError
 from penstock.kernel.pipeline.shared_objects import Shared
@@ -47,9 +47,9 @@ def for_items(
     if not isinstance(engine.layout, FormattedLayout):
         raise SpecError(f"a {type(engine.layout).__name__} holds one tree, not several items")
     parts = take_apart(items)
-    if OneTreeLayout.fits(engine.layout, parts):
+    if SingleItemLayout.fits(engine.layout, parts):
         ((name, tree),) = parts.tree.items()
-        engine = replace(engine, layout=OneTreeLayout(engine.layout, parts))
+        engine = replace(engine, layout=SingleItemLayout(engine.layout, parts))
         if "save_args" in keywords:
             keywords = {**keywords, "save_args": _below(name, keywords["save_args"])}
 
@@ -57,7 +57,7 @@ def for_items(
 
     shared = Shared.with_objects({KnownValues: engine.shared.of(KnownValues)})
     return (
-        replace(engine, layout=ItemsLayout(engine.layout, parts), shared=shared),
+        replace(engine, layout=CompositeLayout(engine.layout, parts), shared=shared),
         parts.tree,
         keywords,
         first,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.handlers.formats.common import zarr_metadata as zarr
+from penstock.handlers.formats.common.chunk_keys import prefix_of
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
-from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
 from penstock.kernel.protocols.stores import ManyFiles, Store

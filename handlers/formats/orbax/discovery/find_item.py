@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     TREES,
     USUAL_ITEMS,
@@ -32,8 +33,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     LEGACY_MSGPACK,
     METADATA,
-    PARTIAL_SUFFIX,
-    TEMPORARY_SUFFIX,
     V1_MARK,
 )
 from penstock.kernel.errors import (

@@ -21,6 +21,7 @@ from collections.abc import Collection
 from enum import Enum, auto
 from typing import Final
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
@@ -32,7 +33,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     METADATA,
     SHARDING,
     STRINGS,
-    TEMPORARY_SUFFIX,
     V1_MARK,
 )
 from penstock.kernel.protocols.stores import Store

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from penstock.handlers.formats.common.checked_json import as_object, parse_object
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     ROOT_FOLDER,
     USUAL_ITEMS,
@@ -31,7 +32,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     METADATA,
-    TEMPORARY_SUFFIX,
     V1_MARK,
 )
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError

@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("EMPTY_MARKERS", "TreeMetadata", "decode", "encode")
+__all__ = ("TreeMetadata", "decode", "encode")
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,10 @@ from penstock.handlers.formats.orbax.documents.tree_entries import Columns, deco
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec, ParamInfo
 
 _DEFAULT: Final = SaveFormat()
 _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is told as None
-
-EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
-"""Types of what has nothing in it, and so nothing stored."""
 
 
 @final

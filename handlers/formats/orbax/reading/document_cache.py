@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias, TypeVar, final
 
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable
+from penstock.handlers.formats.common.leaf_table import LeafTable
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.key_cache import RememberedKeys
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity

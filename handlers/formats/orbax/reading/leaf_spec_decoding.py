@@ -11,17 +11,18 @@ from typing import Final, final
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common import zarr_metadata as zarr
+from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.common.leaf_table import LeafTable
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
 from penstock.handlers.formats.orbax.chunks.stored_index import read_value
 from penstock.handlers.formats.orbax.documents import strings_document as string_leaves
-from penstock.handlers.formats.orbax.documents.file_names import METADATA, show_key_path
-from penstock.handlers.formats.orbax.documents.tree_metadata import EMPTY_MARKERS, TreeMetadata
+from penstock.handlers.formats.orbax.documents.file_names import METADATA
+from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.msgpack.embedded_leaf import packed_spec
 from penstock.handlers.formats.orbax.msgpack.msgpack_tree import PackedLeaf
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.kernel.errors import CorruptCheckpointError, MissingFileError
-from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import Store
 
 ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})

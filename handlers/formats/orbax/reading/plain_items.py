@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.handlers.formats.common.checked_json import as_string, parse_object
+from penstock.handlers.formats.common.leaf_table import StoredLeaves
 from penstock.handlers.formats.orbax.discovery.find_item import Place
 from penstock.handlers.formats.orbax.discovery.item_kinds import RANDOM_KEYS, Form, json_file, proto_file
 from penstock.handlers.formats.orbax.reading.json_leaves import json_leaves
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredLeaves
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.tree_documents import Source, open_tree
 from penstock.handlers.ocdbt.index_entries import Index

@@ -15,6 +15,7 @@ from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.integrity import Checksums
+from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.orbax.chunks.stored_index import check_files, directory_index
 from penstock.handlers.formats.orbax.discovery.find_item import Place
 from penstock.handlers.formats.orbax.documents import array_metadatas
@@ -35,7 +36,6 @@ from penstock.handlers.formats.orbax.reading.leaf_spec_decoding import (
     has_value,
     leaf_table,
 )
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.tree_structure import Structure, read_structure
 from penstock.handlers.formats.orbax.reading.unmerged import check_merged

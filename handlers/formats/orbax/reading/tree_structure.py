@@ -13,18 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.discovery.find_item import Place
 from penstock.handlers.formats.orbax.discovery.item_kinds import Form
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import tree_metadata as metadata
-from penstock.handlers.formats.orbax.documents.file_names import (
-    LEGACY_MSGPACK,
-    MANIFEST,
-    METADATA,
-    SHARDING,
-    show_key_path,
-)
+from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK, MANIFEST, METADATA, SHARDING
 from penstock.handlers.formats.orbax.documents.tree_entries import Columns
 from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.documents.tuple_types import tuple_paths

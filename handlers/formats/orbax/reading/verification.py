@@ -17,8 +17,8 @@ from crc32c import crc32c
 
 from penstock.handlers.formats.common.checksummed_reads import NONE
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
+from penstock.handlers.formats.common.leaf_table import StoredArray
 from penstock.handlers.formats.orbax.documents.file_names import INTEGRITY
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredArray
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline
 from penstock.kernel.errors import (

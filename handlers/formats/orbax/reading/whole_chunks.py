@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.handlers.formats.common.integrity import Checksums
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredLeaves
+from penstock.handlers.formats.common.leaf_table import StoredLeaves
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.kernel.protocols.reads import WholeChunks
 

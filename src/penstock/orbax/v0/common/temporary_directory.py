@@ -7,7 +7,8 @@ __all__ = ("TemporaryDirectory",)
 import os
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.kernel.errors import DestinationExistsError
 from penstock.kernel.protocols.stores import Hold, Store
 from penstock.orbax.common.handler_paths import handler_path

@@ -16,7 +16,7 @@ from jax import tree_util
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
@@ -314,7 +314,7 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
 
 def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
     """Make what saves and what restores."""
-    chosen = EveryLayout(layout)
+    chosen = AutoLayout(layout)
     registry = CallRegistry().as_kernel()
     return tuple(
         [

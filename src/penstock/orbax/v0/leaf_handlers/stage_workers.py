@@ -23,7 +23,7 @@ from penstock.kernel.errors import HandlerError
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.handler_entries import type_name
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.leaf import KeyKind
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
 from penstock.orbax.common.background_work import in_thread
@@ -216,7 +216,7 @@ class StageRegistry:
         if self._registry.has(kind):
             return self._workers.of(self._registry.get(kind))
         if isinstance(kind, str):
-            if kind in _EMPTY_MARKERS:
+            if kind in EMPTY_MARKERS:
                 return self._nodes.for_typestr(kind, key_path)
             raise UnknownTypeError(key_path, kind)
 
@@ -224,9 +224,6 @@ class StageRegistry:
             return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
 
         raise UnknownTypeError(key_path, kind)
-
-
-_EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 
 
 def _key(key: str, kind: KeyKind) -> Any:

@@ -48,12 +48,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
     COMMIT_MARK,
     METADATA,
     SHARDING,
-    TEMPORARY_SUFFIX,
 )
 from penstock.orbax.v0.common.tree_utils import (
     PyTree,

@@ -9,7 +9,7 @@ import uuid
 
 from anyio import to_thread
 
-from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished

@@ -12,9 +12,9 @@ from typing import final, overload
 import numpy as np
 import numpy.typing as npt
 
+from penstock.handlers.formats.common.chunk_keys import prefix_of
+from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
-from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
-from penstock.handlers.formats.orbax.documents.file_names import show_key_path
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 
 
