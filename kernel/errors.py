@@ -30,6 +30,7 @@ __all__ = (
     "PathError",
     "PenstockError",
     "PipelineError",
+    "ResultTypeError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
@@ -246,6 +247,22 @@ class StructureMismatchError(SpecError):
 
         super().__init__("\n  ".join([f"the target does not fit {path}:", *lines]))
         self.path, self.differences = path, tuple(differences)
+
+
+@final
+class ResultTypeError(SpecError, TypeError):
+    """What was restored is not of the type that `as_type` asked for.
+
+    Attributes:
+        path: The checkpoint.
+        as_type: The type asked for.
+        found: The type of what was restored.
+    """
+
+    def __init__(self, path: str, as_type: object, result: object) -> None:
+        wanted = as_type.__name__ if isinstance(as_type, type) else str(as_type)
+        super().__init__(f"{path} was restored as a {type(result).__name__}, and as_type asks for {wanted}")
+        self.path, self.as_type, self.found = path, as_type, type(result)
 
 
 @final

@@ -14,7 +14,6 @@ from anyio import to_thread
 from jax import tree_util
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.checkpointer.engine import SaveKeywords
 from penstock.checkpointer.pipelines import save_pipeline
 from penstock.handlers.formats.orbax.tree_layout import TreeLayout
 from penstock.handlers.stores.local import LocalStore
@@ -149,7 +148,7 @@ class PyTreeHandler:
         if store is not None and not isinstance(store, ArrayMetadataStore):
             pipeline = recorded_by(store, layout.save_format, pipeline)
 
-        keywords: SaveKeywords = {"save_args": _save_args(options, tree)}
+        save_args = _save_args(options, tree)
         limit = budget(self._context.memory.save_limit)
         registry = CustomLeaves(self._leaves, self._context).registry()
         path = await directory.await_creation()
@@ -158,7 +157,7 @@ class PyTreeHandler:
             first = _first(self._context, tree)
             try:
                 future = await checkpointer.save(
-                    str(path), tree, prioritise=first, pipeline=pipeline, **keywords
+                    str(path), tree, prioritise=first, pipeline=pipeline, save_args=save_args
                 )
             except NoHandlerError as error:
                 raise UnregisteredTypeError(str(error)) from error
