@@ -47,12 +47,6 @@ CYCLES_LEFT = [
         "penstock.kernel.protocols.leaf_handlers",
     },
     {"penstock.orbax.v0.leaf_handlers.stage_workers", "penstock.orbax.v0.leaf_handlers.type_handler"},
-    {
-        "penstock.orbax.v0.manager.directory_utils",
-        "penstock.orbax.v0.manager.restore_utils",
-        "penstock.orbax.v0.manager.step_name_formats",
-        "penstock.orbax.v0.manager.step_waiting",
-    },
 ]
 ROOM_CYCLES_LEFT = [
     {"penstock.kernel.concurrency", "penstock.kernel.memory"},

@@ -22,7 +22,7 @@ from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMi
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.metadata_recording import recorded_by, validate
-from penstock.orbax.v1.common.background_operation import Operation, begin, budget
+from penstock.orbax.v1.common.operation import Operation, begin, budget
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.common.tree_types import PyTree
 from penstock.orbax.v1.context.array_options import (
