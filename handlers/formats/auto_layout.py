@@ -1,4 +1,4 @@
-"""The layout of a Checkpointer that was given none: writes Orbax's, opens whatever is there."""
+"""The default layout of a Checkpointer: it writes Orbax's format and opens whatever is there."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from penstock.kernel.protocols.written import Document
 @final
 @dataclass(frozen=True, slots=True)
 class AutoLayout:
-    """Writes as one layout does, and opens a checkpoint of any that penstock reads.
+    """Writes as one layout does, and opens a checkpoint of any format that penstock reads.
 
     Args:
-        written: What is written, and what opens all that nobody else recognises.
+        written: Writes all checkpoints, and opens those that no other format recognises.
     """
 
     written: Layout = field(default_factory=OrbaxLayout)
@@ -50,7 +50,7 @@ class AutoLayout:
         return self.written.fit(spec, info, args) if isinstance(self.written, FormattedLayout) else spec
 
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        assert isinstance(self.written, FormattedLayout), "who has no codecs chooses none"
+        assert isinstance(self.written, FormattedLayout), "a layout without codecs chooses none"
         return self.written.encode(codec, chunks)
 
     def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
@@ -81,13 +81,13 @@ class AutoLayout:
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
     ) -> Sequence[Document]:
-        assert isinstance(self.written, ItemLayout), "who writes no items is not asked to"
+        assert isinstance(self.written, ItemLayout), "a layout without items is not asked for them"
         return self.written.item_documents(
             leaves, batches, committed_ns=committed_ns, custom_metadata=custom_metadata, digests=digests
         )
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether what lies at `path` may be overwritten: only what would be written may."""
+        """Whether what lies at `path` may be overwritten: only a checkpoint of the written format may."""
         return self.written.recognises(store, path)
 
     def items(self, store: Store, path: str) -> FoundItems:
@@ -105,7 +105,7 @@ class AutoLayout:
         """Find the checkpoint at `path`, or an item of it, and read its documents.
 
         Raises:
-            CorruptCheckpointError: What the layout raises that recognises it.
+            PenstockError: Whatever the layout raises that recognises it.
         """
         if is_safetensors(store, path):
             return open_checkpoint(store, path, item)

@@ -13,7 +13,7 @@ from penstock.kernel.protocols.leaf import LeafSpec
 
 
 def prefix_of(name: str) -> str:
-    """Return what the keys of the array `name` begin with. A bare leaf has no name and no slash."""
+    """Return what all keys of the array `name` begin with: its name and a slash; nothing for a bare leaf."""
     return f"{name}/" if name else ""
 
 

@@ -1,4 +1,4 @@
-"""Key paths as a medium tells them: shown to people, and kept from being endless."""
+"""Key paths that were read from a document: how they are shown, and how long they may be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath
 
 MOST_LEVELS: Final = 256
-"""Containers within each other, in a document that nests. jax, too, takes trees apart by recursion."""
+"""How deep containers may be nested in a document. jax takes trees apart by recursion, too."""
 
 
 def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
@@ -29,7 +29,9 @@ def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
 
 @final
 class KeyPathBudget:
-    """Keeps a small document with long keys far up in it from being spelled out to gigabytes.
+    """Limits the key paths of a document together, since each repeats the keys above it.
+
+    A small document with long keys near its root could otherwise take gigabytes.
 
     Args:
         path: Of the document, for the error.

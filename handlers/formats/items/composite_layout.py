@@ -1,4 +1,4 @@
-"""The layout of one checkpoint with several items: each tree as if it were alone, in its directory."""
+"""The layout of one checkpoint with several items, each in a directory of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CompositeLayout(ItemsLayoutBase):
 
     @property
     def only_folder(self) -> None:
-        """None: each item has one."""
+        """None, for each item has a directory of its own."""
         return
 
     def folder(self, leaf: Leaf) -> str:
@@ -50,7 +50,7 @@ class CompositeLayout(ItemsLayoutBase):
         return _within(self._part(leaf), leaf.info)
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
+        """Sort what is known of leaves by item; nothing if a dot in an item's name makes names ambiguous."""
         found: dict[str, dict[str, Any]] = {part.directory: {} for part in self._parts.tree_parts}
         if any("." in key for part in self._parts.tree_parts for key in part.keys):
             return found

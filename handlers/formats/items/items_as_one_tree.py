@@ -18,7 +18,7 @@ from penstock.kernel.protocols.written import Written
 @final
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An item, and where it stands."""
+    """An opened item, and where its leaves stand in the one tree."""
 
     keys: KeyPath  #: what the keys of its leaves begin with
     folder: str  #: relative to the checkpoint

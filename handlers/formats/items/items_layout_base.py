@@ -21,7 +21,7 @@ from penstock.kernel.protocols.written import Document
 
 
 class ItemsLayoutBase:
-    """Leaves to the layout of a tree how arrays are stored, what files are called and how they are opened.
+    """Leaves to another layout how arrays are stored, what files are called and how they are opened.
 
     Args:
         base: That layout; also a `FormattedLayout`.
@@ -63,7 +63,7 @@ class ItemsLayoutBase:
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
     ) -> list[Document]:
-        """Put behind the documents of the trees those of the other items and of the checkpoint."""
+        """Append the documents of the other items and of the checkpoint to those of the trees."""
         about = checkpoint_metadata.encode(
             started_ns=started_ns,
             committed_ns=committed_ns,

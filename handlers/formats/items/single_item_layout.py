@@ -1,4 +1,4 @@
-"""The layout of a checkpoint whose one tree is an item: a step of a training, with its metrics beside it."""
+"""The layout of a checkpoint whose only tree is an item: a step of a run, with its metrics beside it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from penstock.kernel.protocols.written import Document
 class SingleItemLayout(ItemsLayoutBase):
     """Writes a tree into the directory of an item. Its leaves keep their own key paths.
 
-    So what is remembered of a tree that is saved again and again (or restored) is of use here, too, as
-    it is not to an `CompositeLayout`, in whose tree all key paths begin with the name of an item.
+    So what is cached of a tree that is saved or restored again and again is of use here, too. In a
+    `CompositeLayout` it is not, for there all key paths begin with the name of an item.
 
     Args:
         base: Writes the tree; also a `FormattedLayout` and an `ItemLayout`.
@@ -52,7 +52,7 @@ class SingleItemLayout(ItemsLayoutBase):
         return self.only_folder
 
     def within(self, leaf: Leaf) -> ParamInfo:
-        """What it is anyway: its keys are those of the item."""
+        """The info as it is: the keys of a leaf are those in its item."""
         return leaf.info
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -30,17 +30,16 @@ from penstock.kernel.protocols.written import Document
 class OrbaxLayout:
     """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Thread-safe.
 
-    The trees that were written last are remembered, as far as their documents say the same each time;
-    and so are the documents that were read last.
+    It writes the flat layout, with arrays as `form` says: by default OCDBT, zarr v2 and no codec. It reads
+    any of that, whatever `form` says, and also items of a step, the latest step in a directory of steps, and
+    what early Orbax kept in a msgpack file.
 
-    Written is the flat layout, with arrays as `form` says; by default OCDBT, zarr v2 and no codec. Read is
-    all that, whatever `form` says, and items of a step, the latest step in a directory of steps, and what
-    early Orbax kept in a msgpack file.
+    What documents say of the trees written last, and the documents read last, are cached.
 
     Args:
         form: How arrays are written.
         coded_chunk: Bytes of a chunk with a codec, about, if `form` does not say it: such a chunk is
-            held as a whole, before and after.
+            held in memory as a whole, before and after encoding.
     """
 
     __slots__ = ("_as_described", "_coded_chunk", "_form", "_remembered", "_trees")
@@ -126,7 +125,7 @@ class OrbaxLayout:
         return tree.item_documents(batches, committed_ns, digests)
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Look for any file that a checkpoint of any version has, finished or not."""
+        """Whether `path` holds a file that a checkpoint of some version has, finished or not, or nothing."""
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 

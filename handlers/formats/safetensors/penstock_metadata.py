@@ -1,8 +1,8 @@
-"""What penstock adds to the `__metadata__` of a file it writes: all of a tree that tensors cannot say.
+"""What penstock adds to the `__metadata__` of its files: everything about a tree that tensors cannot say.
 
 One member, `penstock`, holds a JSON text: the key paths that the names do not tell, strings, None and
 empty containers, typed PRNG keys, which kind of leaf each tensor was, and metadata that is not text.
-Other readers see one more text that they do not know. It is written into the first file of a folder.
+Other readers see a text that they do not know. It is written into the first file of a folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Steps = tuple["str | int", ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The note, decoded. Every mapping is by the name of the tensor, or of what is none."""
+    """The note, decoded. The keys of every mapping are names, of tensors or of other leaves."""
 
     paths: Mapping[str, Steps] = field(default_factory=dict[str, Steps])  #: where splitting at `.` would err
     strings: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -59,7 +59,7 @@ def keys_and_kinds(steps: Steps) -> tuple[KeyPath, tuple[KeyKind, ...]]:
 
 
 def encode(note: Note) -> str:
-    """Encode the note; what is empty is left out."""
+    """Encode the note, without members that are empty."""
     members = {
         "version": VERSION,
         "kind": note.kind,
@@ -78,7 +78,7 @@ def decode(path: str, text: str) -> Note:
     """Read the note of the file at `path`.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a note would be.
+        CorruptCheckpointError: If it is malformed.
         UnsupportedFormatError: If a later penstock wrote it.
     """
     document = parse_object(f"{path} (its note in __metadata__)", text.encode(errors="surrogatepass"))

@@ -56,15 +56,15 @@ class SafetensorsCheckpoint:
     started_at_ns: int | None = None
 
     def codec(self, number: int) -> str | None:
-        """Nothing: the format has no codecs."""
+        """None: the format has no codecs."""
         return None
 
     def stored_nbytes(self, number: int) -> int:
-        """Its bytes, as they are; see `StorageDetails`."""
+        """The bytes of the tensor; see `StorageDetails`."""
         return self.leaves[number].spec.nbytes
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
-        """Nothing: no checksums are recorded."""
+        """Nothing, for no checksums are recorded."""
         return ()
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
@@ -133,7 +133,7 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
 
 
 def _table(headers: Sequence[FileHeader], note: Note) -> LeafTable:
-    """Put together what is known of every leaf. What many have in common, they share."""
+    """Put together what is known of every leaf. Leaves that have a value in common share the object."""
     names: list[str] = []
     specs: list[LeafSpec] = []
     places: list[StoredTensor] = []

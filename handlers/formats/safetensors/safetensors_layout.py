@@ -32,7 +32,7 @@ from penstock.kernel.protocols.written import Document
 @final
 @dataclass(frozen=True, slots=True)
 class SafetensorsLayout:
-    """Writes what every safetensors reader reads, and reads what is one tree of names.
+    """Writes files that every safetensors reader reads, and reads any whose names form a tree.
 
     A path that ends in `.safetensors` is one file. Any other is a folder, which holds
     `model.safetensors`, or several files with `model.safetensors.index.json`.
@@ -79,9 +79,9 @@ class SafetensorsLayout:
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
-        """None: all that there is to say is in the headers, and in the index that `arrange` made.
+        """None: everything is said in the headers and in the index, which `arrange` made.
 
-        Digests are not kept, so a checkpoint of this kind is no base for another one.
+        Digests are not kept, so such a checkpoint cannot be the base of another one.
         """
         return ()
 
@@ -92,7 +92,7 @@ class SafetensorsLayout:
         specs: Sequence[LeafSpec],
         custom_metadata: Mapping[str, Any] | None,
     ) -> Arrangement:
-        """Decide where each leaf goes; see `arranging.arrange` for what it raises."""
+        """Decide where each leaf goes; see `tensor_offsets.arrange` for what it raises."""
         most = None if path.endswith(SUFFIX) else self.max_shard_bytes or DEFAULT_SHARD_BYTES
         return arrange(infos, specs, custom_metadata, most)
 
@@ -101,7 +101,7 @@ class SafetensorsLayout:
         return SINGLE_FILE if path.endswith(SUFFIX) else None
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether there is nothing but safetensors: what else lies in a folder would be lost with it."""
+        """Whether there is nothing but safetensors; anything else in a folder would be lost with it."""
         if store.kind(path) == "file":
             return path.endswith(SUFFIX)
 

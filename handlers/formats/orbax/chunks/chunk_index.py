@@ -1,4 +1,4 @@
-"""The index of a new checkpoint: the keys of its arrays, and where each chunk came to lie."""
+"""The index of a new checkpoint: the keys of its arrays, and where each chunk lies."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _few_chunks(path: str, document: bytes) -> Sequence[str] | None:
 
 
 def read_value(store: Store, directory: str, value: Value) -> bytes:
-    """Fetch a small value from wherever it lies."""
+    """Fetch a small value, from the index itself or from a data file."""
     if isinstance(value, Inline):
         return value.value
 

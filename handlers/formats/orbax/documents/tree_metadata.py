@@ -28,9 +28,9 @@ _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is t
 @final
 @dataclass(frozen=True, slots=True)
 class TreeMetadata:
-    """The whole document. What is said of each leaf or empty marker stands in columns of one length.
+    """The whole document. What it says of each leaf or empty marker is kept in columns of equal length.
 
-    Columns of strings and of tuples of strings cost the garbage collector nothing.
+    Columns of strings and of tuples of strings cost the garbage collector next to nothing.
     """
 
     keys: Sequence[KeyPath]  #: as recorded, which is JAX's flatten order
@@ -109,7 +109,7 @@ def decode(path: str, data: bytes) -> TreeMetadata:
         data: The content of the file.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a document would be.
+        CorruptCheckpointError: If it is malformed.
     """
     columns, document = decode_entries(path, data)
     _check_distinct(path, columns.keys)

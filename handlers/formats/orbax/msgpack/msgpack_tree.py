@@ -43,7 +43,7 @@ class _Extension(IntEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class PackedLeaf:
-    """A leaf of the file. Its value is an array or a text, or it is empty, or elsewhere."""
+    """A leaf of the file. Its value is an array, a text or an empty container, or lies elsewhere."""
 
     keys: KeyPath
     kinds: tuple[KeyKind, ...]

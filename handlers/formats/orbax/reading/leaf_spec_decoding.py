@@ -36,7 +36,7 @@ def has_value(typestr: str, skip: bool, /) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayFormats:
-    """Finds the metadata of arrays. Trees have many leaves and few shapes, so the same is decoded once."""
+    """Finds the metadata of arrays. Many leaves have few shapes, so equal metadata is decoded once."""
 
     store: Store
     directory: str
@@ -96,7 +96,7 @@ def leaf_table(
     packed: Mapping[KeyPath, PackedLeaf],
     ocdbt: bool = True,
 ) -> LeafTable:
-    """Put together what is known of every leaf. What many leaves have in common, they share.
+    """Put together what is known of every leaf. Leaves that have a value in common share the object.
 
     Args:
         directory: Of the tree.
@@ -161,7 +161,7 @@ def _array_spec(
 
 
 def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
-    """Make the error of a leaf that is an array by its type, when there is none."""
+    """Make the error of a leaf that must be an array, where there is no array."""
     name, key_path = ".".join(tree.keys[at]), show_key_path(tree.keys[at], tree.kinds[at])
     if ocdbt:
         problem = f"the array {name!r} is listed in {METADATA} and is not there"

@@ -23,7 +23,7 @@ _LEVELS: Final = ("cname", "level", "clevel")  # what beside its name tells a co
 def codec_of(form: ArrayFormat) -> str | None:
     """Say what the chunks of an array went through, in that order: `zstd:3`, `blosc:lz4:5`, `shuffle+zlib:6`.
 
-    None if nothing. The order of their bytes and axes, and inner chunks, are none of it.
+    None if there was no codec. The order of bytes and axes, and inner chunks, do not count as one.
     """
     if form.plain:
         return None

@@ -17,7 +17,7 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.orbax.chunks.stored_index import check_files, directory_index
-from penstock.handlers.formats.orbax.discovery.find_item import Place
+from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
 from penstock.handlers.formats.orbax.documents import array_metadatas
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import strings_document as strings
@@ -58,7 +58,7 @@ class Source:
     whole: bool = True  #: whether every data file must be there in its whole length
 
 
-def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
+def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     """Read the documents of the tree at `place`.
 
     Raises:
@@ -123,7 +123,7 @@ class _Documents:
     """The documents beside `_METADATA`, each of which may be absent."""
 
     source: Source
-    place: Place
+    place: ItemPlace
     tree: TreeMetadata
 
     @property

@@ -40,7 +40,7 @@ _Extent: TypeAlias = "tuple[int, int, str]"
 @final
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is not as it was written."""
+    """A range of bytes that differs from what was written."""
 
     file: str  #: absolute
     problem: str
@@ -66,7 +66,7 @@ class RecordedRange:
 @final
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that there is to check, and what is wrong without looking at a byte."""
+    """All ranges to check, and the damage that shows without reading a byte."""
 
     ranges: tuple[RecordedRange, ...]  #: by file and offset
     damages: tuple[Damage, ...]  #: chunks that are not there or of the wrong length
