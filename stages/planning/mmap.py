@@ -7,7 +7,7 @@ __all__ = ("map_leaves",)
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.reads import Adopting, DirectRead, Read
 
