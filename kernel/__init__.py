@@ -16,6 +16,8 @@ __all__ = (
     "ArrangedLayout",
     "Arrangement",
     "BufferHandler",
+    "BuildHolds",
+    "BuildToken",
     "ByteLease",
     "Change",
     "ChangeKind",
@@ -27,9 +29,11 @@ __all__ = (
     "DirectRead",
     "Document",
     "DriverRead",
+    "Exchanges",
     "Finishing",
     "FlowOptions",
     "FolderListing",
+    "ForeignFiles",
     "FormattedLayout",
     "FunctionStage",
     "HandlerRegistry",
@@ -41,6 +45,7 @@ __all__ = (
     "ItemsLayout",
     "KeyKind",
     "KeyPath",
+    "KvStoreSpecs",
     "Layout",
     "Leaf",
     "LeafBatch",
@@ -51,6 +56,7 @@ __all__ = (
     "Located",
     "LoopOptions",
     "ManyFiles",
+    "MappedFiles",
     "MemoryOptions",
     "MemoryRegulator",
     "Milestone",
@@ -67,6 +73,8 @@ __all__ = (
     "Pipeline",
     "PipelineResult",
     "Place",
+    "Placement",
+    "PreferredPlacement",
     "Progress",
     "Read",
     "ReadBatch",
@@ -76,6 +84,7 @@ __all__ = (
     "ReadableFile",
     "RegulatorStatistics",
     "Rename",
+    "Renames",
     "RestorePlan",
     "RestoreReport",
     "RestoreRequest",
@@ -89,10 +98,12 @@ __all__ = (
     "SaveReport",
     "SaveRun",
     "ScatterRead",
+    "SharedFiles",
     "SigningHandler",
     "SingleProcessCoordinator",
     "Slot",
     "SnapshotHandler",
+    "Span",
     "Stage",
     "StageRegistry",
     "StageStatistics",
@@ -152,7 +163,7 @@ if TYPE_CHECKING:
         TreeToSave,
         WrittenBatch,
     )
-    from penstock.kernel.messages.statistics import StageStatistics, bottleneck
+    from penstock.kernel.messages.statistics import Span, StageStatistics, bottleneck
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline, Slot
     from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
@@ -192,15 +203,22 @@ if TYPE_CHECKING:
         Waitable,
     )
     from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target, WholeChunks
-    from penstock.kernel.protocols.stores import (
-        DataFile,
+    from penstock.kernel.protocols.store_capabilities import (
+        BuildHolds,
+        Exchanges,
         FolderListing,
+        ForeignFiles,
         Hold,
+        KvStoreSpecs,
         ManyFiles,
-        ReadableFile,
+        MappedFiles,
+        Placement,
+        PreferredPlacement,
         ReadHolds,
-        Store,
+        Renames,
+        SharedFiles,
     )
+    from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
 else:
@@ -253,7 +271,7 @@ else:
                 "TreeToSave",
                 "WrittenBatch",
             ),
-            "penstock.kernel.messages.statistics": ("StageStatistics", "bottleneck"),
+            "penstock.kernel.messages.statistics": ("Span", "StageStatistics", "bottleneck"),
             "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
             "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
             "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),
@@ -300,15 +318,22 @@ else:
                 "Target",
                 "WholeChunks",
             ),
-            "penstock.kernel.protocols.stores": (
-                "DataFile",
+            "penstock.kernel.protocols.store_capabilities": (
+                "BuildHolds",
+                "Exchanges",
                 "FolderListing",
+                "ForeignFiles",
                 "Hold",
+                "KvStoreSpecs",
                 "ManyFiles",
+                "MappedFiles",
+                "Placement",
+                "PreferredPlacement",
                 "ReadHolds",
-                "ReadableFile",
-                "Store",
+                "Renames",
+                "SharedFiles",
             ),
+            "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),
             "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
         },

@@ -25,6 +25,7 @@ __all__ = (
     "PathError",
     "PenstockError",
     "PipelineError",
+    "ResultTypeError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
@@ -33,6 +34,7 @@ __all__ = (
     "StructureMismatchError",
     "TreeDifference",
     "TruncatedDataError",
+    "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
 
@@ -59,6 +61,7 @@ from penstock.kernel.errors import (
     PathError,
     PenstockError,
     PipelineError,
+    ResultTypeError,
     RunningLoopError,
     SaveCancelledError,
     SpecError,
@@ -67,5 +70,6 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
     TruncatedDataError,
+    UnsupportedByStoreError,
     UnsupportedFormatError,
 )

@@ -530,7 +530,7 @@ class TestOptions:
 
     def test_a_misspelt_option_is_an_error(self, path: Path) -> None:
         with pytest.raises(TypeError, match="renam"):
-            penstock.sync.restore(path, renam={})
+            penstock.sync.restore(path, renam={})  # type: ignore[call-overload]  # the point
 
     def test_without_options_the_report_has_no_changes(self, path: Path) -> None:
         found = Restored(path)

@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from xml.sax.saxutils import escape
 
 from penstock.cli.terminal.byte_sizes import format_bytes
-from penstock.kernel.messages.statistics import Span, bottleneck
+from penstock.kernel import Span, bottleneck
 from penstock_demo.process import TrainingLog
 from penstock_demo.records import DurableSave
 
