@@ -15,6 +15,7 @@ __all__ = (
     "Actor",
     "ArrangedLayout",
     "Arrangement",
+    "Background",
     "BufferHandler",
     "BuildHolds",
     "BuildToken",
@@ -30,12 +31,16 @@ __all__ = (
     "Document",
     "DriverRead",
     "Exchanges",
+    "FilesHandler",
+    "FilledLeaf",
+    "FilledPack",
     "Finishing",
     "FlowOptions",
     "FolderListing",
     "ForeignFiles",
     "FormattedLayout",
     "FunctionStage",
+    "HandlerLookup",
     "HandlerRegistry",
     "Hold",
     "HostBatch",
@@ -108,6 +113,7 @@ __all__ = (
     "StageRegistry",
     "StageStatistics",
     "StagedBatch",
+    "StagedLeaf",
     "StoppingOptions",
     "StorageDetails",
     "Store",
@@ -181,6 +187,7 @@ if TYPE_CHECKING:
         ZarrDetails,
     )
     from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+    from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.layouts import (
         ArrangedLayout,
         Arrangement,
@@ -194,6 +201,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkingHandler,
+        HandlerLookup,
         LeafHandler,
         PackingHandler,
         PartsHandler,
@@ -220,6 +228,7 @@ if TYPE_CHECKING:
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
+    from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -289,6 +298,7 @@ else:
                 "ZarrDetails",
             ),
             "penstock.kernel.protocols.coordinator": ("Coordinator", "SingleProcessCoordinator"),
+            "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
                 "ArrangedLayout",
                 "Arrangement",
@@ -302,6 +312,7 @@ else:
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler",
                 "ChunkingHandler",
+                "HandlerLookup",
                 "LeafHandler",
                 "PackingHandler",
                 "PartsHandler",
@@ -335,6 +346,7 @@ else:
             ),
             "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),
+            "penstock.kernel.protocols.views": ("FilledLeaf", "FilledPack", "StagedLeaf"),
             "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
         },
     )
