@@ -1,4 +1,4 @@
-"""The last stage of a save: the rename that makes the checkpoint visible."""
+"""The last stage of a save: the publication that makes the checkpoint visible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finalize:
 
         async def finalize(committed: Committed, /) -> SaveReport:
             await run.workspace.publish()
-            if run.workspace.left_behind is not None:  # no reason to fail: the new one is there, and durable
+            if run.workspace.left_behind is not None:  # the new checkpoint is durable all the same
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 
