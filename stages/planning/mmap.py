@@ -10,6 +10,7 @@ from dataclasses import replace
 from penstock.kernel.messages.restore import ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.reads import Adopting, DirectRead, Read
+from penstock.stages.common.opaque_leaves import check_plain
 
 
 def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
@@ -20,6 +21,7 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
 
     Raises:
         StorageError: If a file cannot be mapped.
+        UnsupportedFormatError: If a leaf is opaque: there is nothing in its file to be looked at.
     """
     files: dict[str, memoryview] = {}
     return [_map_leaf(run, leaf, files) for leaf in leaves]
@@ -27,6 +29,7 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
 
 def _map_leaf(run: RestoreRun, leaf: ReadLeaf, files: dict[str, memoryview]) -> ReadLeaf:
     remaining: list[Read] = list(leaf.reads)
+    check_plain(leaf.reads)
     for region in leaf.target.regions:
         mine = [read for read in leaf.reads if isinstance(read, DirectRead) and read.region is region]
         if not isinstance(region, Adopting) or not _is_one_range(mine, region.nbytes):

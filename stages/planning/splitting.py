@@ -12,7 +12,7 @@ from penstock.kernel.messages.restore import PartOf, ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf_handlers import PartsHandler
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead
 from penstock.stages.planning.coalescing import join_reads
 
 SHARE = 2
@@ -44,6 +44,10 @@ def scratch_bytes(reads: Sequence[Read]) -> int:
     return sum([read.nbytes for read in reads if not isinstance(read, DirectRead)])
 
 
+def _is_opaque(read: Read) -> bool:
+    return isinstance(read, ScatterRead) and read.opaque is not None
+
+
 def _parts(
     run: RestoreRun,
     checkpoint: StoredCheckpoint,
@@ -53,7 +57,7 @@ def _parts(
     next_number: Callable[[], int],
 ) -> list[ReadLeaf]:
     piece_bytes = min(run.limits.piece_bytes, max(1, most // SHARE))
-    whole_chunks = any(isinstance(read, DriverRead) for read in leaf.reads)
+    whole_chunks = any(isinstance(read, DriverRead) or _is_opaque(read) for read in leaf.reads)
     held = leaf.target.staging_bytes + scratch_bytes(leaf.reads)
     # What reads go through counts, too; and what is checked is a piece as it was written, or none.
     part_bytes = max(1, piece_bytes * leaf.target.staging_bytes // held)
