@@ -90,7 +90,7 @@ interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperabili
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find kernel stages handlers src tests -name __pycache__ -type d -exec rm -rf {} +
+	find kernel stages handlers src tests docs -name __pycache__ -type d -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml
 	$(call install,$(PYTHON),$(VENV))

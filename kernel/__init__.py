@@ -98,6 +98,7 @@ __all__ = (
     "SingleProcessCoordinator",
     "Slot",
     "SnapshotHandler",
+    "Span",
     "SpecChange",
     "Stage",
     "StageRegistry",
@@ -161,7 +162,7 @@ if TYPE_CHECKING:
         TreeToSave,
         WrittenBatch,
     )
-    from penstock.kernel.messages.statistics import StageStatistics, bottleneck
+    from penstock.kernel.messages.statistics import Span, StageStatistics, bottleneck
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline, Slot
     from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
@@ -273,7 +274,7 @@ else:
                 "TreeToSave",
                 "WrittenBatch",
             ),
-            "penstock.kernel.messages.statistics": ("StageStatistics", "bottleneck"),
+            "penstock.kernel.messages.statistics": ("Span", "StageStatistics", "bottleneck"),
             "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
             "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
             "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),

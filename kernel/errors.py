@@ -7,19 +7,41 @@ Where Python already has a word (`FileNotFoundError`, `TypeError`), the class in
 
 from __future__ import annotations
 
-# One name to a line would take a tenth of the file.
-# fmt: off
 __all__ = (
-    "AmbiguousHandlerError", "ChangedLeafError", "ChecksumError", "ClosedError", "ConfigError",
-    "CorruptCheckpointError", "DeletedLeafError", "DestinationExistsError", "DuplicateNameError",
-    "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
-    "IncompletePipelineError", "InvalidLeafError", "LeaseTooLargeError", "MissingFileError",
-    "NoHandlerError", "NotACheckpointError", "OlderStepError", "PathError", "PenstockError",
-    "PipelineError", "RunningLoopError", "SaveCancelledError", "SpecError", "StepExistsError",
-    "StorageError", "StructureMismatchError", "TreeDifference", "TruncatedDataError",
+    "AmbiguousHandlerError",
+    "ChangedLeafError",
+    "ChecksumError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptCheckpointError",
+    "DeletedLeafError",
+    "DestinationExistsError",
+    "DuplicateNameError",
+    "ForkedError",
+    "HandlerError",
+    "HandlerFailedError",
+    "IncompleteCheckpointError",
+    "IncompletePipelineError",
+    "InvalidLeafError",
+    "LeaseTooLargeError",
+    "MissingFileError",
+    "NoHandlerError",
+    "NotACheckpointError",
+    "OlderStepError",
+    "PathError",
+    "PenstockError",
+    "PipelineError",
+    "ResultTypeError",
+    "RunningLoopError",
+    "SaveCancelledError",
+    "SpecError",
+    "StepExistsError",
+    "StorageError",
+    "StructureMismatchError",
+    "TreeDifference",
+    "TruncatedDataError",
     "UnsupportedFormatError",
 )
-# fmt: on
 
 import errno as errno_codes
 from collections.abc import Sequence
@@ -226,6 +248,22 @@ class StructureMismatchError(SpecError):
 
         super().__init__("\n  ".join([f"the target does not fit {path}:", *lines]))
         self.path, self.differences = path, tuple(differences)
+
+
+@final
+class ResultTypeError(SpecError, TypeError):
+    """What was restored is not of the type that `as_type` asked for.
+
+    Attributes:
+        path: The checkpoint.
+        as_type: The type asked for.
+        found: The type of what was restored.
+    """
+
+    def __init__(self, path: str, as_type: object, result: object) -> None:
+        wanted = as_type.__name__ if isinstance(as_type, type) else str(as_type)
+        super().__init__(f"{path} was restored as a {type(result).__name__}, and as_type asks for {wanted}")
+        self.path, self.as_type, self.found = path, as_type, type(result)
 
 
 @final

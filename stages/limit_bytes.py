@@ -19,7 +19,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.common.batching import grouped
-from penstock.stages.planning.splitting import scratch_bytes
+from penstock.stages.planning.leaf_reads import scratch_bytes
 
 
 @final

@@ -1,4 +1,4 @@
-"""The first stage of a restore: a path to the checkpoint there, with its documents read."""
+"""The first stage of a restore: finds the checkpoint at a path and reads its documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from penstock.kernel.messages.restore import Located, RestoreRequest
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
-from penstock.stages.planning.selection import select_leaves
 from penstock.stages.pytree.flattening import flatten_tree
 
 
@@ -27,7 +26,7 @@ class Locate:
         NotACheckpointError: If there is nothing to restore at the path.
         IncompleteCheckpointError: If a save was interrupted there.
         CorruptCheckpointError: If a document is damaged.
-        SpecError: If only some leaves are wanted and there are none such.
+        SpecError: If names are to be split, and cannot be.
     """
 
     messages: ClassVar[Messages] = {RestoreRequest: Located}
@@ -38,7 +37,9 @@ class Locate:
 
         async def locate(request: RestoreRequest, /) -> Located:
             checkpoint = await run.threads.run(_open, run, request)
-            return Located(checkpoint, request.like, request.has_like, request.options, request.mmap)
+            return Located(
+                checkpoint, request.like, request.has_like, request.options, request.mmap, request.only
+            )
 
         yield locate
 
@@ -51,14 +52,18 @@ def _open(run: RestoreRun, request: RestoreRequest) -> StoredCheckpoint:
         flat, _ = flatten_tree(request.like)
         checkpoint = checkpoint.following([(leaf.info, leaf.value) for leaf in flat])
 
-    return checkpoint if request.only is None else select_leaves(checkpoint, request.only)
+    return checkpoint
 
 
 def split_names(checkpoint: StoredCheckpoint, separator: str) -> StoredCheckpoint:
-    """Return a checkpoint of names as the tree that they are when they are split.
+    """Return a checkpoint of flat names as the tree that splitting the names makes.
+
+    Args:
+        checkpoint: Of a format without structure, such as safetensors.
+        separator: What separates the keys in a name, such as `"."`.
 
     Raises:
-        SpecError: If it has a structure of its own, or its names cannot be split.
+        SpecError: If the checkpoint has a structure of its own, or its names cannot be split.
     """
     if not separator:
         raise SpecError("split is empty; it must be what separates the keys in a name, as in '.'")

@@ -47,12 +47,6 @@ CYCLES_LEFT = [
         "penstock.kernel.protocols.leaf_handlers",
     },
     {"penstock.orbax.v0.leaf_handlers.stage_workers", "penstock.orbax.v0.leaf_handlers.type_handler"},
-    {
-        "penstock.orbax.v0.manager.directory_utils",
-        "penstock.orbax.v0.manager.restore_utils",
-        "penstock.orbax.v0.manager.step_name_formats",
-        "penstock.orbax.v0.manager.step_waiting",
-    },
 ]
 ROOM_CYCLES_LEFT = [
     {"penstock.kernel.concurrency", "penstock.kernel.memory"},
@@ -76,7 +70,7 @@ SHARED_NAMES = {
     "tree.py",
 }
 # Tests that look across rooms, and those of penstock.orbax, whose folder is not to be taken for Orbax's.
-NOT_ROOMS = {"bench", "contract", "corpus", "docs", "interop", "orbax_face", "proofs"}
+NOT_ROOMS = {"bench", "contract", "corpus", "docs", "interop", "orbax_face", "proofs", "typing"}
 
 
 def modules_of(part: str) -> list[Path]:
@@ -212,8 +206,20 @@ def test_nothing_is_imported_around_penstock() -> None:
     assert wrong == []
 
 
+def code_lines(node: ast.AST, n_lines: int) -> int:
+    """Lines without docstrings: whoever documents every argument is not to be the longer for it."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = part.body[0] if part.body else None
+            if ast.get_docstring(part) and isinstance(first, ast.Expr):
+                n_lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+
+    return n_lines
+
+
 def test_no_module_outgrows_its_limit() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in library()}
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in library()}
+    lengths = {name: code_lines(ast.parse(text), len(text.splitlines())) for name, text in texts.items()}
 
     assert {name: n for name, n in lengths.items() if n > MAX_MODULE_LINES} == {}
 
@@ -224,7 +230,8 @@ def test_no_function_outgrows_its_limit() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            n_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            first = node.body[0].lineno  # a public function has as many parameters as it needs
+            n_lines = code_lines(node, (node.end_lineno or first) - first + 1)
             if n_lines > MAX_FUNCTION_LINES:
                 long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {n_lines} lines")
 

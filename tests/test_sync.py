@@ -169,5 +169,5 @@ def test_used_wrongly(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         penstock.sync.Checkpointer(memory_limit=0)
     with pytest.raises(TypeError, match="unexpected keyword"):
-        penstock.sync.save(tmp_path / "b", {}, overwriting=True)
+        penstock.sync.save(tmp_path / "b", {}, overwriting=True)  # type: ignore[call-arg]  # the point of the test
     assert threading.active_count() < 50

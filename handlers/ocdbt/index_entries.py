@@ -8,7 +8,7 @@ from __future__ import annotations
 
 __all__ = ("Index", "Values")
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.handlers.ocdbt.key_cache import KeyTable
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
+from penstock.kernel.memory.bounded_cache import ByIdentity
 
 Column: TypeAlias = npt.NDArray[np.int64]
 
@@ -113,13 +114,13 @@ class Index(Mapping[bytes, Value]):
             for file, start, end in zip(ids.tolist(), offsets.tolist(), ends.tolist(), strict=True)
         ]
 
-    def says_the_same(self, other: Index) -> bool:
-        """Whether it has the very table of keys of `other`, and the same values in the index itself."""
-        if self.rows is not other.rows or self._inline != other._inline:
-            return False
+    def what_it_says(self) -> Hashable:
+        """Return what is equal for two indices of the same keys, with the same values in the index itself.
 
-        here, there = self.ids < 0, other.ids < 0
-        return np.array_equal(here, there) and np.array_equal(self.lengths[here], other.lengths[there])
+        Keys are the same if their table is the same object. Where values lie in data files does not count.
+        """
+        inline = self.ids < 0
+        return ByIdentity(self.rows), self._inline, inline.tobytes(), self.lengths[inline].tobytes()
 
     def needed(self) -> dict[str, int]:
         """How long each data file must be, in bytes."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 __all__ = ("KeyTable", "RememberedKeys")
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Final, TypeAlias, final
 
-Columns: TypeAlias = tuple[Sequence[int], Sequence[int], bytes]
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
+
+Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes]
 """Keys as they are stored: lengths of prefixes, lengths of suffixes, suffixes."""
 
-_MOST_NODES: Final = 16
-_MOST_TABLES: Final = 2
+_BYTES_OF_A_KEY: Final = 100  # with its row, beside its text
 
 
 @final
@@ -26,6 +26,7 @@ class KeyTable:
 
     @classmethod
     def of(cls, keys: list[bytes]) -> KeyTable:
+        """Number the keys."""
         return cls(keys, dict(zip(keys, range(len(keys)), strict=True)))
 
 
@@ -34,45 +35,24 @@ class KeyTable:
 class RememberedKeys:
     """Remembers the keys of the last few nodes and databases. Thread-safe.
 
-    What is known again is known by all of its bytes; of the same there is one object.
+    A node is known again by all of its bytes, and of the same keys there is one object.
     """
 
-    _nodes: list[tuple[Columns, list[bytes]]] = field(
-        default_factory=list["tuple[Columns, list[bytes]]"], init=False
-    )
-    _tables: list[tuple[list[list[bytes]], KeyTable]] = field(
-        default_factory=list["tuple[list[list[bytes]], KeyTable]"], init=False
-    )
-    _lock: Lock = field(default_factory=Lock, init=False)
+    _nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
+    _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=lambda: BoundedCache(2), init=False)
 
     def keys(self, stored: Columns, decode: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the keys of a node, now decoded or before."""
-        with self._lock:
-            nodes = list(self._nodes)
-
-        for known, keys in nodes:
-            if known == stored:
-                return keys
-
-        keys = decode()
-        with self._lock:
-            self._nodes.append((stored, keys))
-            del self._nodes[:-_MOST_NODES]
-
-        return keys
+        """Return the keys of a node, decoded now or before."""
+        return self._nodes.get_or_make(stored, decode, _nbytes)
 
     def table(self, nodes: list[list[bytes]]) -> KeyTable:
         """Return the table of all keys, given those of each node."""
-        with self._lock:
-            tables = list(self._tables)
 
-        for known, table in tables:
-            if len(known) == len(nodes) and all(a is b for a, b in zip(known, nodes, strict=True)):
-                return table
+        def make() -> KeyTable:
+            return KeyTable.of([key for keys in nodes for key in keys])
 
-        table = KeyTable.of([key for keys in nodes for key in keys])
-        with self._lock:
-            self._tables.append((nodes, table))
-            del self._tables[:-_MOST_TABLES]
+        return self._tables.get_or_make(ByIdentity(*nodes), make, lambda table: _nbytes(table.keys))
 
-        return table
+
+def _nbytes(keys: list[bytes]) -> int:
+    return sum(map(len, keys)) + _BYTES_OF_A_KEY * len(keys)

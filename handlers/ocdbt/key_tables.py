@@ -96,7 +96,7 @@ def decode_keys(
     if any(map(gt, inherited, lengths)):
         raise cursor.origin.corrupt("a child inherits more bytes than its key has")
 
-    stored = (shared, suffixes, cursor.take(sum(suffixes)))
+    stored = (tuple(shared), tuple(suffixes), cursor.take(sum(suffixes)))
 
     def decode() -> list[bytes]:
         keys = list(_keys(*stored))

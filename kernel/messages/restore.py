@@ -63,6 +63,7 @@ class Located:
     has_like: bool
     options: RestoreOptions | None = None
     mmap: bool = False
+    only: Only | None = None
 
 
 @dataclass(frozen=True, slots=True)

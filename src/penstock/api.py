@@ -13,51 +13,131 @@ __all__ = (
     "verify",
 )
 
-import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
 from penstock.checkpointer.description import CheckpointMetadata
+from penstock.checkpointer.engine import Compare
+from penstock.checkpointer.pipelines import First
+from penstock.checkpointer.restore_keywords import RestoreKeywords
 from penstock.checkpointer.verify import VerifyReport
+from penstock.kernel.config.save_format import SaveArgs
+from penstock.kernel.messages.restore import Only
+from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
 from penstock.kernel.messages.save import SaveReport
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+from penstock.kernel.protocols.leaf import KeyPath
 from penstock.tools.convert import convert, export_safetensors
 
+if TYPE_CHECKING:
+    import jax
 
-async def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:
+T = TypeVar("T")
+
+
+async def save(
+    path: Path,
+    tree: object,
+    *,
+    overwrite: bool = False,
+    prioritise: First | None = None,
+    staging: Staging = "copy",
+    custom_metadata: Mapping[str, Any] | None = None,
+    pipeline: Pipeline[SaveRun] | None = None,
+    save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
+    base: Path | None = None,
+    compare: Compare = "identity",
+) -> SaveReport:
     """Save `tree` at `path` and return when it is durable and visible.
 
-    Args:
-        path: A directory that does not exist yet.
-        tree: Any PyTree of handled leaf types.
-        **options: Those of `Checkpointer.save`.
-
-    Raises:
-        PenstockError: What `Checkpointer.save` raises.
+    Takes and raises what `Checkpointer.save` does, where each argument is described.
 
     Cancellation:
         Cancels the save; nothing of it is left on disk.
     """
     async with Checkpointer() as checkpointer:
-        return await (await checkpointer.save(path, tree, **options))
+        future = await checkpointer.save(
+            path,
+            tree,
+            overwrite=overwrite,
+            prioritise=prioritise,
+            staging=staging,
+            custom_metadata=custom_metadata,
+            pipeline=pipeline,
+            save_args=save_args,
+            base=base,
+            compare=compare,
+        )
+        return await future
 
 
-async def restore(path: str | os.PathLike[str], **options: Any) -> Any:
-    """Return the tree saved at `path`.
+@overload
+async def restore(
+    path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
+) -> T: ...
+@overload
+async def restore(path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+@overload
+async def restore(path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
+@overload
+async def restore(
+    path: Path, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreKeywords]
+) -> jax.Array: ...
+@overload
+async def restore(path: Path, *, like: T, **options: Unpack[RestoreKeywords]) -> T: ...
+async def restore(
+    path: Path,
+    *,
+    like: Any = ...,
+    as_type: type[Any] | None = None,
+    mmap: bool = False,
+    split: str | None = None,
+    item: str | None = None,
+    prioritise: First | None = None,
+    pipeline: Pipeline[RestoreRun] | None = None,
+    on_report: Callable[[RestoreReport], object] | None = None,
+    only: Only | None = None,
+    rename: Rename | None = None,
+    transforms: Mapping[str, Transform] | None = None,
+    transforms_default_to_original: bool = True,
+    dtype: Any = None,
+    strict: bool = True,
+    on_missing: Literal["raise", "keep"] = "raise",
+    on_unexpected: Literal["raise", "skip"] = "raise",
+) -> Any:
+    """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
-    Args:
-        path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
-        **options: Those of `Checkpointer.restore`: `like`, `item`, `split`, `rename`, `dtype`, ...
-
-    Raises:
-        PenstockError: What `Checkpointer.restore` raises.
+    Takes, raises and does on cancellation what `Checkpointer.restore` does, where each argument is
+    described.
     """
     async with Checkpointer() as checkpointer:
-        return await checkpointer.restore(path, **options)
+        # No overload takes what any of them takes.
+        again = cast("Callable[..., Awaitable[Any]]", checkpointer.restore)
+        return await again(
+            path,
+            like=like,
+            as_type=as_type,
+            mmap=mmap,
+            split=split,
+            item=item,
+            prioritise=prioritise,
+            pipeline=pipeline,
+            on_report=on_report,
+            only=only,
+            rename=rename,
+            transforms=transforms,
+            transforms_default_to_original=transforms_default_to_original,
+            dtype=dtype,
+            strict=strict,
+            on_missing=on_missing,
+            on_unexpected=on_unexpected,
+        )
 
 
 async def restore_items(
-    path: str | os.PathLike[str],
+    path: Path,
     *,
     like: Mapping[str, Any] | None = None,
     items: Iterable[str] | None = None,
@@ -69,15 +149,15 @@ async def restore_items(
 
     Args:
         path: A checkpoint of several items, or a directory of steps, whose latest finished one is taken.
-        like: What items are to be restored onto, by name: targets as for `restore`; of a protobuf
-            message its class, or a message. Items that it does not have are restored as they are.
-        items: Which; by default all.
-        mmap: As for `Checkpointer.restore`.
+        like: Targets as for `restore`, by item; for a protobuf message its class, or a message. Items
+            without a target, or with `...`, are restored as they were saved.
+        items: Names of the items wanted; by default all.
+        mmap: As for `restore`.
 
     Raises:
         UnsupportedFormatError: If the checkpoint has no items, or one that penstock cannot read.
-        NotACheckpointError: If it has not all that are asked for.
-        SpecError: If `like` has what `items` has not.
+        NotACheckpointError: If it does not have all that are asked for.
+        SpecError: If `like` names an item that is not among `items`.
         PenstockError: What `Checkpointer.restore` raises.
 
     Cancellation:
@@ -87,7 +167,7 @@ async def restore_items(
         return await checkpointer.restore_items(path, like=like, items=items, mmap=mmap)
 
 
-async def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
+async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds, without reading array data or touching a device.
 
     Raises:
@@ -97,7 +177,7 @@ async def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> 
         return await checkpointer.metadata(path, item=item)
 
 
-async def verify(path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
+async def verify(path: Path, *, item: str | None = None) -> VerifyReport:
     """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
 
     Returns:

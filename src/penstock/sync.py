@@ -5,6 +5,8 @@ with penstock.sync.Checkpointer() as checkpointer:
     save = checkpointer.save(path, state)   # staged: the state may change now
     report = save.result()                  # durable and visible
 ```
+
+Every function and method takes what its async original takes.
 """
 
 from __future__ import annotations
@@ -22,33 +24,39 @@ __all__ = (
     "watch",
 )
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, final, overload
 
 from penstock import api
 from penstock.blocking.portal import Portal, refuse_running_loop, run_once
 from penstock.blocking.sync_steps import CheckpointManager, watch
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.checkpointer.verify import VerifyReport
-from penstock.kernel.messages.save import SaveReport
-from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.blocking.twins import blocking, blocking_method, parameters_of, shown_as
+from penstock.checkpointer.checkpointer import Path
+from penstock.checkpointer.restore_keywords import RestoreKeywords
+from penstock.kernel.messages.restore import Only, Order
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import KeyPath
+
+if TYPE_CHECKING:
+    import jax
+
+T = TypeVar("T")
 
 
 @final
 class Checkpointer:
     """`penstock.Checkpointer` for code without an event loop. A context manager, used by any thread.
 
-    Args:
-        **options: Those of `penstock.Checkpointer`.
+    `save` returns once the tree is staged; call `.result()` of what it returns for the durable checkpoint.
 
     Raises:
         RunningLoopError: From every method, if called inside a running event loop.
     """
 
+    @parameters_of(api.Checkpointer)
     def __init__(self, **options: Any) -> None:
         refuse_running_loop()
         self._inner = api.Checkpointer(**options)
@@ -66,67 +74,67 @@ class Checkpointer:
     ) -> bool | None:
         return self._portal.__exit__(exc_type, exc_val, exc_tb)
 
-    def save(self, path: str | os.PathLike[str], tree: object, **options: Any) -> SaveFuture:
-        """Begin to save; return once `tree` is staged. Call `.result()` for the durable checkpoint."""
-        return self._portal.call(self._inner.save, path, tree, **options)
-
-    def restore(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """Return the tree saved at `path`."""
+    @overload
+    def restore(
+        self, path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
+    ) -> T: ...
+    @overload
+    def restore(self, path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+    @overload
+    def restore(self, path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
+    @overload
+    def restore(
+        self, path: Path, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreKeywords]
+    ) -> jax.Array: ...
+    @overload
+    def restore(self, path: Path, *, like: T, **options: Unpack[RestoreKeywords]) -> T: ...
+    @partial(shown_as, api.Checkpointer.restore)
+    def restore(self, path: Path, **options: Any) -> Any:
+        """Return the tree saved at `path`; takes what `penstock.Checkpointer.restore` takes."""
         return self._portal.call(self._inner.restore, path, **options)
 
-    def stream(self, path: str | os.PathLike[str], **options: Any) -> Iterator[tuple[KeyPath, Any]]:
+    def stream(
+        self,
+        path: Path,
+        *,
+        like: Any = ...,
+        order: Order | None = None,
+        only: Only | None = None,
+        item: str | None = None,
+        pipeline: Pipeline[RestoreRun] | None = None,
+    ) -> Iterator[tuple[KeyPath, Any]]:
         """Yield the leaves saved at `path`, as pairs of key path and value."""
-        return self._portal.iterate(lambda: self._inner.stream(path, **options))
+        open_stream = partial(
+            self._inner.stream, path, like=like, order=order, only=only, item=item, pipeline=pipeline
+        )
+        return self._portal.iterate(open_stream)
 
-    def restore_items(self, path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
-        """Return the values of the items saved at `path`, by name."""
-        return self._portal.call(self._inner.restore_items, path, **options)
-
-    def metadata(self, path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
-        """Say what the checkpoint at `path` holds."""
-        return self._portal.call(self._inner.metadata, path, item=item)
-
-    def verify(self, path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
-        """Compare the checkpoint at `path` with its checksums."""
-        return self._portal.call(self._inner.verify, path, item=item)
-
-    def wait(self) -> None:
-        """Wait until no save is under way; raise a failure that nobody was told of."""
-        self._portal.call(self._inner.wait)
+    save = blocking_method(api.Checkpointer.save)
+    restore_items = blocking_method(api.Checkpointer.restore_items)
+    metadata = blocking_method(api.Checkpointer.metadata)
+    verify = blocking_method(api.Checkpointer.verify)
+    wait = blocking_method(api.Checkpointer.wait)
 
 
-def save(path: str | os.PathLike[str], tree: object, **options: Any) -> SaveReport:
-    """Save `tree` at `path` and return when it is durable and visible; as `penstock.save`."""
-    return run_once(partial(api.save, path, tree, **options))
-
-
-def restore(path: str | os.PathLike[str], **options: Any) -> Any:
-    """Return the tree saved at `path`; as `penstock.restore`."""
+@overload
+def restore(path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]) -> T: ...
+@overload
+def restore(path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+@overload
+def restore(path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
+@overload
+def restore(path: Path, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreKeywords]) -> jax.Array: ...
+@overload
+def restore(path: Path, *, like: T, **options: Unpack[RestoreKeywords]) -> T: ...
+@partial(shown_as, api.restore)
+def restore(path: Path, **options: Any) -> Any:
+    """Return the tree saved at `path`; takes what `penstock.restore` takes."""
     return run_once(partial(api.restore, path, **options))
 
 
-def restore_items(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
-    """Return the values of the items saved at `path`, by name; as `penstock.restore_items`."""
-    return run_once(partial(api.restore_items, path, **options))
-
-
-def metadata(path: str | os.PathLike[str], *, item: str | None = None) -> CheckpointMetadata:
-    """Say what the checkpoint at `path` holds; as `penstock.metadata`."""
-    return run_once(partial(api.metadata, path, item=item))
-
-
-def verify(path: str | os.PathLike[str], *, item: str | None = None) -> VerifyReport:
-    """Compare the checkpoint at `path` with its checksums; as `penstock.verify`."""
-    return run_once(partial(api.verify, path, item=item))
-
-
-def convert(
-    source: str | os.PathLike[str], destination: str | os.PathLike[str], **options: Any
-) -> SaveReport:
-    """Write what is saved at `source` to `destination`, in another format; as `penstock.convert`."""
-    return run_once(partial(api.convert, source, destination, **options))
-
-
-def export_safetensors(tree: object, destination: str | os.PathLike[str], **options: Any) -> SaveReport:
-    """Write a tree as safetensors; as `penstock.export_safetensors`."""
-    return run_once(partial(api.export_safetensors, tree, destination, **options))
+save = blocking(api.save)
+restore_items = blocking(api.restore_items)
+metadata = blocking(api.metadata)
+verify = blocking(api.verify)
+convert = blocking(api.convert)
+export_safetensors = blocking(api.export_safetensors)

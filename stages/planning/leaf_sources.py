@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 __all__ = (
+    "ABSENT",
     "Function",
     "Input",
     "Matching",
-    "Origin",
+    "TargetLeaves",
     "call_foreign",
+    "describe_stored",
+    "describe_target",
     "described",
     "keep",
     "rule_difference",
-    "why_abstract",
 )
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import jax
 from jax.core import Tracer
@@ -24,6 +26,17 @@ from jax.core import Tracer
 from penstock.kernel.errors import HandlerFailedError, PenstockError, TreeDifference
 from penstock.kernel.messages.restore_options import Change
 from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
+
+ABSENT: Final = -1
+"""In a column of rows: no stored leaf is read for this leaf of the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLeaves:
+    """The leaves of a restore target, in flatten order, as two columns of one length."""
+
+    infos: Sequence[ParamInfo]
+    values: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +57,32 @@ class Function:
     call: Callable[[Sequence[Any]], object]  #: of the inputs' values, in order
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """How one leaf of the result comes about: read, made by a function, or else the target's own."""
-
-    info: ParamInfo  #: in the result
-    like: Any = None
-    has_like: bool = False
-    read: StoredLeaf | None = None
-    function: Function | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the target's value stays."""
-        return self.read is None and self.function is None
-
-
 @dataclass(slots=True)
 class Matching:
-    """One origin for each leaf of the result, in its order, and what is to be told about them."""
+    """Where each leaf of a result comes from, by its place there, and what is to be told about it.
 
-    origins: list[Origin] = field(default_factory=list[Origin])
+    A leaf is read if it has a row, made if it has a function, and is else the target's own value.
+    """
+
+    infos: Sequence[ParamInfo]  #: of each leaf of the result
+    likes: Sequence[Any] | None  #: what the target has there; None for a restore without a target
+    rows: Sequence[int]  #: places in the stored leaves, or `ABSENT`
+    functions: dict[int, Function] = field(default_factory=dict[int, Function])  #: by place in the result
     differences: list[TreeDifference] = field(default_factory=list[TreeDifference])
     changes: list[Change] = field(default_factory=list[Change])
 
 
 def keep(matching: Matching, info: ParamInfo, value: object) -> None:
-    """Have the target's value stay, if it is one."""
-    problem = why_abstract(value)
+    """Note that the target's value stays, or that it cannot because it is no value."""
+    problem = _why_abstract(value)
     if problem:
         text = f"would be kept from the target, where it is {problem}"
         matching.differences.append(rule_difference(info.key_path, text))
 
-    matching.origins.append(Origin(info, value, has_like=True))
     matching.changes.append(Change("kept", info.key_path))
 
 
-def why_abstract(value: object) -> str:
+def _why_abstract(value: object) -> str:
     """Say why a leaf of a target is no value that could be kept; empty if it is one."""
     if isinstance(value, type):
         return f"a type ({value.__name__})"
@@ -92,6 +94,21 @@ def why_abstract(value: object) -> str:
         return "a deleted or donated array"
 
     return ""
+
+
+def describe_target(value: Any) -> str:
+    """Say what a target has, as in `float32[8, 12]`, `int`."""
+    if isinstance(value, type):
+        return value.__name__
+
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return type(value).__name__ if shape is None else f"{dtype}{list(shape)}"
+
+
+def describe_stored(stored: StoredLeaf) -> str:
+    """Say what is stored, as in `float32[8, 12]`, `string`."""
+    spec = stored.spec
+    return spec.typestr if spec.shape is None else f"{spec.dtype}{list(spec.shape)}"
 
 
 def rule_difference(key_path: str, problem: str) -> TreeDifference:

@@ -1,11 +1,11 @@
-"""Finds the leaves of a restore that can travel in packs. Pure, but for the handlers' questions."""
+"""Finds the leaves of a restore that can travel in packs. Pure, except that it asks the handlers."""
 
 from __future__ import annotations
 
 __all__ = ("Wanted", "make_packs")
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any, Final, TypeVar, final
@@ -14,20 +14,21 @@ from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import ReadLeaf
 from penstock.kernel.pipeline.run_context import RunLimits
 from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler
 
 T = TypeVar("T")
 
 SMALL: Final = 64 * 1024
-"""Leaves of more bytes gain nothing by travelling together: they are read into their own memory."""
+"""Bytes. Larger leaves gain nothing by travelling together: they are read into memory of their own."""
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """What is to be restored, in columns of one length."""
+    """The leaves of a result that are read, in columns of one length."""
 
+    places: Sequence[int]  #: in the result, in order
     rows: Sequence[int]  #: places in the checkpoint's leaves
     specs: Sequence[LeafSpec]
     handlers: Sequence[LeafHandler]
@@ -40,84 +41,104 @@ class Wanted:
 
 
 def make_packs(
-    checkpoint: StoredCheckpoint, wanted: Wanted, limits: RunLimits, make: Callable[[int], ReadLeaf]
+    checkpoint: StoredCheckpoint,
+    wanted: Wanted,
+    changed: Collection[int],
+    limits: RunLimits,
+    make: Callable[[int], ReadLeaf],
 ) -> tuple[list[ReadPack], Sequence[int]]:
     """Put small leaves of one handler and one file together.
 
     Args:
         checkpoint: Where they lie.
-        wanted: All leaves.
+        wanted: All leaves that are read.
+        changed: Places of those that are not to be as they are stored; they travel alone.
         limits: How many leaves and bytes a pack may have.
-        make: Makes the leaf of one place, if somebody wants to see it.
+        make: Makes the leaf of one place, if a stage wants to see it.
 
     Returns:
         The packs, and the places of all other leaves.
     """
-
-    def info(place: int) -> ParamInfo:
-        return checkpoint.leaves[wanted.rows[place]].info
-
-    others = set(range(len(wanted.rows)))
+    others = set(wanted.places)
     packs: list[ReadPack] = []
     if isinstance(checkpoint, PackedCheckpoint):
-        for handler, places in _by_handler(wanted):
-            for pack in _packs(checkpoint, wanted, handler, places, info, make):
+        infos = _Infos(checkpoint.leaves, wanted)
+        for handler, numbers in _by_handler(wanted, changed):
+            for pack in _packs(checkpoint, wanted, handler, numbers, infos, make):
                 others.difference_update(pack.indices)
                 packs.extend(pack.cut(limits.batch_leaves, limits.batch_bytes))
 
     return packs, sorted(others)
 
 
-def _by_handler(wanted: Wanted) -> Iterator[tuple[PackingHandler, list[int]]]:
-    """Group small leaves by who builds them. Handlers need not be hashable."""
+@final
+class _Infos:
+    """Where a leaf stands in the checkpoint, by its place in the result."""
+
+    __slots__ = ("_leaves", "_rows")
+
+    def __init__(self, leaves: Sequence[StoredLeaf], wanted: Wanted) -> None:
+        self._leaves = leaves
+        self._rows: Sequence[int] | Mapping[int, int] = wanted.rows
+        if not isinstance(wanted.places, range):
+            self._rows = dict(zip(wanted.places, wanted.rows, strict=True))
+
+    def __call__(self, place: int) -> ParamInfo:
+        return self._leaves[self._rows[place]].info
+
+
+def _by_handler(wanted: Wanted, changed: Collection[int]) -> Iterator[tuple[PackingHandler, list[int]]]:
+    """Group the numbers of small leaves by who builds them. Handlers need not be hashable."""
     handlers = {id(handler): handler for handler in wanted.handlers}
     small = {id(spec): 0 < spec.nbytes <= SMALL for spec in wanted.specs_once}
     is_small = list(map(small.__getitem__, map(id, wanted.specs)))
     for number, handler in handlers.items():
         if isinstance(handler, PackingHandler):
-            places: Sequence[int] = range(len(is_small))
+            numbers = [at for at, is_one in enumerate(is_small) if is_one]
             if len(handlers) > 1:
-                places = [place for place, other in enumerate(wanted.handlers) if id(other) == number]
+                numbers = [at for at in numbers if id(wanted.handlers[at]) == number]
+            if changed:
+                numbers = [at for at in numbers if wanted.places[at] not in changed]
 
-            yield handler, [place for place in places if is_small[place]]
+            yield handler, numbers
 
 
 def _packs(
     checkpoint: PackedCheckpoint,
     wanted: Wanted,
     handler: PackingHandler,
-    places: Sequence[int],
-    info: Callable[[int], ParamInfo],
+    numbers: Sequence[int],
+    infos: Callable[[int], ParamInfo],
     make: Callable[[int], ReadLeaf],
 ) -> Iterator[ReadPack]:
     details = handler.pack_details(
-        _chosen(wanted.specs, places), None if wanted.likes is None else _chosen(wanted.likes, places)
+        _chosen(wanted.specs, numbers), None if wanted.likes is None else _chosen(wanted.likes, numbers)
     )
-    chunks = checkpoint.whole_chunks(_chosen(wanted.rows, places))
+    chunks = checkpoint.whole_chunks(_chosen(wanted.rows, numbers))
     nbytes = {id(spec): spec.nbytes for spec in wanted.specs_once}
     made: dict[int, ReadLeaf] = {}
     fits = list(map(is_not, details, itertools.repeat(None)))
-    for number, file in enumerate(chunks.files):
+    for file_id, file in enumerate(chunks.files):
         there = [
-            at for at, (id_, fit) in enumerate(zip(chunks.ids, fits, strict=True)) if fit and id_ == number
+            at for at, (id_, fit) in enumerate(zip(chunks.ids, fits, strict=True)) if fit and id_ == file_id
         ]
         if there:
-            indices = _chosen(places, there)
-            specs = _chosen(wanted.specs, indices)
+            chosen = _chosen(numbers, there)
+            specs = _chosen(wanted.specs, chosen)
             yield ReadPack(
                 handler=handler,
                 file=file,
-                indices=indices,
+                indices=_chosen(wanted.places, chosen),
                 specs=specs,
                 details=_chosen(details, there),
                 offsets=_chosen(chunks.offsets, there),
                 crc32cs=_chosen(chunks.crc32cs, there),
                 sizes=list(map(nbytes.__getitem__, map(id, specs))),
-                info=info,
+                info=infos,
                 make=make,
                 made=made,
             )
 
 
-def _chosen(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
-    return column if len(places) == len(column) else [column[at] for at in places]
+def _chosen(column: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
+    return column if len(numbers) == len(column) else [column[at] for at in numbers]

@@ -1,116 +1,52 @@
-"""Stored key paths to those of the result, and what happens to leaves that only one side has. Pure."""
+"""The option `rename`: stored key paths to those of the result. Pure."""
 
 from __future__ import annotations
 
-__all__ = ("MatchLeaves", "match_renamed", "rename_leaves")
+__all__ = ("Renamed", "leaves_within_leaves", "rename_leaves")
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Final, cast
 
 from penstock.kernel.errors import SpecError, TreeDifference
-from penstock.kernel.messages.restore_options import Change, Rename, RestoreOptions
+from penstock.kernel.messages.restore_options import Change, Rename
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
-from penstock.stages.planning.leaf_sources import (
-    Matching,
-    Origin,
-    call_foreign,
-    described,
-    keep,
-    rule_difference,
-)
-from penstock.stages.pytree.flattening import FlatLeaf
+from penstock.stages.planning.leaf_sources import call_foreign, described, rule_difference
 
-MOST_CANDIDATES = 2_000  # a search for the nearest name compares with every other
-
-
-class _Match(Protocol):
-    @property
-    def stored(self) -> StoredLeaf: ...
-
-
-MatchLeaves: TypeAlias = Callable[
-    [Sequence[FlatLeaf], Sequence[StoredLeaf]], tuple[Sequence[_Match], list[TreeDifference]]
-]
-"""Pairs the leaves of a target with stored ones by their keys, and lists those that have no partner."""
+MOST_CANDIDATES: Final = 2_000  # a search for the nearest name compares with every other
 
 
 @dataclass(slots=True)
 class Renamed:
-    """Stored leaves under the names they get."""
+    """The stored leaves that stay, under the names they get, as columns of one length."""
 
-    leaves: list[StoredLeaf] = field(default_factory=list[StoredLeaf])  #: with new infos
-    originals: dict[KeyPath, StoredLeaf] = field(default_factory=dict[KeyPath, StoredLeaf])  #: by new keys
+    rows: list[int] = field(default_factory=list[int])  #: places in the stored leaves
+    infos: list[ParamInfo] = field(default_factory=list[ParamInfo])  #: where each stands in the result
     differences: list[TreeDifference] = field(default_factory=list[TreeDifference])
     changes: list[Change] = field(default_factory=list[Change])
 
 
-def match_renamed(
-    flat: Sequence[FlatLeaf] | None,
-    stored_leaves: Sequence[StoredLeaf],
-    options: RestoreOptions,
-    match: MatchLeaves,
-) -> Matching:
-    """Find each leaf of the result among the stored ones, under the names that these get.
-
-    Args:
-        flat: The target's leaves; None for a restore without a target.
-        stored_leaves: All that are stored.
-        options: Of which `rename`, `on_missing` and `on_unexpected` count here.
-        match: Pairs leaves with equal keys.
-
-    Raises:
-        SpecError: If `rename` gives something that is no name.
-        HandlerFailedError: If `rename` is a function and raises.
-    """
-    targets = {found.info.name: found.info for found in flat or ()}
-    renamed = rename_leaves(stored_leaves, options.rename, targets)
-    matching = Matching([], renamed.differences, renamed.changes)
-    if flat is None:
-        matching.origins += [
-            Origin(leaf.info, read=renamed.originals[leaf.info.keys]) for leaf in renamed.leaves
-        ]
-        matching.differences += _leaves_within_leaves(renamed.leaves)
-        return matching
-
-    matches, differences = match(flat, renamed.leaves)
-    found_keys = {found.stored.info.keys for found in matches}
-    for found in flat:
-        if found.info.keys in found_keys:
-            read = renamed.originals[found.info.keys]
-            matching.origins.append(Origin(found.info, found.value, has_like=True, read=read))
-        elif options.on_missing == "keep":
-            keep(matching, found.info, found.value)
-
-    _tell_partners_missing(matching, differences, options)
-    return matching
-
-
-def _tell_partners_missing(
-    matching: Matching, differences: Sequence[TreeDifference], options: RestoreOptions
-) -> None:
-    for difference in differences:
-        if difference.kind == "unexpected" and options.on_unexpected == "skip":
-            matching.changes.append(Change("skipped", difference.key_path, difference.on_disk))
-        elif difference.kind != "missing" or options.on_missing != "keep":
-            matching.differences.append(difference)
-
-
 def rename_leaves(
-    stored_leaves: Sequence[StoredLeaf], rename: Rename | None, targets: Mapping[str, ParamInfo]
+    stored_leaves: Sequence[StoredLeaf], rows: Sequence[int], rename: Rename, targets: Mapping[str, ParamInfo]
 ) -> Renamed:
     """Give stored leaves the names they have in the result.
 
     Args:
         stored_leaves: All that are stored.
+        rows: Places of those that are wanted.
         rename: See `penstock.Checkpointer.restore`.
         targets: What the target has, by dotted name; a leaf renamed to one of these gets its keys.
+
+    Raises:
+        SpecError: If `rename` gives something that is no name.
+        HandlerFailedError: If `rename` is a function and raises.
     """
     renamer = _Renamer(rename)
     renamed = Renamed()
     taken: dict[str, StoredLeaf] = {}
-    for stored in stored_leaves:
+    for row in rows:
+        stored = stored_leaves[row]
         keys = renamer(stored.info)
         if keys is None:
             renamed.changes.append(Change("skipped", stored.info.key_path, "left out by rename"))
@@ -127,17 +63,17 @@ def rename_leaves(
             renamed.differences.append(rule_difference(info.key_path, text))
             continue
 
-        renamed.leaves.append(stored if info is stored.info else replace(stored, info=info))
-        renamed.originals[info.keys] = stored
+        renamed.rows.append(row)
+        renamed.infos.append(info)
 
-    renamed.differences += _unused(renamer, stored_leaves)
+    renamed.differences += _unused(renamer, [stored_leaves[row] for row in rows[:MOST_CANDIDATES]])
     return renamed
 
 
 class _Renamer:
-    """One form of the two that `rename` may have: a function from a stored leaf to its new keys."""
+    """Both forms of `rename` as one: a function from a stored leaf to its new keys, None to leave it out."""
 
-    def __init__(self, rename: Rename | None) -> None:
+    def __init__(self, rename: Rename) -> None:
         self._function = rename if callable(rename) else None
         self.rules: dict[str | KeyPath, KeyPath | None] = {}
         self.used: set[str | KeyPath] = set()
@@ -209,7 +145,7 @@ def _unused(renamer: _Renamer, stored_leaves: Sequence[StoredLeaf]) -> list[Tree
     if not unused:
         return []
 
-    names = [stored.info.name for stored in stored_leaves[:MOST_CANDIDATES]]
+    names = [stored.info.name for stored in stored_leaves]
     differences: list[TreeDifference] = []
     for rule in unused:
         name = rule if isinstance(rule, str) else ".".join(rule)
@@ -221,12 +157,12 @@ def _unused(renamer: _Renamer, stored_leaves: Sequence[StoredLeaf]) -> list[Tree
     return differences
 
 
-def _leaves_within_leaves(leaves: Sequence[StoredLeaf]) -> list[TreeDifference]:
-    """A renamed leaf may have come to stand where others have their container."""
-    by_keys: dict[KeyPath, Any] = {leaf.info.keys: leaf for leaf in leaves}
+def leaves_within_leaves(infos: Sequence[ParamInfo]) -> list[TreeDifference]:
+    """Refuse leaves that were renamed to stand where others have their container."""
+    by_keys = {info.keys: info for info in infos}
     return [
-        rule_difference(leaf.info.key_path, f"would lie within the leaf {by_keys[above].info.key_path}")
-        for leaf in leaves
-        for above in (leaf.info.keys[:depth] for depth in range(len(leaf.info.keys)))
+        rule_difference(info.key_path, f"would lie within the leaf {by_keys[above].key_path}")
+        for info in infos
+        for above in (info.keys[:depth] for depth in range(len(info.keys)))
         if above in by_keys
     ]

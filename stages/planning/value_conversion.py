@@ -1,10 +1,10 @@
-"""What functions of the caller get of a stored leaf, and making what they return what the target asks for."""
+"""What a caller's function gets of a stored leaf, and how its result becomes what the target asks for."""
 
 from __future__ import annotations
 
-__all__ = ("conformed", "source_like")
+__all__ = ("maker", "source_like")
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias, cast
 
@@ -13,22 +13,22 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from penstock.kernel.errors import TreeDifference
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.stages.planning.leaf_sources import rule_difference
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.stages.planning.leaf_sources import Function, call_foreign, rule_difference
 
 Abstract: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 _ARRAY_TYPES = (jax.Array, jax.ShapeDtypeStruct)
 
 
 def source_like(spec: LeafSpec, like: Any) -> tuple[Any, bool, Callable[[Any], Any]]:
-    """Decide what a stored leaf is restored as, when a function makes the wanted leaf of it.
+    """Decide what a stored leaf is restored as when a function makes a leaf of the result from it.
 
-    It has its own shape and dtype and, so far as it can, the kind and the sharding of the leaf that is
-    wanted: what a function makes of it is then where it is to be.
+    It keeps its shape and dtype. Where possible it gets the kind and the sharding of the leaf that the
+    function makes, so that the result is already where it belongs.
 
     Returns:
-        The restore target; whether there is one, else it is restored as it was saved; and what is to
-        be done to the value before the function sees it.
+        The restore target; whether there is one (else the leaf is restored as it was saved); and what
+        to do to the value before the function sees it.
     """
     if spec.shape is None or spec.random_key_impl is not None:
         return None, False, _unchanged
@@ -50,10 +50,45 @@ def source_like(spec: LeafSpec, like: Any) -> tuple[Any, bool, Callable[[Any], A
     return make(spec.shape, np.dtype(spec.dtype), sharding=sharding), True, _unchanged
 
 
-def conformed(value: object, like: Any, key_path: str) -> object:
-    """Return what a function made as the target has it: the same kind of array, in the same place.
+def maker(
+    function: Function, info: ParamInfo, like: Any, shared: Sequence[bool]
+) -> Callable[[Sequence[Any]], object]:
+    """Return what makes a leaf of the result out of the values that its function needs.
 
-    Nothing is cast and nothing reshaped. What is no array is returned as it is.
+    Args:
+        function: The caller's.
+        info: Where the leaf stands in the result.
+        like: What the target has there.
+        shared: For each input, whether other functions get the same value. They must not change it.
+    """
+
+    def make(values: Sequence[Any]) -> object:
+        for value, others_use_it in zip(values, shared, strict=True):
+            if others_use_it and isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+        called = call_foreign(function.call, function.name, info.key_path, values)
+        made: Any = _conformed(called, like, info.key_path)
+        # A part of a buffer would keep all of it alive, and one of a shared buffer would change with others.
+        sole = len(values) == 1 and made is values[0] and not shared[0]
+        return made if sole or not _is_part(made, values) else made.copy()
+
+    return make
+
+
+def _is_part(made: Any, values: Sequence[Any]) -> bool:
+    """Whether an array on the host may lie in the memory of another one."""
+    if not isinstance(made, np.ndarray):
+        return False
+
+    arrays: list[Any] = [value for value in values if isinstance(value, np.ndarray)]
+    return any(np.may_share_memory(cast("Any", made), array) for array in arrays)
+
+
+def _conformed(value: object, like: Any, key_path: str) -> object:
+    """Turn what a function made into what the target has: the same kind of array, in the same place.
+
+    Nothing is cast and nothing is reshaped. A value that is no array is returned as it is.
 
     Returns:
         The value, or a `TreeDifference` if it does not fit.

@@ -5,12 +5,14 @@ from __future__ import annotations
 __all__ = ("SavedTree", "SavedTrees")
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from threading import Lock
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Final, final
 
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import ParamInfo
+
+_BYTES_OF_A_LEAF: Final = 500
 
 
 @final
@@ -26,7 +28,6 @@ class SavedTree:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class SavedTrees:
     """Remembers the last few trees that were saved. Thread-safe.
 
@@ -34,17 +35,15 @@ class SavedTrees:
         most: Trees to remember.
     """
 
-    most: int = 4
-    _known: list[SavedTree] = field(default_factory=list[SavedTree], init=False, repr=False)
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    __slots__ = ("_known",)
+
+    def __init__(self, most: int = 4) -> None:
+        self._known: BoundedCache[ByIdentity, SavedTree] = BoundedCache(most)
 
     def find(self, infos: Sequence[ParamInfo]) -> SavedTree | None:
         """Return the tree that was saved last with this structure, which is told by identity."""
-        with self._lock:
-            return next((tree for tree in reversed(self._known) if tree.infos is infos), None)
+        return self._known.get(ByIdentity(infos))
 
     def keep(self, tree: SavedTree) -> None:
         """Remember `tree` instead of any other of its structure."""
-        with self._lock:
-            others: list[Any] = [known for known in self._known if known.infos is not tree.infos]
-            self._known[:] = [*others, tree][-self.most :]
+        self._known.put(ByIdentity(tree.infos), tree, _BYTES_OF_A_LEAF * len(tree.leaves))

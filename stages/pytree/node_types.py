@@ -5,20 +5,20 @@ from __future__ import annotations
 __all__ = ("NodeTypes",)
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from threading import Lock
-from typing import Any, cast, final
+from dataclasses import replace
+from typing import Any, Final, cast, final
 
 from jax import tree_util
 
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.stages.pytree.flattening import is_empty
 
 _jax: Any = tree_util
+_BYTES_OF_A_LEAF: Final = 300
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class NodeTypes:
     """Adds `ParamInfo.nodes`, and remembers that of the last few structures. Thread-safe.
 
@@ -26,11 +26,10 @@ class NodeTypes:
         most: Structures to remember.
     """
 
-    most: int = 8
-    _known: list[tuple[object, tuple[ParamInfo, ...]]] = field(
-        default_factory=list["tuple[object, tuple[ParamInfo, ...]]"], init=False, repr=False
-    )
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    __slots__ = ("_known",)
+
+    def __init__(self, most: int = 8) -> None:
+        self._known: BoundedCache[ByIdentity, tuple[ParamInfo, ...]] = BoundedCache(most)
 
     def of(self, tree: object, infos: tuple[ParamInfo, ...]) -> tuple[ParamInfo, ...]:
         """Return `infos` with the types of all nodes on the way to each leaf.
@@ -39,18 +38,12 @@ class NodeTypes:
             tree: What was taken apart.
             infos: As `StructureCache.flatten` gave them: the same object stands for the same containers.
         """
-        with self._lock:
-            known = next((noted for given, noted in self._known if given is infos), None)
-        if known is not None:
-            return known
 
-        noted = tuple(
-            [replace(info, nodes=nodes) for info, nodes in zip(infos, _nodes(tree, ()), strict=True)]
-        )
-        with self._lock:
-            self._known[:] = [*self._known, (infos, noted)][-self.most :]
+        def make() -> tuple[ParamInfo, ...]:
+            rows = zip(infos, _nodes(tree, ()), strict=True)
+            return tuple([replace(info, nodes=nodes) for info, nodes in rows])
 
-        return noted
+        return self._known.get_or_make(ByIdentity(infos), make, lambda noted: _BYTES_OF_A_LEAF * len(noted))
 
 
 def _nodes(node: object, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -11,18 +11,18 @@ __all__ = ("StructureCache",)
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, Final, TypeAlias, cast, final
 
 from jax import tree_util
 
 from penstock.kernel.errors import SpecError
+from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
 from penstock.stages.pytree.flattening import check_names, flatten_tree, is_empty, step
 
 _jax: Any = tree_util
 _SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
+_BYTES_OF_A_LEAF: Final = 500
 _LEAF: Final = "leaf"
 _SORTED: Final = "its keys, sorted"
 _ORDERED: Final = "its keys, as they are"
@@ -42,7 +42,6 @@ _Mark: TypeAlias = tuple[int, object, object, object]
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class StructureCache:
     """Flattens trees, and remembers where the leaves of the last few structures stand. Thread-safe.
 
@@ -54,11 +53,10 @@ class StructureCache:
         most: Structures to remember.
     """
 
-    most: int = 8
-    _known: list[tuple[int, tuple[_Mark, ...], tuple[ParamInfo, ...]]] = field(
-        default_factory=list["tuple[int, tuple[_Mark, ...], tuple[ParamInfo, ...]]"], init=False, repr=False
-    )
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    __slots__ = ("_known",)
+
+    def __init__(self, most: int = 8) -> None:
+        self._known: BoundedCache[tuple[int, tuple[_Mark, ...]], tuple[ParamInfo, ...]] = BoundedCache(most)
 
     def flatten(self, tree: object) -> tuple[tuple[ParamInfo, ...], list[Any], Any]:
         """Take a tree apart as `flatten_tree` does, with the same result and the same errors.
@@ -77,7 +75,7 @@ class StructureCache:
             return _by_path(tree)
 
         marks = tuple(walk.marks)
-        infos = self._find(len(leaves), marks)
+        infos = self._known.get((len(leaves), marks))
         if infos is None:
             made = _infos(marks, len(leaves))
             if made is None:
@@ -85,24 +83,9 @@ class StructureCache:
 
             infos = tuple(made)
             check_names(infos)
-            self._keep(len(leaves), marks, infos)
+            self._known.put((len(leaves), marks), infos, _BYTES_OF_A_LEAF * len(infos))
 
         return infos, leaves, treedef
-
-    def _find(self, n_leaves: int, marks: tuple[_Mark, ...]) -> tuple[ParamInfo, ...] | None:
-        with self._lock:
-            known = list(self._known)
-
-        for entry in reversed(known):
-            if entry[0] == n_leaves and entry[1] == marks:
-                return entry[2]
-
-        return None
-
-    def _keep(self, n_leaves: int, marks: tuple[_Mark, ...], infos: tuple[ParamInfo, ...]) -> None:
-        with self._lock:
-            self._known.append((n_leaves, marks, infos))
-            del self._known[: -self.most]
 
 
 def _by_path(tree: object) -> tuple[tuple[ParamInfo, ...], list[Any], Any]:

@@ -6,20 +6,20 @@ __all__ = ("KnownValues", "references_to")
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from threading import Lock
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 from weakref import ref
 
+from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.messages.save import References
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, SnapshotHandler
+
+_BYTES_OF_A_REFERENCE: Final = 200
 
 ByDirectory: TypeAlias = Mapping[str, References]
 """What is known of the trees of one checkpoint, by the directory that holds each."""
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class KnownValues:
     """Remembers the values of the last few checkpoints, without keeping them alive. Thread-safe.
 
@@ -27,11 +27,10 @@ class KnownValues:
         most: Checkpoints to remember.
     """
 
-    most: int = 4
-    _known: dict[str, tuple[object, ByDirectory]] = field(
-        default_factory=dict["str", "tuple[object, ByDirectory]"], init=False, repr=False
-    )
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    __slots__ = ("_known",)
+
+    def __init__(self, most: int = 4) -> None:
+        self._known: BoundedCache[str, tuple[object, ByDirectory]] = BoundedCache(most)
 
     def remember(self, path: str, identity: object, references: ByDirectory) -> None:
         """Note what lies at `path` while it has this `identity` (see `Store.identity`).
@@ -44,15 +43,13 @@ class KnownValues:
             identity: As it is now.
             references: For the directory of each tree in it, what lies there, by stored name.
         """
-        with self._lock:
-            known, before = self._known.pop(path, (None, {}))
-            if known == identity:
-                merged = {name: {**before.get(name, {}), **found} for name, found in references.items()}
-                references = {**before, **merged}
 
-            self._known[path] = (identity, references)
-            while len(self._known) > self.most:
-                del self._known[next(iter(self._known))]
+        def added(before: tuple[object, ByDirectory] | None) -> tuple[tuple[object, ByDirectory], int]:
+            known: ByDirectory = {} if before is None or before[0] != identity else before[1]
+            merged = {name: {**known.get(name, {}), **found} for name, found in references.items()}
+            return _sized(identity, {**known, **merged})
+
+        self._known.change(path, added)
 
     def moved(self, path: str, to: str, identity: object) -> None:
         """Note that the one tree at `path`, saved there, lies at `to` by now.
@@ -62,17 +59,19 @@ class KnownValues:
             to: Its new place.
             identity: As it is there now.
         """
-        with self._lock:
-            _, references = self._known.pop(path, (None, {}))
-            if path in references:
-                self._known[to] = (identity, {to: references[path]})
+        _, references = self._known.pop(path) or (None, {})
+        if path in references:
+            self._known.put(to, *_sized(identity, {to: references[path]}))
 
     def find(self, path: str, identity: object) -> ByDirectory:
         """Return what is known of each tree at `path`; nothing if something else lies there by now."""
-        with self._lock:
-            known, references = self._known.get(path, (None, {}))
-
+        known, references = self._known.get(path) or (None, {})
         return references if known == identity else {}
+
+
+def _sized(identity: object, references: ByDirectory) -> tuple[tuple[object, ByDirectory], int]:
+    n_references = sum(map(len, references.values()))
+    return (identity, references), _BYTES_OF_A_REFERENCE * n_references
 
 
 def references_to(values: Iterable[tuple[str, object, LeafHandler]]) -> References:

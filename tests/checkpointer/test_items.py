@@ -317,9 +317,9 @@ class TestRefused:
         with pytest.raises(SpecError, match="a list of names, not 'state'"):
             restore(path, items="state")
         with pytest.raises(SpecError, match="like must be a mapping"):
-            restore(path, like=[1])
+            restore(path, like=[1])  # type: ignore[arg-type]  # the point
         with pytest.raises(TypeError, match="strict"):
-            restore(path, strict=False)
+            restore(path, strict=False)  # type: ignore[call-arg]  # the point
         with pytest.raises(NotACheckpointError):
             restore(tmp_path / "nothing")
 

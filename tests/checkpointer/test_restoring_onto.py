@@ -120,7 +120,8 @@ class TestRename:
             *("['count']", "['empty']", "['key']", "['name']", "['rate']", "['steps']"),
             *("['layers'][0]['kernel']", "['layers'][1]['kernel']"),
         }
-        assert found.store.nbytes == found.report.nbytes == 64
+        assert found.report.nbytes == 64
+        assert found.store.nbytes <= 64 + 48  # the kernel between the two may be read along in one call
 
     def test_to_the_names_of_a_target(self, path: Path, assert_same: AssertSame) -> None:
         like = {**{name: TREE[name] for name in TREE if name not in {"steps", "layers"}}, "a.b": np.ndarray}
@@ -529,7 +530,7 @@ class TestOptions:
 
     def test_a_misspelt_option_is_an_error(self, path: Path) -> None:
         with pytest.raises(TypeError, match="renam"):
-            penstock.sync.restore(path, renam={})
+            penstock.sync.restore(path, renam={})  # type: ignore[call-overload]  # the point
 
     def test_without_options_the_report_has_no_changes(self, path: Path) -> None:
         found = Restored(path)
@@ -562,7 +563,7 @@ def test_leaves_of_third_parties_are_renamed_and_made_into_others(tmp_path: Path
 
         made = Transform(original_key="p", value_fn=lambda parcel: parcel.text)
         assert checkpointer.restore(tmp_path / "a", like={"x": ""}, transforms={"x": made}) == {"x": "text"}
-        with pytest.raises(StructureMismatchError, match="scalar") as raised:
+        with pytest.raises(StructureMismatchError, match="Parcel in the target, int64") as raised:
             checkpointer.restore(tmp_path / "a", like={"p": Parcel}, rename={"n": "p", "p": None})
         (difference,) = raised.value.differences
         assert (difference.kind, difference.key_path) == ("type", "['p']")

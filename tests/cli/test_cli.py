@@ -222,3 +222,12 @@ def test_plain_tables_line_up() -> None:
         "a            1",
         "longer     100",
     ]
+
+
+def test_an_installed_penstock_says_where_the_demo_is(tmp_path: Path) -> None:
+    shutil.copytree(SOURCE / "penstock", tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "penstock.cli", "demo", "--small"]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("penstock: the demo is not in the installed package; get the source of pens")

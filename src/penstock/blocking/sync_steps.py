@@ -4,20 +4,26 @@ from __future__ import annotations
 
 __all__ = ("CheckpointManager", "watch")
 
-import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from types import TracebackType
-from typing import Any, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, Unpack, final, overload
 
 from penstock.blocking.portal import Portal, refuse_running_loop
-from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.blocking.twins import blocking_method, parameters_of, shown_as
+from penstock.checkpointer.checkpointer import Path
+from penstock.checkpointer.restore_keywords import RestoreKeywords
 from penstock.steps import manager
-from penstock.steps.keep_policies import Metric, Mode
-from penstock.steps.step_contents import StepMetadata
+from penstock.steps.step_names import NameFormat
 from penstock.steps.step_watch import watch as watch_async
+
+if TYPE_CHECKING:
+    import jax
+
+T = TypeVar("T")
 
 
 @final
@@ -26,15 +32,12 @@ class CheckpointManager:
 
     SIGTERM is heard if the context is entered in the main thread.
 
-    Args:
-        root: The directory of steps.
-        **options: Those of `penstock.CheckpointManager`.
-
     Raises:
         RunningLoopError: From every method, if called inside a running event loop.
     """
 
-    def __init__(self, root: str | os.PathLike[str], **options: Any) -> None:
+    @parameters_of(manager.CheckpointManager)
+    def __init__(self, root: Path, **options: Any) -> None:
         refuse_running_loop()
         sigterm = options.pop("sigterm", None)
         self._inner = manager.CheckpointManager(root, sigterm=False, **options)
@@ -78,12 +81,38 @@ class CheckpointManager:
     def should_save(self, step: SupportsIndex) -> bool:
         return self._portal.call_plain(self._inner.should_save, step)
 
-    def save(self, step: SupportsIndex, items: object, **options: Any) -> SaveFuture | None:
-        """Begin to save a step, if the policy wants it; return once it is staged."""
-        return self._portal.call(self._inner.save, step, items, **options)
+    save = blocking_method(manager.CheckpointManager.save)
 
+    @overload
+    def restore(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        as_type: type[T],
+        like: object = ...,
+        **options: Unpack[RestoreKeywords],
+    ) -> T: ...
+    @overload
+    def restore(self, step: SupportsIndex | None = None, **options: Unpack[RestoreKeywords]) -> Any: ...
+    @overload
+    def restore(
+        self, step: SupportsIndex | None = None, *, like: type[T], **options: Unpack[RestoreKeywords]
+    ) -> T: ...
+    @overload
+    def restore(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        like: jax.ShapeDtypeStruct,
+        **options: Unpack[RestoreKeywords],
+    ) -> jax.Array: ...
+    @overload
+    def restore(
+        self, step: SupportsIndex | None = None, *, like: T, **options: Unpack[RestoreKeywords]
+    ) -> T: ...
+    @partial(shown_as, manager.CheckpointManager.restore)
     def restore(self, step: SupportsIndex | None = None, **options: Any) -> Any:
-        """Return what was saved as a step, by default the latest."""
+        """Return what was saved as a step; takes what `penstock.CheckpointManager.restore` takes."""
         return self._portal.call(self._inner.restore, step, **options)
 
     def all_steps(self) -> Sequence[int]:
@@ -92,18 +121,13 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         return self._portal.call_plain(self._inner.latest_step)
 
-    def best_step(self, metric: Metric | None = None, mode: Mode = "min") -> int | None:
-        return self._portal.call(self._inner.best_step, metric, mode)
-
-    def metadata(self, step: SupportsIndex | None = None) -> StepMetadata:
-        return self._portal.call(self._inner.metadata, step)
-
-    def root_metadata(self) -> Mapping[str, Any] | None:
-        return self._portal.call(self._inner.root_metadata)
-
-    def delete(self, step: SupportsIndex) -> None:
-        """Delete a step; returns when it is gone."""
-        self._portal.call(self._inner.delete, step)
+    best_step = blocking_method(manager.CheckpointManager.best_step)
+    metadata = blocking_method(manager.CheckpointManager.metadata)
+    root_metadata = blocking_method(manager.CheckpointManager.root_metadata)
+    delete = blocking_method(manager.CheckpointManager.delete)
+    reload = blocking_method(manager.CheckpointManager.reload)
+    wait = blocking_method(manager.CheckpointManager.wait)
+    close = blocking_method(manager.CheckpointManager.close)
 
     def pin(self, step: SupportsIndex) -> None:
         self._portal.call_plain(self._inner.pin, step)
@@ -111,24 +135,48 @@ class CheckpointManager:
     def unpin(self, step: SupportsIndex) -> None:
         self._portal.call_plain(self._inner.unpin, step)
 
-    def reload(self) -> None:
-        self._portal.call(self._inner.reload)
+    def watch(
+        self,
+        *,
+        after: int | None = None,
+        latest_only: bool = False,
+        timeout_s: float | None = None,
+        until: Callable[[], bool] | None = None,
+        interval_s: float = 1.0,
+    ) -> Iterator[int]:
+        """Yield each step that becomes durable; arguments as for `penstock.watch`."""
+        open_watch = partial(
+            self._inner.watch,
+            after=after,
+            latest_only=latest_only,
+            timeout_s=timeout_s,
+            until=until,
+            interval_s=interval_s,
+        )
+        return self._portal.iterate(open_watch)
 
-    def watch(self, **options: Any) -> Iterator[int]:
-        """Yield each step that becomes durable."""
-        return self._portal.iterate(lambda: self._inner.watch(**options))
 
-    def wait(self) -> None:
-        """Wait until no save is under way; raise a failure that nobody was told of."""
-        self._portal.call(self._inner.wait)
-
-    def close(self) -> None:
-        """Wait as `wait` does; afterwards nothing more can be asked."""
-        self._portal.call(self._inner.close)
-
-
-def watch(root: str | os.PathLike[str], **options: Any) -> Iterator[int]:
+def watch(
+    root: Path,
+    *,
+    names: NameFormat | None = None,
+    after: int | None = None,
+    latest_only: bool = False,
+    timeout_s: float | None = None,
+    until: Callable[[], bool] | None = None,
+    interval_s: float = 1.0,
+) -> Iterator[int]:
     """Yield each step in `root` that becomes durable; as `penstock.watch`."""
     refuse_running_loop()
+    open_watch = partial(
+        watch_async,
+        root,
+        names=names,
+        after=after,
+        latest_only=latest_only,
+        timeout_s=timeout_s,
+        until=until,
+        interval_s=interval_s,
+    )
     with Portal(nullcontext(), "watch") as portal:
-        yield from portal.iterate(lambda: watch_async(root, **options))
+        yield from portal.iterate(open_watch)

@@ -1,8 +1,8 @@
-"""Everything a Checkpointer is made of, and what one save or restore gets of it."""
+"""The parts that a Checkpointer is made of, and what one save or restore gets of them."""
 
 from __future__ import annotations
 
-__all__ = ("Compare", "Engine", "SaveKeywords")
+__all__ = ("Compare", "Engine", "make_engine")
 
 import json
 import os
@@ -10,50 +10,35 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, cast, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
-from penstock.kernel.config.save_format import SaveArgs
+from structlog.stdlib import BoundLogger
+
+from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
+from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config, FlowOptions
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
+from penstock.kernel.events import get_logger
+from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
-from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout
-from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
+from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.read_lock import hold_for_reading
 from penstock.kernel.storage.workspace import Workspace
 
-if TYPE_CHECKING:
-    from structlog.stdlib import BoundLogger
-
-    from penstock.kernel.concurrency.threads import Threads
-    from penstock.kernel.config.config import Config, FlowOptions
-    from penstock.kernel.memory.regulator import MemoryRegulator
-    from penstock.kernel.plugins.handler_registry import HandlerRegistry
-    from penstock.kernel.protocols.coordinator import Coordinator
-    from penstock.kernel.protocols.layouts import Layout
-    from penstock.kernel.protocols.stores import Store
-
 T = TypeVar("T")
 Compare: TypeAlias = Literal["identity", "digest"]
-"""How an unchanged leaf is known."""
-
-
-class SaveKeywords(TypedDict, total=False):
-    """Keyword arguments of `save` about how leaves are stored, and which need not be.
-
-    Attributes:
-        save_args: How leaves are stored, where not as the format says: a `SaveArgs` for all; a tree of
-            them, each for every leaf at or below its place; or a function from the tuple of a leaf's
-            stored keys to one or None.
-        base: An earlier checkpoint. Leaves that are as they are there are linked and not written; each
-            checkpoint is whole by itself, whichever is deleted first. What has a codec is written anew.
-        compare: How that is known. `"identity"`: a leaf is the very jax.Array that this Checkpointer
-            saved there. `"digest"`: its bytes have the SHA-256 that a save with it recorded there.
-    """
-
-    save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object
-    base: str | os.PathLike[str] | None
-    compare: Compare
+"""How an unchanged leaf is recognised."""
 
 
 LEAST_PIECE: Final = 2**20
@@ -61,7 +46,7 @@ MOST_PIECES: Final = 256
 """Pieces of one message: cutting so many takes the event loop about a millisecond."""
 
 MOST_READS: Final = 10
-"""Times that a checkpoint is read which is being overwritten all the while."""
+"""How often a checkpoint is read anew because it was overwritten while it was being read."""
 
 
 @final
@@ -85,18 +70,15 @@ class Engine:
         *,
         overwrite: bool,
         custom_metadata: Mapping[str, Any] | None,
-        keywords: SaveKeywords,
+        save_args: object,
+        base: str | os.PathLike[str] | None,
+        compare: Compare,
     ) -> SaveRun:
-        """Make what the stages of one save use.
+        """Make what the stages of one save use; the arguments are those of `Checkpointer.save`.
 
         Raises:
-            SpecError: If `custom_metadata` cannot be written as JSON, or `compare` is no such way.
+            SpecError: If `custom_metadata` cannot be written as JSON, or there is no such `compare`.
         """
-        unknown = next((name for name in keywords if name not in SaveKeywords.__annotations__), None)
-        if unknown is not None:
-            raise TypeError(f"save() got an unexpected keyword argument {unknown!r}")
-
-        base, compare = keywords.get("base"), keywords.get("compare", "identity")
         if compare not in ("identity", "digest"):
             raise SpecError(f"compare must be 'identity' or 'digest', not {compare!r}")
 
@@ -114,7 +96,7 @@ class Engine:
             workspace=workspace,
             base=None if base is None else absolute_path(base),
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
-            save_args=keywords.get("save_args"),
+            save_args=save_args,
             by_digest=compare == "digest",
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),
@@ -125,12 +107,13 @@ class Engine:
         return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
-        """Read again what was replaced meanwhile: parts of two checkpoints do not make one.
+        """Return what `read()` finds at `path`, and read again if the checkpoint was replaced meanwhile.
 
-        As long as it reads, nobody on this machine who deletes steps deletes what lies at `path`.
+        So no result mixes two checkpoints. While it reads, no penstock on this machine deletes the step
+        at `path`.
 
         Raises:
-            StorageError: If that happens too often.
+            StorageError: If it was replaced at every attempt.
         """
         async with hold_for_reading(self.store, threads, path):
             return await self._read_unchanged(path, threads, read)
@@ -147,15 +130,15 @@ class Engine:
                 if before == await threads.run(self.store.identity, path):
                     return found
 
-                del found  # before its like is read again
+                del found  # before the next one is read
 
             self.events.warning("restore.overtaken", path=path)
 
         raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
     def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
-        # Of a small budget several pieces are under way at once, and what the allocator keeps of each is
-        # little. Below 1 MiB a piece costs more than its bytes.
+        # A small budget still holds several pieces at once, of which the allocator keeps little each.
+        # Below 1 MiB a piece costs more than its bytes.
         piece_bytes = min(options.piece_bytes, max(limit // 16, LEAST_PIECE), limit)
         return {
             "path": path,
@@ -173,8 +156,38 @@ class Engine:
         }
 
 
+def make_engine(
+    config: Config | str | os.PathLike[str] | None,
+    budget: MemoryKeywords,
+    registry: HandlerRegistry | None,
+    store: Store | None,
+    save_format: SaveFormat | None,
+    layout: Layout | None,
+    coordinator: Coordinator | None,
+) -> Engine:
+    """Return the parts of a Checkpointer: those given, and the usual ones for None.
+
+    Raises:
+        ConfigError: If an option is unknown or does not fit.
+    """
+    options, regulator = config_and_regulator(config, budget)
+    if layout is None:
+        form = options.format if save_format is None else save_format
+        layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
+
+    return Engine(
+        options,
+        regulator,
+        default_handlers() if registry is None else registry,
+        LocalStore(io=options.store.io) if store is None else store,
+        layout,
+        SingleProcessCoordinator() if coordinator is None else coordinator,
+        get_logger(),
+    )
+
+
 def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return what a reader will get: a copy, so that the caller may change the original."""
+    """Return a copy, as a reader will get it, so that the caller may change the original."""
     if custom_metadata is None:
         return None
     if not isinstance(cast("object", custom_metadata), Mapping):

@@ -1,4 +1,4 @@
-"""The memory budget of a Checkpointer: from its arguments, its configuration, or somebody else's."""
+"""The memory budget of a Checkpointer: from its arguments, from its configuration, or shared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 class MemoryKeywords(TypedDict, total=False):
     """Keyword arguments of `Checkpointer` that bound memory; each overrides the config.
 
-    All take a number, or a text such as `"2GiB"`. Those with Orbax's names mean what they mean there.
+    Each takes a number of bytes, or a text such as `"2GiB"`. Names of Orbax's mean what they mean there.
 
     Attributes:
         memory_limit: Host bytes that all saves and restores together may hold, or `"auto"`.
@@ -35,20 +35,15 @@ class MemoryKeywords(TypedDict, total=False):
 def config_and_regulator(
     config: Config | str | os.PathLike[str] | None, keywords: MemoryKeywords
 ) -> tuple[Config, MemoryRegulator]:
-    """Return the options, with those of the keywords, and the budget that they ask for.
+    """Return the options, overridden by the keywords, and the budget that they describe.
 
     Raises:
         ConfigError: If an option is unknown or does not fit, or one is given beside `memory`.
-        TypeError: If there is no keyword of a name.
     """
-    unknown = next((name for name in keywords if name not in MemoryKeywords.__annotations__), None)
-    if unknown is not None:
-        raise TypeError(f"Checkpointer() got an unexpected keyword argument {unknown!r}")
-
     given = {name: value for name, value in keywords.items() if value is not None}
     memory = cast("MemoryRegulator | None", given.pop("memory", None))
     if memory is not None and given:
-        raise ConfigError(f"memory.{next(iter(given))}", "is the affair of the `memory` that is given")
+        raise ConfigError(f"memory.{next(iter(given))}", "cannot be given beside `memory`, a whole budget")
     if "memory_limit" in given:
         given = {"limit_bytes": given.pop("memory_limit"), **given}
 

@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
-from anyio import Event, create_task_group, move_on_after
+from anyio import CancelScope, Event, move_on_after
+from anyio.abc import TaskGroup
 
 from penstock.checkpointer.background_saves import BackgroundSaves
 from penstock.kernel.concurrency.fork import HomeProcess
@@ -27,11 +28,11 @@ LOOK_S = 0.2  # between two looks at whether the threads that matter still run
 
 @final
 class Stopping:
-    """What one Checkpointer does about the end of its process.
+    """What one Checkpointer does when its process ends, is told to end, or forks.
 
     Args:
         options: What is wanted.
-        background: The saves it is about.
+        background: Its saves.
     """
 
     __slots__ = ("_background", "_came", "_home", "_loop", "_options", "_previous", "_sigterm_came", "keeps")
@@ -44,11 +45,11 @@ class Stopping:
         self._came: Event | None = None
         self._previous: Any = None
         self._sigterm_came = False
-        self.keeps: object = None  #: not to be collected before the loop that this belongs to
+        self.keeps: object = None  #: kept from being collected before the loop that it belongs to
 
     @property
     def is_home(self) -> bool:
-        """Whether this is the process that it was entered in, and not a fork of that."""
+        """Whether this is the process that it was entered in, not a fork of it."""
         return self._home.is_here
 
     @property
@@ -60,31 +61,32 @@ class Stopping:
         """Raise `ForkedError` in a fork of the process that it was entered in."""
         self._home.check("this Checkpointer")
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncGenerator[None]:
-        """Be ready, in the loop that runs, for what may come while the Checkpointer is open."""
+    @contextmanager
+    def watching(self, tasks: TaskGroup) -> Generator[None]:
+        """Be ready, in the event loop that runs here, for what may come while the Checkpointer is open."""
         self._home, self._loop, self._came = HomeProcess(), LoopHandle(), Event()
         if self._options.sigterm_s <= 0:
             yield
             return
 
-        async with create_task_group() as watch:
-            watch.start_soon(self._wait_and_go, self._came, name="penstock SIGTERM")
+        scope = CancelScope()
+        tasks.start_soon(self._wait_and_go, scope, self._came, name="penstock SIGTERM")
+        try:
             with self.holding_sigterm():
                 yield
-
-            watch.cancel_scope.cancel()
+        finally:
+            scope.cancel()
 
     def keep_alive(self, save: SaveFuture) -> None:
-        """Have the interpreter wait for a save at its end, if the loop's thread would die with it.
+        """Make the interpreter wait for a save before it ends, if the loop's thread would die with it.
 
-        The main thread is never waited for: once its code has ended, no loop runs there.
+        A loop in the main thread needs no waiting: it has ended when the interpreter ends.
         """
         loop_thread = threading.current_thread()
         if self._options.at_exit == "abandon" or not loop_thread.daemon:
             return
 
-        # No daemon, and so joined by the interpreter before it ends: that is all it is for.
+        # Not a daemon, so the interpreter joins it before it ends; it serves no other purpose.
         keeper = threading.Thread(
             target=_keep_alive,
             args=(save, loop_thread, self._options.at_exit_s),
@@ -97,7 +99,7 @@ class Stopping:
     def holding_sigterm(self) -> Generator[None]:
         """Hold SIGTERM back in this context while saves are under way, if that is wanted.
 
-        Nothing outside the main thread, where Python lets nobody handle signals.
+        Does nothing outside the main thread: Python handles signals only there.
         """
         wanted = self._options.sigterm_s > 0 and threading.current_thread() is threading.main_thread()
         if not wanted:
@@ -111,7 +113,7 @@ class Stopping:
             self._let_go()
 
     def _on_sigterm(self, _: int, __: FrameType | None) -> None:
-        """Begin to wait for the saves; the second time, or without any, let the signal do what it does."""
+        """Begin to wait for the saves; at the second signal, or without saves, let the signal act."""
         if self._sigterm_came or self._loop is None or self._came is None or not self._background.under_way:
             self._sigterm_came = True
             self._let_go()
@@ -120,13 +122,14 @@ class Stopping:
         self._sigterm_came = True
         self._loop.post(self._came.set)
 
-    async def _wait_and_go(self, came: Event) -> None:
-        await came.wait()
-        with move_on_after(self._options.sigterm_s):
-            await self._background.wait_ended()
+    async def _wait_and_go(self, scope: CancelScope, came: Event) -> None:
+        with scope:
+            await came.wait()
+            with move_on_after(self._options.sigterm_s):
+                await self._background.wait_ended()
 
-        # To the main thread, which may be another one than the loop's; handled there as the second.
-        os.kill(os.getpid(), signal.SIGTERM)
+            # To the main thread, perhaps not the loop's; there it is handled as the second SIGTERM.
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _let_go(self) -> None:
         if signal.getsignal(signal.SIGTERM) != self._on_sigterm:
@@ -153,11 +156,11 @@ def _keep_alive(save: SaveFuture, loop_thread: threading.Thread, most_s: float) 
             _tell(f"the save of {save.path!r} did not end within {most_s:g} s of the interpreter's end")
             return
 
-    # Else there is code yet that it can be raised to.
+    # As long as the main thread runs, its code will be told.
     if not threading.main_thread().is_alive() and save.exception() is not None:
         _tell(f"the save of {save.path!r} failed while the interpreter ended: {save.exception()}")
 
 
 def _tell(problem: str) -> None:
-    """Tell a person, for there is no code any more that could be told."""
+    """Tell a person; no code is left that could be told."""
     sys.stderr.write(f"penstock: {problem}\n")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("ItemsKeywords", "restore_items")
+__all__ = ("restore_items",)
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, cast
 
 from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
@@ -17,39 +16,28 @@ _ARRAY: Final = "checkpoint"
 """What Orbax calls the only leaf of an item that is one array."""
 
 
-class ItemsKeywords(TypedDict, total=False):
-    """Keyword arguments of `restore_items`; see `penstock.restore_items`."""
-
-    like: Mapping[str, Any] | None
-    items: Iterable[str] | None
-    mmap: bool
-
-
 async def restore_items(
     engine: Engine,
     threads: Threads,
     restore: Callable[..., Awaitable[Any]],
     path: str,
-    *,
-    like: Mapping[str, Any] | None = None,
-    items: Iterable[str] | None = None,
-    mmap: bool = False,
+    like: Mapping[str, Any] | None,
+    items: Iterable[str] | None,
 ) -> dict[str, Any]:
-    """Return the values of the items of the checkpoint at `path`, all of one and the same checkpoint.
+    """Return the values of items of the checkpoint at `path`, all of one and the same checkpoint.
 
     Args:
         engine: Of a Checkpointer.
-        threads: Where blocking calls go.
-        restore: Restores one item: `restore(path, item=name)`, or with a target `like` too.
+        threads: For blocking calls.
+        restore: Restores one item: `restore(path, item=name)`, or with a target `like` as well.
         path: Absolute.
-        like: Targets, by item.
+        like: Targets, by item; `...` stands for "as it was saved".
         items: Which; None for all.
-        mmap: As for `restore`.
 
     Raises:
-        SpecError: If `like` has what is not asked for.
+        SpecError: If `like` names an item that is not among `items`.
         UnsupportedFormatError: If the checkpoint has no items.
-        NotACheckpointError: If it has not all that are asked for.
+        NotACheckpointError: If it does not have all that are asked for.
     """
     layout = engine.layout
     if not isinstance(layout, ListedItems):
@@ -58,13 +46,12 @@ async def restore_items(
     found = await threads.run(layout.items, engine.store, path)
     targets: Mapping[str, Any] = {} if like is None else like
     chosen = _chosen(found, targets, items)
-    one = partial(restore, mmap=mmap)
 
     async def read() -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name in chosen:
-            target = {"like": targets[name]} if name in targets else {}
-            values[name] = await _restore_one(one, found.path, name, found.kinds[name], target)
+            target = {"like": targets[name]} if targets.get(name, ...) is not ... else {}
+            values[name] = await _restore_one(restore, found.path, name, found.kinds[name], target)
 
         return values
 

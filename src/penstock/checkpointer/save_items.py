@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from penstock.checkpointer.engine import Engine, SaveKeywords
+from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.pipelines import First
 from penstock.handlers.formats.items.composite_layout import ItemsLayout
 from penstock.handlers.formats.items.item_parts import take_apart
@@ -33,13 +33,15 @@ T = TypeVar("T")
 
 
 def for_items(
-    engine: Engine, items: Composite, keywords: SaveKeywords, first: First | None
-) -> tuple[Engine, object, SaveKeywords, First | None]:
-    """Return what saves the items, and the tree that it saves: the only one, or one of all their leaves.
+    engine: Engine, items: Composite, save_args: object, first: First | None
+) -> tuple[Engine, object, object, First | None]:
+    """Return an engine that saves the items, and the tree that it saves: the only one, or one of all.
 
-    What was asked for leaves of the tree of items is asked for those of that tree, then.
+    Names of leaves are then those in that tree, so `save_args` and `first`, which were given for the tree
+    of items, are translated to it.
 
-    Which trees were planned is not shared by saves of several items: their names mean other files.
+    Saves of several items do not share their planned trees with other saves: the same names mean
+    other files.
 
     Raises:
         SpecError: If they cannot be saved.
@@ -50,25 +52,18 @@ def for_items(
     if OneTreeLayout.fits(engine.layout, parts):
         ((name, tree),) = parts.tree.items()
         engine = replace(engine, layout=OneTreeLayout(engine.layout, parts))
-        if "save_args" in keywords:
-            keywords = {**keywords, "save_args": _below(name, keywords["save_args"])}
-
-        return engine, tree, keywords, None if first is None else _with_name(name, first)
+        return engine, tree, _below(name, save_args), None if first is None else _with_name(name, first)
 
     shared = Shared.with_objects({KnownValues: engine.shared.of(KnownValues)})
-    return (
-        replace(engine, layout=ItemsLayout(engine.layout, parts), shared=shared),
-        parts.tree,
-        keywords,
-        first,
-    )
+    engine = replace(engine, layout=ItemsLayout(engine.layout, parts), shared=shared)
+    return engine, parts.tree, save_args, first
 
 
 def _below(name: str, asked: Any) -> Any:
-    """Of `save_args` for a tree of items, those for one item.
+    """Return the part of `save_args` for a tree of items that is for one item.
 
     Raises:
-        SpecError: If there is something for another one, that has no arrays.
+        SpecError: If it has something for another item, which has no arrays.
     """
     if isinstance(asked, SaveArgs):
         return asked

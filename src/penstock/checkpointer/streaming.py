@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("LeafStream", "StreamKeywords", "Streams")
+__all__ = ("LeafStream", "Streams")
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, TypedDict, final
+from typing import Any, final
 
 from anyio import (
     CancelScope,
@@ -22,7 +22,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import ClosedError, PenstockError, StorageError
-from penstock.kernel.messages.restore import Only, Order, RestoreRequest
+from penstock.kernel.messages.restore import Order, RestoreRequest
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import run_pipeline
@@ -32,38 +32,17 @@ from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder
 
 
-class StreamKeywords(TypedDict, total=False):
-    """Keyword arguments of `stream`.
-
-    Attributes:
-        like: As for `restore`.
-        order: Which leaves come first: shell patterns over dotted names, what fits the first of them
-            before what fits the second; or a function from the key path to anything that can be
-            compared, the least first. By default each comes as soon as it is complete.
-        only: As for `restore`.
-        item: As for `restore`.
-        pipeline: Stages for this restore alone; its `assemble` and `prioritise` are replaced.
-    """
-
-    like: Any
-    order: Order | None
-    only: Only | None
-    item: str | None
-    pipeline: Pipeline[RestoreRun] | None
-
-
 @final
 class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
-    """The leaves of a checkpoint, as pairs of key path and value. An async iterator; may be a context, too.
+    """The leaves of a checkpoint, as pairs of key path and value. An async iterator, and a context manager.
 
-    Nothing is read ahead of the taker but what fits into the bytes in flight, so a value that is not
-    taken holds the others back. Leaving the loop early stops the reading: at once if `aclose` is
-    awaited or the context left, or soon after the stream is dropped.
+    Only the bytes in flight are read ahead, so a value that is not taken holds the others back. Leaving
+    the loop early stops the reading: at once if `aclose` is awaited or the context left, otherwise
+    soon after the stream is dropped.
 
     Raises:
-        StorageError: If something else was put at the path meanwhile; all values until then are of what was
-            there first.
-        PenstockError: What `Checkpointer.restore` raises, at the value that cannot be had.
+        StorageError: If the checkpoint at the path was replaced; all values until then are of the old one.
+        PenstockError: What `Checkpointer.restore` raises, at the value that cannot be read.
     """
 
     __slots__ = ("_loop", "_reading")
@@ -111,13 +90,10 @@ class Streams:
         tasks: TaskGroup,
         threads: Threads,
         pipeline: Pipeline[RestoreRun],
-        path: str,
-        options: StreamKeywords,
+        request: RestoreRequest,
+        order: Order | None,
     ) -> LeafStream:
-        """Begin to read when the first value is asked for."""
-        only, item = options.get("only"), options.get("item")
-        request = RestoreRequest(path, options.get("like"), "like" in options, item=item, only=only)
-        pipeline, order = options.get("pipeline") or pipeline, options.get("order")
+        """Return a stream that begins to read when its first value is asked for."""
         self._readings = [reading for reading in self._readings if not reading.has_ended]
         reading = _Reading(engine, tasks, threads, pipeline, request, order)
         self._readings.append(reading)
@@ -131,7 +107,7 @@ class Streams:
 
 @final
 class _Reading:
-    """What goes on behind a stream. It knows nothing of the stream, which may be dropped."""
+    """The restore behind a stream. It does not refer to the stream, so that the stream can be dropped."""
 
     def __init__(
         self,
@@ -155,7 +131,7 @@ class _Reading:
         self._scope = CancelScope()
         self._ended = Event()
         self._started = False
-        self._identity: object = None  # of what is read
+        self._identity: object = None  # of the checkpoint being read
         self._replaced: StorageError | None = None
         self._error: BaseException | None = None
 
@@ -173,7 +149,7 @@ class _Reading:
         except ClosedResourceError:
             raise ClosedError("the stream was closed") from None
         except EndOfStream:
-            pass  # what is raised below has a cause of its own, or none
+            pass  # raised below, so that this is not its context
 
         await self._ended.wait()
         self._receive.close()
@@ -186,7 +162,7 @@ class _Reading:
             del error  # its traceback refers to this frame
 
     def stop(self) -> None:
-        """End it. In the loop only."""
+        """End it. Call it in the event loop only."""
         self._scope.cancel()
         self._receive.close()
         self._send.close()
@@ -221,13 +197,13 @@ class _Reading:
                     await run_pipeline(self._pipeline, run, self._request)
                 except PenstockError as error:
                     if error is not self._replaced:
-                        await self._check(error)  # then that is why
+                        await self._check(error)  # a replaced checkpoint explains any error
                     raise
 
             await self._check()
 
     async def _check(self, because_of: PenstockError | None = None) -> None:
-        """Raise unless what is read is still there."""
+        """Raise if the checkpoint was replaced."""
         path = self._request.path
         if self._identity != await self._threads.run(self._engine.store.identity, path):
             self._replaced = StorageError("read", path, "was replaced while it was being read")

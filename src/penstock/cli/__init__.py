@@ -8,7 +8,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import penstock
@@ -21,8 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; by default those of the process.
     """
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if given[:1] == ["demo"]:
+            return _demo(given[1:])
+
+        options = _parser().parse_args(given)
         return _COMMANDS[options.command](options)
     except BrokenPipeError:
         # The reader of our output has left (`| head`), which is no failure of ours.
@@ -39,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock", description="Checkpoints for JAX, made for asyncio.")
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_demo(commands.add_parser("demo", help="watch saves at work, one of them killed half-way"))
+    commands.add_parser("demo", help="watch saves at work, one of them killed half-way")
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds")
     inspect.add_argument("path", metavar="PATH", help="the directory of a checkpoint")
     inspect.add_argument("--json", action="store_true", help="as one JSON document")
@@ -82,40 +85,10 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
 
 
-def _add_demo(demo: argparse.ArgumentParser) -> None:
-    demo.description = (
-        "Train a small transformer and save it while training goes on; kill a second process in the middle "
-        "of a save; resume in a third, and compare the losses bit for bit. On the CPU, unless JAX_PLATFORMS "
-        "says else."
-    )
-    demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (penstock's documentation)")
-    demo.add_argument("--steps", type=int, default=190, metavar="N", help="steps to train (%(default)s)")
-    demo.add_argument("--every", type=int, default=30, metavar="N", help="steps between saves (%(default)s)")
-    demo.add_argument("--small", action="store_true", help="a smaller model, for a quick look")
-    demo.add_argument("--keep", type=Path, metavar="DIR", help="put the checkpoints there and leave them")
-    demo.add_argument(
-        "--picture", type=Path, metavar="FILE", default=Path("penstock-demo-timeline.svg"),
-        help="where the timeline goes (%(default)s)",
-    )  # fmt: skip
-    demo.add_argument(
-        "--seconds-budget", type=float, default=75.0, metavar="S",
-        help="train fewer steps where it would take much longer than this (%(default)s)",
-    )  # fmt: skip
+def _demo(arguments: Sequence[str]) -> int:
+    from penstock.cli.demo_command import demo
 
-
-def _demo(options: argparse.Namespace) -> int:
-    from penstock.cli.demo.demo_command import DemoOptions, run_demo
-
-    chosen = DemoOptions(
-        text=options.text,
-        steps=options.steps,
-        every=options.every,
-        size="small" if options.small else "full",
-        seconds=options.seconds_budget,
-        keep=options.keep,
-        picture=options.picture,
-    )
-    return run_demo(chosen, open_output())
+    return demo(arguments)  # which has a command line of its own
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -138,7 +111,6 @@ def _verify(options: argparse.Namespace) -> int:
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "convert": _convert,
-    "demo": _demo,
     "inspect": _inspect,
     "verify": _verify,
 }

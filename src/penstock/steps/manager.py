@@ -4,29 +4,46 @@ from __future__ import annotations
 
 __all__ = ("CheckpointManager",)
 
-import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack, final, overload
 
-from anyio import create_task_group, get_cancelled_exc_class
-from anyio.abc import TaskGroup
-
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
+from penstock.checkpointer.engine import Compare
+from penstock.checkpointer.pipelines import First
+from penstock.checkpointer.restore_keywords import RestoreKeywords, result_check
 from penstock.handlers.formats.items.item_types import Composite
-from penstock.kernel.errors import ClosedError, NotACheckpointError, SpecError
+from penstock.kernel.concurrency.entered_once import EnteredOnce
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.errors import NotACheckpointError, SpecError
+from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.messages.restore import Only
+from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
 from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.kernel.protocols.coordinator import Coordinator
+from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.steps import step_directory as on_disk
-from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, best_of, ranking_of
-from penstock.steps.preemption import awaits_preemption, hear_sigterm
+from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
+from penstock.steps.preemption import awaits_preemption
 from penstock.steps.restore_step import restore_step
 from penstock.steps.save_policies import Always, SavePolicy
-from penstock.steps.save_queue import StepSaves
-from penstock.steps.step_contents import ABSENT, StepMetadata, describe_step, step_number
+from penstock.steps.save_queue import Opening, StepSaves
+from penstock.steps.step_contents import StepMetadata, describe_step, step_number
 from penstock.steps.step_names import NameFormat, StepNames
 from penstock.steps.step_watch import Watch, watch_steps
+
+if TYPE_CHECKING:
+    import jax
+
+T = TypeVar("T")
 
 
 @final
@@ -62,7 +79,20 @@ class CheckpointManager:
         sigterm: Whether SIGTERM no longer ends the process but tells `OnPreemption`; by default if
             `save_when` has that in it.
         checkpointer: What saves and restores, to share one memory budget; it must be open.
-        **options: Those of `penstock.Checkpointer`, if none is given.
+        config: Options, as for `penstock.Checkpointer`; and so is everything below. Not beside a
+            `checkpointer`, which has its own.
+        registry: Handlers for leaf types.
+        save_pipeline: The stages of a save.
+        restore_pipeline: The stages of a restore.
+        store: Where `root` lies.
+        save_format: How arrays are stored.
+        layout: The format on disk.
+        coordinator: How the processes of a job agree.
+        memory_limit: Host bytes that all saves and restores together may hold.
+        save_device_host_concurrent_bytes: Of these, how many saves may hold staged.
+        save_concurrent_bytes: Bytes that may be on their way to storage at once.
+        restore_concurrent_bytes: Bytes that may be on their way from storage at once.
+        memory: The budget of another Checkpointer, to share it.
 
     Raises:
         SpecError, ConfigError: If an option does not fit.
@@ -70,7 +100,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: Path,
         *,
         save_when: SavePolicy | None = None,
         keep: KeepPolicy | None = None,
@@ -84,35 +114,57 @@ class CheckpointManager:
         link: bool = True,
         sigterm: bool | None = None,
         checkpointer: Checkpointer | None = None,
-        **options: Any,
+        config: Config | Path | None = None,
+        registry: HandlerRegistry | None = None,
+        save_pipeline: Pipeline[SaveRun] | None = None,
+        restore_pipeline: Pipeline[RestoreRun] | None = None,
+        store: Store | None = None,
+        save_format: SaveFormat | None = None,
+        layout: Layout | None = None,
+        coordinator: Coordinator | None = None,
+        memory_limit: int | str | None = None,
+        save_device_host_concurrent_bytes: int | str | None = None,
+        save_concurrent_bytes: int | str | None = None,
+        restore_concurrent_bytes: int | str | None = None,
+        memory: MemoryRegulator | None = None,
     ) -> None:
-        if checkpointer is not None and options:
-            raise SpecError(f"with a checkpointer, {', '.join(options)} is for that one")
-
+        options = {
+            "config": config,
+            "registry": registry,
+            "save_pipeline": save_pipeline,
+            "restore_pipeline": restore_pipeline,
+            "store": store,
+            "save_format": save_format,
+            "layout": layout,
+            "coordinator": coordinator,
+            "memory_limit": memory_limit,
+            "save_device_host_concurrent_bytes": save_device_host_concurrent_bytes,
+            "save_concurrent_bytes": save_concurrent_bytes,
+            "restore_concurrent_bytes": restore_concurrent_bytes,
+            "memory": memory,
+        }
         save_when = Always() if save_when is None else save_when
         keep = KeepAll() if keep is None else keep
         self._root = absolute_path(root)
         self._names: NameFormat = StepNames() if names is None else names
         self._ranking = ranking_of(keep) if metric is None else (metric, mode)
-        self._metadata = metadata
         self._read_only = read_only
-        self._clean = clean and not read_only
         self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
-        self._sigterm = self.awaits_preemption if sigterm is None else sigterm
-        self._owns = checkpointer is None
-        self._checkpointer = Checkpointer(**options) if checkpointer is None else checkpointer
+        self._checkpointer = _own_or_given(checkpointer, options)
         self._saves = StepSaves(
             self._checkpointer, self._root, self._names, save_when, keep, trash=trash, link=link
         )
-        self._tasks: TaskGroup | None = None
-        self._life: AbstractAsyncContextManager[None] | None = None
+        opening = Opening(
+            owned=self._checkpointer if checkpointer is None else None,
+            metadata=metadata,
+            writes=not read_only,
+            clean=clean and not read_only,
+            sigterm=self.awaits_preemption if sigterm is None else sigterm,
+        )
+        self._entered = EnteredOnce("CheckpointManager", partial(self._saves.live, opening))
 
     async def __aenter__(self) -> CheckpointManager:
-        if self._life is not None:
-            raise ClosedError("a CheckpointManager can be entered once; make another one")
-
-        self._life = self._live()
-        await self._life.__aenter__()
+        await self._entered.enter()
         return self
 
     async def __aexit__(
@@ -121,8 +173,7 @@ class CheckpointManager:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> bool | None:
-        assert self._life is not None
-        return await self._life.__aexit__(exc_type, exc_val, exc_tb)
+        return await self._entered.leave(exc_type, exc_val, exc_tb)
 
     @property
     def root(self) -> str:
@@ -161,7 +212,12 @@ class CheckpointManager:
         custom_metadata: Mapping[str, Any] | None = None,
         force: bool = False,
         overwrite: bool = False,
-        **options: Any,
+        prioritise: First | None = None,
+        staging: Staging = "copy",
+        pipeline: Pipeline[SaveRun] | None = None,
+        save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
+        base: Path | None = None,
+        compare: Compare = "identity",
     ) -> SaveFuture | None:
         """Begin to save a step, if the policy wants it; return once it is staged.
 
@@ -172,7 +228,13 @@ class CheckpointManager:
             custom_metadata: JSON values kept with the step.
             force: Save it whatever the policy says.
             overwrite: Replace the step if it is there, and allow one older than the latest.
-            **options: Those of `Checkpointer.save`: `staging`, `prioritise`, `save_args`, `compare`, ...
+            prioritise: As for `Checkpointer.save`; and so is everything below.
+            staging: When this returns: `"copy"` or `"overlap"`.
+            pipeline: Stages for this save alone.
+            save_args: How leaves are stored, where not as the format says.
+            base: An earlier checkpoint that unchanged leaves are linked to; by default the last step whose
+                values are known here, if the manager was made with `link`.
+            compare: How an unchanged leaf is known.
 
         Returns:
             The save in the background; None if the policy does not want it.
@@ -186,7 +248,7 @@ class CheckpointManager:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        tasks = self._running()
+        self._saves.check_open()
         if self._read_only:
             raise SpecError(f"{self._root!r} was opened read_only; nothing can be saved there")
 
@@ -196,16 +258,65 @@ class CheckpointManager:
         if not force and not self._saves.is_wanted(number):
             return None
 
-        options.update(custom_metadata=custom_metadata, overwrite=overwrite)
-        return await self._saves.begin(tasks, number, items, metrics, options)
+        save = partial(
+            self._checkpointer.save,
+            overwrite=overwrite,
+            prioritise=prioritise,
+            staging=staging,
+            custom_metadata=custom_metadata,
+            pipeline=pipeline,
+            save_args=save_args,
+            compare=compare,
+        )
+        return await self._saves.begin(number, items, metrics, save, base)
 
+    @overload
     async def restore(
         self,
         step: SupportsIndex | None = None,
         *,
-        like: Any = ABSENT,
+        as_type: type[T],
+        like: object = ...,
+        **options: Unpack[RestoreKeywords],
+    ) -> T: ...
+    @overload
+    async def restore(self, step: SupportsIndex | None = None, **options: Unpack[RestoreKeywords]) -> Any: ...
+    @overload
+    async def restore(
+        self, step: SupportsIndex | None = None, *, like: type[T], **options: Unpack[RestoreKeywords]
+    ) -> T: ...
+    @overload
+    async def restore(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        like: jax.ShapeDtypeStruct,
+        **options: Unpack[RestoreKeywords],
+    ) -> jax.Array: ...
+    @overload
+    async def restore(
+        self, step: SupportsIndex | None = None, *, like: T, **options: Unpack[RestoreKeywords]
+    ) -> T: ...
+    async def restore(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        like: Any = ...,
+        as_type: type[Any] | None = None,
+        mmap: bool = False,
+        split: str | None = None,
         item: str | None = None,
-        **options: Any,
+        prioritise: First | None = None,
+        pipeline: Pipeline[RestoreRun] | None = None,
+        on_report: Callable[[RestoreReport], object] | None = None,
+        only: Only | None = None,
+        rename: Rename | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+        transforms_default_to_original: bool = True,
+        dtype: Any = None,
+        strict: bool = True,
+        on_missing: Literal["raise", "keep"] = "raise",
+        on_unexpected: Literal["raise", "skip"] = "raise",
     ) -> Any:
         """Return what was saved as a step.
 
@@ -215,8 +326,21 @@ class CheckpointManager:
             step: Its number; by default the latest.
             like: As for `Checkpointer.restore`; or a `Composite` of such, for some items, where `...`
                 means as it was saved.
+            as_type: As for `Checkpointer.restore`; and so is everything below, for each item.
+            mmap: Whether leaves live in the page cache where they can.
+            split: What separates the keys in the names of a safetensors file.
             item: The name of one item, which alone is restored.
-            **options: Those of `Checkpointer.restore`.
+            prioritise: Says which leaves are read first, by stored key path.
+            pipeline: Stages for this restore alone.
+            on_report: Called with the `RestoreReport` when a tree is complete.
+            only: Which leaves are restored.
+            rename: Stored names to names in the result.
+            transforms: Regular expressions over key paths to `penstock.Transform`s.
+            transforms_default_to_original: Whether leaves without a transform come from the checkpoint.
+            dtype: What arrays are cast to.
+            strict: If False, arrays are padded or cut off to the shapes of `like`.
+            on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have.
+            on_unexpected: `"skip"` leaves out what the checkpoint has and `like` has not.
 
         Returns:
             The tree, if the step holds one or `item` or one `like` is given; else a `Composite`.
@@ -225,18 +349,33 @@ class CheckpointManager:
             NotACheckpointError: If there is no such step, or none at all.
             PenstockError: As `Checkpointer.restore`.
         """
-        self._running()
+        self._saves.check_open()
         number = self._chosen(step)
-        path = self._saves.catalogue.path(number)
-        if like is not ABSENT:
-            options["like"] = like
-        if item is not None or (like is not ABSENT and not isinstance(like, Composite)):
-            tree = await self._checkpointer.restore(path, item=item, **options)
+        restore = partial(
+            self._checkpointer.restore,
+            mmap=mmap,
+            split=split,
+            prioritise=prioritise,
+            pipeline=pipeline,
+            on_report=on_report,
+            only=only,
+            rename=rename,
+            transforms=transforms,
+            transforms_default_to_original=transforms_default_to_original,
+            dtype=dtype,
+            strict=strict,
+            on_missing=on_missing,
+            on_unexpected=on_unexpected,
+        )
+        path, check = self._saves.catalogue.path(number), result_check(self._root, as_type)
+        if item is not None or (like is not ... and not isinstance(like, Composite)):
+            found = await restore(path, like=like, item=item)
         else:
-            tree = await restore_step(self._checkpointer, self._saves.threads, path, options)
+            found = await restore_step(self._checkpointer.engine, self._saves.threads, restore, path, like)
 
+        check(found)
         self._saves.note_base(number)
-        return tree
+        return found
 
     def all_steps(self) -> Sequence[int]:
         """Every durable step, ascending, as far as this manager knows; see `reload`."""
@@ -256,18 +395,12 @@ class CheckpointManager:
         Raises:
             SpecError: If no metric was named, here or to the manager.
         """
-        self._running()
+        self._saves.check_open()
         ranking = self._ranking if metric is None else (metric, mode)
         if ranking is None:
             raise SpecError("best by what? Name a metric, here or to the manager")
 
-        catalogue = self._saves.catalogue
-
-        def find() -> int | None:
-            return best_of(catalogue.infos(steps, frozenset({"metrics"})), *ranking)
-
-        steps = catalogue.snapshot()
-        return await self._saves.threads.run(find)
+        return await self._saves.best_step(*ranking)
 
     async def metadata(self, step: SupportsIndex | None = None) -> StepMetadata:
         """Say what a step holds, by default the latest, without reading arrays or touching a device.
@@ -276,7 +409,7 @@ class CheckpointManager:
             NotACheckpointError: If there is no such step, or none at all.
             CorruptCheckpointError: If a document is damaged.
         """
-        self._running()
+        self._saves.check_open()
         number = self._chosen(step)
         path, engine = self._saves.catalogue.path(number), self._checkpointer.engine
 
@@ -287,7 +420,7 @@ class CheckpointManager:
 
     async def root_metadata(self) -> Mapping[str, Any] | None:
         """Return what was given as `metadata` when the root was made; None if nothing was."""
-        self._running()
+        self._saves.check_open()
         store = self._checkpointer.engine.store
         return await self._saves.threads.run(on_disk.read_root_metadata, store, self._root)
 
@@ -301,7 +434,7 @@ class CheckpointManager:
         Cancellation:
             It will be deleted all the same.
         """
-        self._running()
+        self._saves.check_open()
         number = step_number(step)
         if self._read_only:
             raise SpecError(f"{self._root!r} was opened read_only; nothing can be deleted there")
@@ -320,15 +453,32 @@ class CheckpointManager:
 
     async def reload(self) -> None:
         """Look again at what lies in the root, which others may have changed."""
-        self._running()
+        self._saves.check_open()
         await self._saves.load()
 
-    def watch(self, **options: Any) -> Watch:
-        """Yield each step that becomes durable, whoever saves it; options as those of `penstock.watch`."""
-        self._running()
-        store, threads = self._checkpointer.engine.store, self._saves.threads
-        found = self._saves.note_found
-        return watch_steps(store, threads, self._root, self._names, on_step=found, **options)
+    def watch(
+        self,
+        *,
+        after: int | None = None,
+        latest_only: bool = False,
+        timeout_s: float | None = None,
+        until: Callable[[], bool] | None = None,
+        interval_s: float = 1.0,
+    ) -> Watch:
+        """Yield each step that becomes durable, whoever saves it; arguments as for `penstock.watch`."""
+        self._saves.check_open()
+        return watch_steps(
+            self._checkpointer.engine.store,
+            self._saves.threads,
+            self._root,
+            self._names,
+            after=after,
+            latest_only=latest_only,
+            timeout_s=timeout_s,
+            until=until,
+            interval_s=interval_s,
+            on_step=self._saves.note_found,
+        )
 
     async def wait(self) -> None:
         """Wait until no save is under way, and what the policy does not keep is deleted or being read.
@@ -336,14 +486,14 @@ class CheckpointManager:
         Raises:
             PenstockError: The first failure that nobody was told of yet.
         """
-        self._running()
+        self._saves.check_open()
         await self._saves.settle()
         await self._checkpointer.wait()
 
     async def close(self) -> None:
         """Wait as `wait` does; afterwards nothing more can be asked of the manager but to be left."""
         await self.wait()
-        self._tasks = None
+        self._saves.close()
 
     def _chosen(self, step: SupportsIndex | None) -> int:
         if step is not None:
@@ -355,41 +505,18 @@ class CheckpointManager:
 
         return latest
 
-    @asynccontextmanager
-    async def _live(self) -> AsyncGenerator[None]:
-        async with self._checkpointer if self._owns else nullcontext():
-            await self._saves.open(self._metadata, writes=not self._read_only, clean=self._clean)
-            failure: BaseException | None = None
-            try:
-                async with create_task_group() as tasks:
-                    try:
-                        tasks.start_soon(self._saves.retention.deleter.run)
-                        if self._sigterm:
-                            await tasks.start(hear_sigterm, self.preempt)
 
-                        self._tasks = tasks
-                        yield
-                        await self._saves.settle()
-                    except (get_cancelled_exc_class(), GeneratorExit):
-                        raise
-                    except BaseException as error:
-                        failure = error  # raised below, as it is and not in a group
+def _own_or_given(given: Checkpointer | None, options: Mapping[str, Any]) -> Checkpointer:
+    """Return the one given, or one of one's own with the options.
 
-                    tasks.cancel_scope.cancel()
-            finally:
-                self._tasks = None
-                if failure is not None:
-                    self._saves.cancel()
+    Raises:
+        SpecError: If there are both.
+    """
+    if given is None:
+        return Checkpointer(**options)
 
-            failure = failure or self._saves.take_unseen()
-            if failure is not None:
-                try:
-                    raise failure
-                finally:
-                    del failure  # the traceback refers to this frame
+    unused = [name for name, value in options.items() if value is not None]
+    if unused:
+        raise SpecError(f"{', '.join(unused)}: an option of the checkpointer, which is given already")
 
-    def _running(self) -> TaskGroup:
-        if self._tasks is None:
-            raise ClosedError("the CheckpointManager is not open; use it inside its `async with`")
-
-        return self._tasks
+    return given

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 __all__ = ("restore_step",)
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.engine import Engine
+from penstock.checkpointer.restore_items import restore_items
 from penstock.handlers.formats.items.item_types import Composite
 from penstock.kernel.concurrency.threads import Threads
 from penstock.steps.step_contents import item_names
@@ -14,34 +16,26 @@ from penstock.steps.step_directory import TREE
 
 
 async def restore_step(
-    checkpointer: Checkpointer, threads: Threads, path: str, options: dict[str, Any]
+    engine: Engine, threads: Threads, restore: Callable[..., Awaitable[Any]], path: str, like: Any
 ) -> Any:
     """Return the tree of the step at `path`, if it holds one; else a `Composite` of its items.
 
     Args:
-        checkpointer: What restores.
-        threads: For looking which items there are.
+        engine: Of a Checkpointer.
+        threads: For blocking calls.
+        restore: `Checkpointer.restore`, with all options but `item` and `like`.
         path: Of the step.
-        options: Those of `Checkpointer.restore`; a `like` is a `Composite`, and names the items wanted.
+        like: `...` for everything; or a `Composite` of targets, which names the items wanted.
     """
-    like = options.pop("like", None)
-    engine = checkpointer.engine
 
     async def read() -> Any:
-        if like is not None:
-            wanted = dict(like)
-        else:
+        if like is ...:
             names = await threads.run(item_names, engine.store, path)
             if not names or TREE in names:
-                return await checkpointer.restore(path, **options)
+                return await restore(path)
 
-            wanted = dict.fromkeys(names, ...)
+            return Composite(await restore_items(engine, threads, restore, path, None, names))
 
-        found: dict[str, object] = {}
-        for name, target in wanted.items():
-            more = options if target is ... else {**options, "like": target}
-            found[name] = await checkpointer.restore(path, item=name, **more)
-
-        return Composite(found)
+        return Composite(await restore_items(engine, threads, restore, path, like, list(like)))
 
     return await engine.read_unchanged(path, threads, read)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("StepSaves",)
+__all__ = ("Opening", "StepSaves")
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -15,8 +16,10 @@ from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.items.item_types import Composite
+from penstock.kernel.concurrency.entered_once import own_tasks
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
+    ClosedError,
     CorruptCheckpointError,
     OlderStepError,
     SpecError,
@@ -26,7 +29,8 @@ from penstock.kernel.errors import (
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
-from penstock.steps.keep_policies import KeepPolicy
+from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, best_of
+from penstock.steps.preemption import hear_sigterm
 from penstock.steps.retention import Retention
 from penstock.steps.save_policies import SaveMoment, SavePolicy
 from penstock.steps.step_contents import as_metrics, step_items
@@ -48,8 +52,20 @@ class _Pending:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a root is opened."""
+
+    owned: Checkpointer | None  #: entered and left with it
+    metadata: Mapping[str, Any] | None  #: the caller's own, for a new root
+    writes: bool  #: whether the root is made
+    clean: bool  #: whether what crashed saves left there is removed
+    sigterm: bool  #: whether a SIGTERM counts as a preemption
+
+
+@final
 class StepSaves:
-    """Everything of a manager that changes. Used in one event loop.
+    """The state of a manager. Used in one event loop.
 
     Args:
         checkpointer: What saves.
@@ -87,6 +103,7 @@ class StepSaves:
         self._followed: list[_Pending] = []  # no longer under way, but what follows from them is
         self._bases: list[int] = []  # steps whose values are known here, the latest last
         self._saved_s = time.monotonic()
+        self._tasks: TaskGroup | None = None
         self._answered = False  # whether a save was begun since the preemption
         self._failure: BaseException | None = None
         self.preempted = False
@@ -107,12 +124,34 @@ class StepSaves:
         """Steps that are being saved now."""
         return tuple(self._pending)
 
-    async def open(self, metadata: Mapping[str, Any] | None, *, writes: bool, clean: bool) -> None:
-        """Make the root, clean up in it, and list it."""
-        if writes:
-            await self.threads.run(self._prepare, metadata, clean)
+    @asynccontextmanager
+    async def live(self, opening: Opening) -> AsyncGenerator[None]:
+        """Be open. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
+        async with nullcontext() if opening.owned is None else opening.owned:
+            if opening.writes:
+                await self.threads.run(self._prepare, opening.metadata, opening.clean)
 
-        await self.load()
+            await self.load()
+            try:
+                async with own_tasks(self._raise_on_leaving) as tasks:
+                    tasks.start_soon(self.retention.deleter.run)
+                    if opening.sigterm:
+                        await tasks.start(hear_sigterm, self.preempt)
+
+                    self._tasks = tasks
+                    yield
+                    await self.settle()
+                    tasks.cancel_scope.cancel()
+            finally:
+                self._tasks = None
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` unless the manager is open."""
+        self._running()
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._tasks = None
 
     async def load(self) -> None:
         """Take the steps that lie in the root, but for those that are to be deleted."""
@@ -156,13 +195,22 @@ class StepSaves:
 
     async def begin(
         self,
-        tasks: TaskGroup,
         step: int,
         items: object,
         metrics: Mapping[str, Any] | None,
-        options: dict[str, Any],
+        save: Callable[..., Awaitable[SaveFuture]],
+        base: str | os.PathLike[str] | None,
     ) -> SaveFuture:
-        """Start a save and return when it is staged; what follows from it is done in the background."""
+        """Start a save and return when it is staged; deletions that follow from it run in the background.
+
+        Args:
+            step: Its number.
+            items: A tree or a `Composite`.
+            metrics: The caller's, not yet JSON.
+            save: `Checkpointer.save`, with all its options but `base`.
+            base: What unchanged leaves are linked to; None for a step known here.
+        """
+        tasks = self._running()
         pending = self._pending[step] = _Pending(self.catalogue.name(step))
         try:
             if metrics is not None:
@@ -170,7 +218,7 @@ class StepSaves:
 
             self.retention.forget(step)
             begun_s = time.monotonic()
-            future = await self._save(step, pending.name, step_items(items, metrics), options)
+            future = await self._save(step, pending.name, step_items(items, metrics), save, base)
         except BaseException:
             del self._pending[step]
             pending.ended.set()
@@ -182,6 +230,15 @@ class StepSaves:
         future.add_done_callback(lambda done: self._note_done(step, pending, done))
         tasks.start_soon(self._follow, step, pending, future)
         return future
+
+    async def best_step(self, metric: Metric, mode: Mode) -> int | None:
+        """Return the step with the best metric, the latest of equals; None if none has a finite one."""
+        steps = self.catalogue.snapshot()
+
+        def find() -> int | None:
+            return best_of(self.catalogue.infos(steps, frozenset({"metrics"})), metric, mode)
+
+        return await self.threads.run(find)
 
     def note_base(self, step: int) -> None:
         """Note that values of a step are known here: they were saved or restored."""
@@ -213,24 +270,31 @@ class StepSaves:
             raise failure
 
     def take_unseen(self) -> BaseException | None:
-        """Return it, once; whoever takes it tells."""
+        """Return it, once, to a caller who will raise it."""
         failure, self._failure = self._failure, None
         return failure
 
-    async def _save(self, step: int, name: str, items: Composite, options: dict[str, Any]) -> SaveFuture:
-        path = os.path.join(self._root, name)
-        base = self._base(step)
-        if base is not None and "base" not in options:
-            try:
-                return await self._checkpointer.save(path, items, base=base, **options)
-            except (CorruptCheckpointError, StorageError) as error:
-                if not error.path.startswith(base):
-                    raise
+    async def _save(
+        self,
+        step: int,
+        name: str,
+        items: Composite,
+        save: Callable[..., Awaitable[SaveFuture]],
+        base: str | os.PathLike[str] | None,
+    ) -> SaveFuture:
+        path, known = os.path.join(self._root, name), self._base(step)
+        if base is not None or known is None:
+            return await save(path, items, base=base)
 
-                # Somebody removed or damaged it; the new step does not need it.
-                self._events.warning("step.no_base", base=base, error=repr(error))
+        try:
+            return await save(path, items, base=known)
+        except (CorruptCheckpointError, StorageError) as error:
+            if not error.path.startswith(known):
+                raise
 
-        return await self._checkpointer.save(path, items, **options)
+            # Somebody removed or damaged it; the new step does not need it.
+            self._events.warning("step.no_base", base=known, error=repr(error))
+            return await save(path, items)
 
     def _base(self, step: int) -> str | None:
         if not self._link:
@@ -262,6 +326,23 @@ class StepSaves:
                 self._followed.remove(pending)
 
             pending.ended.set()
+
+    def _running(self) -> TaskGroup:
+        if self._tasks is None:
+            raise ClosedError("the CheckpointManager is not open; use it inside its `async with`")
+
+        return self._tasks
+
+    def _raise_on_leaving(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            self.cancel()
+
+        failure = failure or self.take_unseen()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # the traceback refers to this frame
 
     def _newest(self) -> int:
         latest = self.catalogue.latest

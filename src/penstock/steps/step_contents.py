@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("ABSENT", "StepMetadata", "as_metrics", "describe_step", "item_names", "step_items", "step_number")
+__all__ = ("StepMetadata", "as_metrics", "describe_step", "item_names", "step_items", "step_number")
 
 import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, SupportsFloat, SupportsIndex, cast, final
+from typing import Any, SupportsFloat, SupportsIndex, cast, final
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.handlers.formats.items.item_types import Composite, Json
@@ -19,9 +19,6 @@ from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
 from penstock.steps.step_directory import METRICS, TREE, read_metrics
 from penstock.steps.step_names import MOST_DIGITS
-
-ABSENT: Final[Any] = object()
-"""No restore target; None would be one."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""From one format to another, piece by piece: nothing is restored, no device is touched."""
+"""Conversion from one format to another, piece by piece: nothing is restored, no device is touched."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, final
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.checkpointer.pipelines import save_pipeline
+from penstock.checkpointer.checkpointer import Checkpointer, Path
+from penstock.checkpointer.pipelines import save_pipeline as default_save_pipeline
 from penstock.handlers.formats.auto_layout import EveryLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.file_set import SUFFIX
@@ -19,12 +19,15 @@ from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config
 from penstock.kernel.errors import PathError, SpecError, StorageError
+from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Committed, SaveReport
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
+from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
@@ -38,12 +41,21 @@ Format: TypeAlias = Literal["orbax", "safetensors"]
 
 async def export_safetensors(
     tree: object,
-    destination: str | os.PathLike[str],
+    destination: Path,
     *,
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
-    **options: Any,
+    config: Config | Path | None = None,
+    registry: HandlerRegistry | None = None,
+    store: Store | None = None,
+    save_pipeline: Pipeline[SaveRun] | None = None,
+    coordinator: Coordinator | None = None,
+    memory_limit: int | str | None = None,
+    save_device_host_concurrent_bytes: int | str | None = None,
+    save_concurrent_bytes: int | str | None = None,
+    restore_concurrent_bytes: int | str | None = None,
+    memory: MemoryRegulator | None = None,
 ) -> SaveReport:
     """Write a tree as safetensors, atomically and durably.
 
@@ -57,7 +69,16 @@ async def export_safetensors(
             an index says what lies where; by default 5 GB.
         overwrite: Replace what is there, if it is safetensors and nothing else.
         custom_metadata: JSON values for `__metadata__`; texts are written as they are.
-        **options: Those of `Checkpointer`: `memory_limit`, `config`, `registry`, `store`.
+        config: As for `Checkpointer`, and so are all that follow.
+        registry: Handlers for leaf types.
+        store: Where `destination` lies.
+        save_pipeline: The stages of the save.
+        coordinator: How the processes of a job agree.
+        memory_limit: Host bytes that may be held.
+        save_device_host_concurrent_bytes: Of these, how many may be staged.
+        save_concurrent_bytes: Bytes that may be on their way to storage at once.
+        restore_concurrent_bytes: Has no effect on a save; part of a budget.
+        memory: The budget of a Checkpointer, to share it.
 
     Raises:
         InvalidLeafError: If safetensors has no such element type, as for int4 and complex128.
@@ -67,8 +88,19 @@ async def export_safetensors(
     Cancellation:
         Nothing is left on disk.
     """
-    layout = SafetensorsLayout(max_shard_bytes)
-    async with Checkpointer(layout=layout, **options) as checkpointer:
+    async with Checkpointer(
+        layout=SafetensorsLayout(max_shard_bytes),
+        config=config,
+        registry=registry,
+        store=store,
+        save_pipeline=save_pipeline,
+        coordinator=coordinator,
+        memory_limit=memory_limit,
+        save_device_host_concurrent_bytes=save_device_host_concurrent_bytes,
+        save_concurrent_bytes=save_concurrent_bytes,
+        restore_concurrent_bytes=restore_concurrent_bytes,
+        memory=memory,
+    ) as checkpointer:
         return await (
             await checkpointer.save(
                 destination, tree, overwrite=overwrite, custom_metadata=custom_metadata, staging="overlap"
@@ -77,8 +109,8 @@ async def export_safetensors(
 
 
 async def convert(
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
+    source: Path,
+    destination: Path,
     *,
     format: Format | None = None,  # noqa: A002  # what everybody calls it
     split: str | None = ".",
@@ -86,7 +118,14 @@ async def convert(
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
-    **options: Any,
+    config: Config | Path | None = None,
+    store: Store | None = None,
+    coordinator: Coordinator | None = None,
+    memory_limit: int | str | None = None,
+    save_device_host_concurrent_bytes: int | str | None = None,
+    save_concurrent_bytes: int | str | None = None,
+    restore_concurrent_bytes: int | str | None = None,
+    memory: MemoryRegulator | None = None,
 ) -> SaveReport:
     """Write what is saved at `source` to `destination`, in the same or another format.
 
@@ -103,7 +142,14 @@ async def convert(
         max_shard_bytes: As for `export_safetensors`.
         overwrite: Replace what is at `destination`, atomically, if it is of the format written.
         custom_metadata: Added to that of the source.
-        **options: Those of `Checkpointer`: `memory_limit`, `config`, `store`.
+        config: As for `Checkpointer`, and so are all that follow.
+        store: Where both lie.
+        coordinator: How the processes of a job agree.
+        memory_limit: Host bytes that may be held.
+        save_device_host_concurrent_bytes: Of these, how many may be staged.
+        save_concurrent_bytes: Bytes that may be on their way to storage at once.
+        restore_concurrent_bytes: Bytes that may be on their way from storage at once.
+        memory: The budget of a Checkpointer, to share it.
 
     Raises:
         SpecError: If the destination cannot hold the source: as for `export_safetensors`, or names that
@@ -117,16 +163,30 @@ async def convert(
     start, final = absolute_path(source), absolute_path(destination)
     layout = _layout(format, final, max_shard_bytes)
     _check_apart(start, final)
-    store: Store = options.setdefault("store", LocalStore())
+    store = LocalStore() if store is None else store
     threads = Threads()
     unchanged = _Unchanged(store, threads, start, await threads.run(store.identity, start))
     opened = await threads.run(_open, store, start, split, item)
-    pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", unchanged, called="unchanged")
+    pipeline = _unhurried(default_save_pipeline(layout)).insert_before(
+        "finalize", unchanged, called="unchanged"
+    )
     custom = {**(opened.custom_metadata or {}), **(custom_metadata or {})} or None
     files = SourceFiles(store)
     async with (
         closing(threads, lambda: [files]),
-        Checkpointer(registry=_handlers(), save_pipeline=pipeline, layout=layout, **options) as checkpointer,
+        Checkpointer(
+            registry=_handlers(),
+            save_pipeline=pipeline,
+            layout=layout,
+            store=store,
+            config=config,
+            coordinator=coordinator,
+            memory_limit=memory_limit,
+            save_device_host_concurrent_bytes=save_device_host_concurrent_bytes,
+            save_concurrent_bytes=save_concurrent_bytes,
+            restore_concurrent_bytes=restore_concurrent_bytes,
+            memory=memory,
+        ) as checkpointer,
     ):
         tree = await threads.run(_tree, files, opened)
         save = await checkpointer.save(

@@ -182,7 +182,7 @@ def ours(asked: Asked) -> Tree:
 
 
 def ours_like(asked: Asked) -> Tree:
-    return cast("Tree", penstock.sync.restore(asked.path / "a", like=asked.like))
+    return penstock.sync.restore(asked.path / "a", like=asked.like)
 
 
 def ours_on_another_mesh(asked: Asked) -> Tree:

@@ -145,7 +145,7 @@ def ours(asked: Asked) -> Tree:
 
 
 def ours_like(asked: Asked) -> Tree:
-    return cast("Tree", penstock.sync.restore(asked.path / "flat", like=asked.like))
+    return penstock.sync.restore(asked.path / "flat", like=asked.like)
 
 
 def ours_steps(asked: Asked) -> Tree:

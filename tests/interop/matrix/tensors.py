@@ -70,7 +70,7 @@ def ours(asked: Asked) -> Tree:
 
 
 def ours_like(asked: Asked) -> Tree:
-    return cast("Tree", penstock.sync.restore(place(asked.path), like=asked.like))
+    return penstock.sync.restore(place(asked.path), like=asked.like)
 
 
 SAFETENSORS: Final = Section(

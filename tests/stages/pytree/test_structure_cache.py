@@ -197,10 +197,11 @@ def test_a_class_that_becomes_a_node_is_noticed() -> None:
 def test_only_the_last_few_structures_are_remembered() -> None:
     cache = StructureCache(most=2)
     first, _, _ = cache.flatten([1])
-    cache.flatten([1, 2])
+    second, _, _ = cache.flatten([1, 2])
     assert cache.flatten([1])[0] is first
     cache.flatten([1, 2, 3])
-    assert cache.flatten([1])[0] is not first
+    assert cache.flatten([1])[0] is first
+    assert cache.flatten([1, 2])[0] is not second
 
 
 @pytest.mark.parametrize(

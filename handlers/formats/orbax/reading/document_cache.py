@@ -4,20 +4,22 @@ from __future__ import annotations
 
 __all__ = ("RememberedDocuments",)
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from threading import Lock
-from typing import Final, TypeAlias, TypeVar, cast, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.key_cache import RememberedKeys
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 
 T = TypeVar("T")
 Parts: TypeAlias = tuple[object, ...]
 
-_MOST: Final = 2  # of each kind
+_KINDS: Final = 4  # of documents: a tree has one of each
+_TREES: Final = 2
+_BYTES_OF_A_LEAF: Final = 200
 
 
 @final
@@ -30,16 +32,15 @@ class RememberedDocuments:
     """
 
     keys: RememberedKeys = field(default_factory=RememberedKeys, init=False, repr=False)
-    _known: dict[str, list[tuple[bytes, object]]] = field(
-        default_factory=dict[str, "list[tuple[bytes, object]]"], init=False, repr=False
+    _documents: BoundedCache[tuple[str, bytes], Any] = field(
+        default_factory=lambda: BoundedCache(_KINDS * _TREES), init=False, repr=False
     )
-    _tables: list[tuple[Parts, Index, LeafTable]] = field(
-        default_factory=list["tuple[Parts, Index, LeafTable]"], init=False, repr=False
+    _tables: BoundedCache[Hashable, LeafTable] = field(
+        default_factory=lambda: BoundedCache(_TREES), init=False, repr=False
     )
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def decode(self, kind: str, decoder: Callable[[str, bytes], T], path: str, data: bytes) -> T:
-        """Return `decoder(path, data)`, now or from before.
+        """Return `decoder(path, data)`, made now or before.
 
         Args:
             kind: What document it is; one kind has one decoder.
@@ -47,33 +48,18 @@ class RememberedDocuments:
             path: Where `data` was found.
             data: The content of the file.
         """
-        digest = blake2b(data).digest()
-        with self._lock:
-            known = list(self._known.get(kind, ()))
 
-        for found, decoded in known:
-            if found == digest:
-                return cast("T", decoded)
+        def make() -> T:
+            return decoder(path, data)
 
-        made = decoder(path, data)
-        with self._lock:
-            self._known[kind] = [(digest, made), *self._known.get(kind, ())][:_MOST]
-
-        return made
+        found: T = self._documents.get_or_make((kind, blake2b(data).digest()), make, lambda _: len(data))
+        return found
 
     def table(self, parts: Parts, index: Index) -> LeafTable | None:
-        """Return what these very documents and an index that says the same were put together to."""
-        with self._lock:
-            tables = list(self._tables)
-
-        for known, of, table in tables:
-            if all(a is b for a, b in zip(known, parts, strict=True)) and index.says_the_same(of):
-                return table
-
-        return None
+        """Return the table made of these very documents and of an index that says the same."""
+        return self._tables.get((ByIdentity(*parts), index.what_it_says()))
 
     def keep_table(self, parts: Parts, index: Index, table: LeafTable) -> None:
         """Remember a table that depends on nothing else."""
-        with self._lock:
-            self._tables.append((parts, index, table))
-            del self._tables[:-_MOST]
+        nbytes = _BYTES_OF_A_LEAF * len(table.keys)
+        self._tables.put((ByIdentity(*parts), index.what_it_says()), table, nbytes)

@@ -11,9 +11,7 @@ __all__ = ("EncodedTree", "EncodedTrees", "check_names")
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from operator import is_
-from threading import Lock
-from typing import Any, final
+from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
@@ -36,8 +34,11 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 from penstock.handlers.formats.orbax.writing.name_collisions import check_directories
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DuplicateNameError
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.written import Document
+
+_BYTES_OF_A_LEAF: Final = 1024
 
 
 @final
@@ -49,13 +50,11 @@ class EncodedTrees:
         form: How they are stored.
     """
 
-    __slots__ = ("_form", "_known", "_lock", "_most")
+    __slots__ = ("_form", "_known")
 
     def __init__(self, most: int = 2, form: SaveFormat | None = None) -> None:
         self._form = SaveFormat() if form is None else form
-        self._most = most
-        self._known: list[EncodedTree] = []
-        self._lock = Lock()
+        self._known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
 
     def of(self, leaves: Sequence[Leaf]) -> EncodedTree:
         """Return the encoded tree of these very leaves, told by identity; make it if need be.
@@ -63,16 +62,13 @@ class EncodedTrees:
         Raises:
             DuplicateNameError, InvalidLeafError: As `check_names`.
         """
-        with self._lock:
-            for known in reversed(self._known):
-                if len(known.leaves) == len(leaves) and all(map(is_, known.leaves, leaves)):
-                    return known
 
-        made = EncodedTree(leaves, self._form)
-        with self._lock:
-            self._known = [*self._known, made][-self._most :]
+        def make() -> EncodedTree:
+            return EncodedTree(leaves, self._form)
 
-        return made
+        return self._known.get_or_make(
+            ByIdentity(*leaves), make, lambda tree: _BYTES_OF_A_LEAF * len(tree.leaves)
+        )
 
 
 @final

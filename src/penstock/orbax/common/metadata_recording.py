@@ -12,6 +12,7 @@ from typing import Any, final
 
 import jax
 
+from penstock.blocking.background import run_sync
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
 from penstock.kernel.config.save_format import SaveFormat
@@ -21,7 +22,6 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
 from penstock.orbax.common.array_metadata_store import RANDOM_KEY_IMPL, ArrayMetadata
-from penstock.orbax.common.blocking_calls import run_sync
 from penstock.orbax.common.handler_paths import handler_path
 
 

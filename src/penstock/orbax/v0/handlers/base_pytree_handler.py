@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSaveArgs")
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import jax
 from jax import tree_util
 
+from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
@@ -26,7 +28,6 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.orbax.common.array_metadata_store import Store
-from penstock.orbax.common.blocking_calls import LoopThread
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
@@ -128,7 +129,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._layout = TreeLayout(self._form, single=self._single)
         self._type_handler_registry = type_handler_registry
-        self._loop = LoopThread(partial(_make, self._layout, limits))
+        self._loop = LoopThread(partial(_opened, self._layout, limits), name="penstock.orbax")
 
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
@@ -312,16 +313,18 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
     partial_restore: bool = False
 
 
-def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
-    """Make what saves and what restores."""
+@asynccontextmanager
+async def _opened(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
+    """Yield what saves and what restores."""
     chosen = EveryLayout(layout)
     registry = CallRegistry().as_kernel()
-    return tuple(
-        [
-            Checkpointer(layout=chosen, memory_limit=limit, registry=registry)
-            for limit in dict.fromkeys(limits)
-        ]
-    )
+    async with AsyncExitStack() as stack:
+        opened: list[Checkpointer] = []
+        for limit in dict.fromkeys(limits):
+            checkpointer = Checkpointer(layout=chosen, memory_limit=limit, registry=registry)
+            opened.append(await stack.enter_async_context(checkpointer))
+
+        yield tuple(opened)
 
 
 async def _start_save(

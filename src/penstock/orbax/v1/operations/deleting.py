@@ -12,8 +12,8 @@ from anyio import to_thread
 from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.storage.paths import absolute_path
-from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.item_names import check_names
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.context.v1_options import CheckpointLayout
 from penstock.orbax.v1.operations.locating import Kind, find, item_names

@@ -11,9 +11,9 @@ from typing import Any, Final, final
 
 from anyio import to_thread
 
+from penstock.orbax.common.job_processes import is_primary_host
 from penstock.orbax.v1.common.handler_types import StatefulCheckpointable
 from penstock.orbax.v1.common.item_names import METRICS
-from penstock.orbax.v1.common.multihost_functions import is_primary_host
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.context.context import get_context
 

@@ -14,7 +14,6 @@ from anyio import to_thread
 from jax import tree_util
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.checkpointer.engine import SaveKeywords
 from penstock.checkpointer.pipelines import save_pipeline
 from penstock.handlers.formats.orbax.tree_layout import TreeLayout
 from penstock.handlers.stores.local import LocalStore
@@ -23,7 +22,7 @@ from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMi
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.metadata_recording import recorded_by, validate
-from penstock.orbax.v1.common.background_operation import Operation, begin, budget
+from penstock.orbax.v1.common.operation import Operation, begin, budget
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.common.tree_types import PyTree
 from penstock.orbax.v1.context.array_options import (
@@ -149,7 +148,7 @@ class PyTreeHandler:
         if store is not None and not isinstance(store, ArrayMetadataStore):
             pipeline = recorded_by(store, layout.save_format, pipeline)
 
-        keywords: SaveKeywords = {"save_args": _save_args(options, tree)}
+        save_args = _save_args(options, tree)
         limit = budget(self._context.memory.save_limit)
         registry = CustomLeaves(self._leaves, self._context).registry()
         path = await directory.await_creation()
@@ -158,7 +157,7 @@ class PyTreeHandler:
             first = _first(self._context, tree)
             try:
                 future = await checkpointer.save(
-                    str(path), tree, prioritise=first, pipeline=pipeline, **keywords
+                    str(path), tree, prioritise=first, pipeline=pipeline, save_args=save_args
                 )
             except NoHandlerError as error:
                 raise UnregisteredTypeError(str(error)) from error

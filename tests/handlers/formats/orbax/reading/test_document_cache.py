@@ -41,11 +41,12 @@ def test_the_same_bytes_are_decoded_once() -> None:
     assert decoder.calls == [b"one", b"two", b"one"]
 
 
-def test_only_the_last_two_are_kept() -> None:
+def test_only_the_last_few_are_kept() -> None:
     remembered, decoder = RememberedDocuments(), Decoder()
-    for data in (b"one", b"two", b"three", b"two", b"three", b"one"):
+    few = [str(at).encode() for at in range(8)]
+    for data in [*few, *few, b"another", *few[1:], b"0"]:
         remembered.decode("a", decoder, "p", data)
-    assert decoder.calls == [b"one", b"two", b"three", b"one"]
+    assert decoder.calls == [*few, b"another", b"0"]
 
 
 def test_an_error_is_not_remembered() -> None:

@@ -1,4 +1,4 @@
-"""The pure mappings from stored leaves to those of a result, against a plain second telling of them."""
+"""The matcher of a target against what is stored, compared with a plain second implementation of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.kernel.messages.restore_options import RestoreOptions, Transform
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.stages.plan import match
-from penstock.stages.planning.leaf_sources import Matching
-from penstock.stages.planning.renaming import match_renamed, rename_leaves
-from penstock.stages.planning.transforms import match_transforms
-from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree
+from penstock.stages.planning.leaf_sources import ABSENT, Function, Matching, TargetLeaves
+from penstock.stages.planning.matching import match_leaves, pair_keys
+from penstock.stages.planning.renaming import rename_leaves
+from penstock.stages.pytree.flattening import flatten_tree
 
 KEY = st.sampled_from(["a", "b", "c", "0", "1"])
 PATHS = st.lists(st.lists(KEY, min_size=1, max_size=3).map(tuple), max_size=6, unique=True)
@@ -33,8 +32,37 @@ def stored_of(paths: list[KeyPath]) -> list[StoredLeaf]:
     return [StoredLeaf(info_of(keys), spec) for keys in paths]
 
 
-def flat_of(paths: list[KeyPath]) -> list[FlatLeaf]:
-    return [FlatLeaf(info_of(keys), np.zeros(2)) for keys in paths]
+def target_of(paths: list[KeyPath]) -> TargetLeaves:
+    return TargetLeaves([info_of(keys) for keys in paths], [np.zeros(2)] * len(paths))
+
+
+def matched(wanted: list[KeyPath], there: list[KeyPath], only: Any = None, **options: Any) -> Matching:
+    return match_leaves("path", stored_of(there), target_of(wanted), RestoreOptions(**options), only)
+
+
+@given(PATHS, PATHS)
+def test_key_paths_are_paired_with_their_equals(wanted: list[KeyPath], there: list[KeyPath]) -> None:
+    pairing = pair_keys(wanted, there)
+
+    assert list(pairing.rows) == [there.index(keys) if keys in there else ABSENT for keys in wanted]
+    assert list(pairing.unexpected) == [at for at, keys in enumerate(there) if keys not in wanted]
+    assert pairing.missing == [at for at, keys in enumerate(wanted) if keys not in there]
+
+
+@given(PATHS, PATHS, st.sets(KEY, min_size=1))
+def test_what_is_not_selected_is_as_if_it_were_not_stored(
+    wanted: list[KeyPath], there: list[KeyPath], chosen: set[str]
+) -> None:
+    selected = [keys for keys in there if keys[0] in chosen]
+    if not selected:
+        return
+
+    for options in ({}, {"rename": {("a",): ("b",)}}, {"transforms": {"a": Transform()}}):
+        found = matched(wanted, there, lambda keys: keys[0] in chosen, **options)
+        alone = matched(wanted, selected, **options)
+
+        assert found.rows == [row if row == ABSENT else there.index(selected[row]) for row in alone.rows]
+        assert (found.differences, found.changes) == (alone.differences, alone.changes)
 
 
 def expected_name(keys: KeyPath, rules: dict[KeyPath, KeyPath | None]) -> KeyPath | None:
@@ -54,14 +82,13 @@ def test_the_longest_name_above_a_leaf_renames_it(
     if dotted:
         rename = {".".join(old): None if new is None else ".".join(new) for old, new in rules.items()}
 
-    renamed = rename_leaves(stored_of(paths), rename, {})
+    renamed = rename_leaves(stored_of(paths), range(len(paths)), rename, {})
 
     expected = {keys: expected_name(keys, rules) for keys in paths}
     names = [name for name in expected.values() if name is not None]
-    assert {leaf.info.keys for leaf in renamed.leaves} == set(names)
-    assert {keys: leaf.info.keys for keys, leaf in renamed.originals.items()}.items() <= {
-        (new, old) for old, new in expected.items()
-    }
+    assert {info.keys for info in renamed.infos} == set(names)
+    found = zip(renamed.rows, renamed.infos, strict=True)
+    assert {(paths[row], info.keys) for row, info in found} <= expected.items()
     collisions = [each for each in renamed.differences if "would both" in each.in_like]
     assert len(collisions) == len(names) - len(set(names))
     unused = {old for old in rename if repr(old) in {each.key_path for each in renamed.differences}}
@@ -81,10 +108,9 @@ def test_the_longest_name_above_a_leaf_renames_it(
 def test_each_leaf_of_either_side_is_found_told_or_refused(
     wanted: list[KeyPath], there: list[KeyPath], on_missing: Any, on_unexpected: Any
 ) -> None:
-    options = RestoreOptions(on_missing=on_missing, on_unexpected=on_unexpected)
-    matching = match_renamed(flat_of(wanted), stored_of(there), options, match)
+    matching = matched(wanted, there, on_missing=on_missing, on_unexpected=on_unexpected)
 
-    assert read_names(matching) == {(keys, keys) for keys in wanted if keys in there}
+    assert read_names(matching, there) == {(keys, keys) for keys in wanted if keys in there}
     told = {(change.kind, change.key_path) for change in matching.changes}
     refused = {(each.kind, each.key_path) for each in matching.differences}
     missing = {info_of(keys).key_path for keys in wanted if keys not in there}
@@ -96,12 +122,12 @@ def test_each_leaf_of_either_side_is_found_told_or_refused(
     assert refused == {("missing", at) for at in missing if not kept} | {
         ("unexpected", at) for at in unexpected if not skipped
     }
-    if not refused:
-        assert [origin.info.keys for origin in matching.origins] == wanted
+    assert [info.keys for info in matching.infos] == wanted
 
 
-def read_names(matching: Matching) -> set[tuple[KeyPath, KeyPath]]:
-    return {(origin.info.keys, origin.read.info.keys) for origin in matching.origins if origin.read}
+def read_names(matching: Matching, there: list[KeyPath]) -> set[tuple[KeyPath, KeyPath]]:
+    pairs = zip(matching.infos, matching.rows, strict=True)
+    return {(info.keys, there[row]) for info, row in pairs if row != ABSENT}
 
 
 PATTERNS = st.dictionaries(
@@ -124,13 +150,12 @@ PATTERNS = st.dictionaries(
 def test_transforms_do_as_the_table_says(
     wanted: list[KeyPath], there: list[KeyPath], rules: dict[str, Transform], to_original: bool
 ) -> None:
-    options = RestoreOptions(transforms=rules, transforms_default_to_original=to_original)
-    matching = match_transforms(flat_of(wanted), stored_of(there), options)
+    matching = matched(wanted, there, transforms=rules, transforms_default_to_original=to_original)
 
     stored = {"/".join(keys) for keys in there}
     refusals = 0
-    for origin in matching.origins:
-        path = "/".join(origin.info.keys)
+    for at, info in enumerate(matching.infos):
+        path = "/".join(info.keys)
         decided: tuple[str, str] | None = None
         for pattern in sorted(rules):
             rule = rules[pattern]
@@ -145,29 +170,31 @@ def test_transforms_do_as_the_table_says(
         if decided is None:
             decided = ("read", path) if path in stored and to_original else ("kept", "")
 
-        read, function = origin.read, origin.function
-        if read is not None:
-            assert decided == ("read", "/".join(read.info.keys))
+        row, function = matching.rows[at], matching.functions.get(at)
+        if row != ABSENT:
+            assert decided == ("read", "/".join(there[row]))
         elif function is not None:
             assert decided == ("made", "/".join(function.inputs[0].stored.info.keys))
         else:
             assert decided[0] in {"kept", "refused"}
 
-    assert [origin.info.keys for origin in matching.origins] == wanted
+    assert [info.keys for info in matching.infos] == wanted
     assert len(matching.differences) == refusals
-    needed = {leaf.info.keys for leaf in needed_by(matching)}
+    needed = {there[row] for row in matching.rows if row != ABSENT}
+    needed |= {each.stored.info.keys for function in made_by(matching) for each in function.inputs}
     skipped = {change.key_path for change in matching.changes if change.kind == "skipped"}
     assert skipped == {info_of(keys).key_path for keys in there if keys not in needed}
 
 
-def needed_by(matching: Matching) -> list[StoredLeaf]:
-    read = [origin.read for origin in matching.origins if origin.read]
-    functions = [origin.function for origin in matching.origins if origin.function]
-    return [*read, *(each.stored for function in functions for each in function.inputs)]
+def made_by(matching: Matching) -> list[Function]:
+    return list(matching.functions.values())
 
 
 def test_a_bare_leaf_has_the_empty_path() -> None:
     flat, _ = flatten_tree(np.zeros(2))
     options = RestoreOptions(transforms={"": Transform(original_key="a")})
+    target = TargetLeaves([leaf.info for leaf in flat], [leaf.value for leaf in flat])
 
-    assert read_names(match_transforms(flat, stored_of([("a",)]), options)) == {((), ("a",))}
+    matching = match_leaves("path", stored_of([("a",)]), target, options)
+
+    assert read_names(matching, [("a",)]) == {((), ("a",))}

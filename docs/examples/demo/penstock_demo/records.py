@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
-from penstock.kernel.messages.statistics import Span, StageStatistics
+from penstock.kernel import Span, StageStatistics
 
 
 @dataclass(frozen=True, slots=True)

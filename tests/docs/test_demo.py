@@ -17,11 +17,14 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.cli.demo.corpus import Corpus
-from penstock.cli.demo.demo_command import require_followed
-from penstock.cli.demo.model import SIZES, State, count_parameters, init_state, train_step
-from penstock.cli.demo.process import TrainingLog
-from penstock.cli.demo.records import (
+from penstock.cli.terminal.terminal_output import CommandError
+from penstock.kernel.messages.statistics import Span, StageStatistics
+from penstock.pipelines import save_pipeline
+from penstock_demo.acts import require_followed
+from penstock_demo.corpus import Corpus
+from penstock_demo.model import SIZES, State, count_parameters, init_state, train_step
+from penstock_demo.process import TrainingLog
+from penstock_demo.records import (
     DurableSave,
     FinishedStep,
     FollowedStep,
@@ -30,15 +33,13 @@ from penstock.cli.demo.records import (
     decode,
     encode,
 )
-from penstock.cli.demo.report import curve, differing_steps, disk_table, losses_of
-from penstock.cli.demo.texts import own_text, read_text
-from penstock.cli.demo.timeline import draw, timeline_of
-from penstock.cli.demo.training import unfinished
-from penstock.cli.terminal.terminal_output import CommandError
-from penstock.kernel.messages.statistics import Span, StageStatistics
-from penstock.pipelines import save_pipeline
+from penstock_demo.report import curve, differing_steps, disk_table, losses_of
+from penstock_demo.texts import own_text, read_text
+from penstock_demo.timeline import draw, timeline_of
+from penstock_demo.training import unfinished
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
 SMALL = SIZES["small"]
 CORPUS = Corpus("to be or not to be, that is the question. " * 20)
 SVG = "{http://www.w3.org/2000/svg}"

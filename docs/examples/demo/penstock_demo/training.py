@@ -17,10 +17,12 @@ from anyio import create_task_group, sleep, sleep_forever, to_thread
 from anyio.abc import TaskGroup
 
 import penstock
-from penstock.checkpointer.pipelines import save_pipeline
-from penstock.cli.demo.corpus import Corpus
-from penstock.cli.demo.model import SIZES, State, count_parameters, init_state, train_step
-from penstock.cli.demo.records import (
+from penstock.kernel import Milestone, Pipeline, SaveFuture, SaveRun, WrittenBatch
+from penstock.pipelines import save_pipeline
+from penstock.steps import EverySteps, KeepBest, KeepLast
+from penstock_demo.corpus import Corpus
+from penstock_demo.model import SIZES, State, count_parameters, init_state, train_step
+from penstock_demo.records import (
     DurableSave,
     FinishedStep,
     HeldSave,
@@ -29,12 +31,6 @@ from penstock.cli.demo.records import (
     StagedSave,
     StartedTraining,
 )
-from penstock.kernel.messages.save import WrittenBatch
-from penstock.kernel.pipeline.futures import Milestone, SaveFuture
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.steps.keep_policies import KeepBest, KeepLast
-from penstock.steps.save_policies import EverySteps
 
 TICK_S = 0.002
 LEAST_SAVES = 3  # one to resume from, one to be killed in, one after it

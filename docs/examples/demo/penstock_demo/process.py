@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from tempfile import TemporaryFile
 from typing import Any, Literal, final
@@ -17,7 +18,7 @@ from anyio import ClosedResourceError, EndOfStream, IncompleteRead, open_process
 from anyio.abc import ByteReceiveStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from penstock.cli.demo.records import (
+from penstock_demo.records import (
     DurableSave,
     FinishedStep,
     FollowedStep,
@@ -85,7 +86,7 @@ async def run_training(
         Kills the process and waits until it is gone.
     """
     log = TrainingLog()
-    command = [sys.executable, "-m", f"penstock.cli.demo.{program}", json.dumps(options)]
+    command = [sys.executable, "-m", f"penstock_demo.{program}", json.dumps(options)]
     # Its own session, so that Ctrl-C reaches the parent alone, which then ends the child.
     with TemporaryFile() as errors:
         process = await open_process(
@@ -109,8 +110,10 @@ async def run_training(
 
 
 def _environment() -> dict[str, str]:
-    # On another platform whoever asks for it sees to it that its kernels are deterministic.
-    return {"JAX_PLATFORMS": "cpu", **os.environ}
+    # Who asks for another platform sees to it that its kernels are deterministic.
+    demo = str(Path(__file__).parents[1])
+    python_path = os.pathsep.join(filter(None, [demo, os.environ.get("PYTHONPATH")]))
+    return {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": python_path}
 
 
 async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from xml.sax.saxutils import escape
 
-from penstock.cli.demo.process import TrainingLog
-from penstock.cli.demo.records import DurableSave
 from penstock.cli.terminal.byte_sizes import format_bytes
-from penstock.kernel.messages.statistics import Span, bottleneck
+from penstock.kernel import Span, bottleneck
+from penstock_demo.process import TrainingLog
+from penstock_demo.records import DurableSave
 
 WIDTH = 1180
 LEFT = 190  # of the plot

@@ -1,14 +1,8 @@
-"""The module `checkpoint_utils` of Orbax's API: how leaves are restored, and waiting for steps."""
+"""What a target says of how each leaf is restored, and structs that stand for arrays."""
 
 from __future__ import annotations
 
-__all__ = (
-    "PLACEHOLDER",
-    "checkpoints_iterator",
-    "construct_restore_args",
-    "to_shape_dtype_struct",
-    "wait_for_new_checkpoint",
-)
+__all__ = ("construct_restore_args", "to_shape_dtype_struct")
 
 from typing import Any, Final, cast
 
@@ -22,7 +16,6 @@ from penstock.orbax.common.value_metadata import ArrayMetadata, Metadata, Scalar
 from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata, build_default_tree_metadata
 from penstock.orbax.v0.common.tree_utils import PyTree
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
-from penstock.orbax.v0.manager.step_waiting import checkpoints_iterator, wait_for_new_checkpoint
 
 _jax: Any = jax
 _PYTHON: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}

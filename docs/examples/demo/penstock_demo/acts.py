@@ -14,14 +14,14 @@ from typing import Any, final
 import anyio
 from anyio import Event, create_task_group, move_on_after
 
-from penstock.cli.demo import report
-from penstock.cli.demo.process import TrainingLog, run_training
-from penstock.cli.demo.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
-from penstock.cli.demo.scratch import end_on_signal, open_directory
-from penstock.cli.demo.texts import read_text
-from penstock.cli.demo.timeline import draw, timeline_of
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock_demo import report
+from penstock_demo.process import TrainingLog, run_training
+from penstock_demo.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
+from penstock_demo.scratch import end_on_signal, open_directory
+from penstock_demo.texts import read_text
+from penstock_demo.timeline import draw, timeline_of
 
 PATIENCE_S = 30.0  # with the second process, once the first one has ended
 

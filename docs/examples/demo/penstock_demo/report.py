@@ -17,11 +17,11 @@ __all__ = (
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock.cli.demo.process import TrainingLog
-from penstock.cli.demo.records import DurableSave, FollowedStep, Restored
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Table
-from penstock.kernel.messages.statistics import bottleneck
+from penstock.kernel import bottleneck
+from penstock_demo.process import TrainingLog
+from penstock_demo.records import DurableSave, FollowedStep, Restored
 
 BARS = "▁▂▃▄▅▆▇█"
 

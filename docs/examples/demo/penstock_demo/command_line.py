@@ -1,0 +1,56 @@
+"""The command line of the demo. `penstock demo` and `make demo` run it."""
+
+from __future__ import annotations
+
+__all__ = ("main",)
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.cli.terminal.terminal_output import open_output
+from penstock_demo.acts import DemoOptions, run_demo
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the demo and return its exit status; see `run_demo`.
+
+    Args:
+        arguments: Without the program's name.
+    """
+    options = _parser().parse_args(arguments)
+    chosen = DemoOptions(
+        text=options.text,
+        steps=options.steps,
+        every=options.every,
+        size="small" if options.small else "full",
+        seconds=options.seconds_budget,
+        keep=options.keep,
+        picture=options.picture,
+    )
+    return run_demo(chosen, open_output())
+
+
+def _parser() -> argparse.ArgumentParser:
+    demo = argparse.ArgumentParser(
+        prog="penstock demo",
+        description=(
+            "Train a small transformer and save it while training goes on. Kill a second process in the "
+            "middle of a save, resume in a third, and compare the losses bit for bit. Runs on the CPU unless "
+            "JAX_PLATFORMS names another platform."
+        ),
+    )
+    demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (penstock's documentation)")
+    demo.add_argument("--steps", type=int, default=190, metavar="N", help="steps to train (%(default)s)")
+    demo.add_argument("--every", type=int, default=30, metavar="N", help="steps between saves (%(default)s)")
+    demo.add_argument("--small", action="store_true", help="a smaller model, for a quick look")
+    demo.add_argument("--keep", type=Path, metavar="DIR", help="put the checkpoints there and leave them")
+    demo.add_argument(
+        "--picture", type=Path, metavar="FILE", default=Path("penstock-demo-timeline.svg"),
+        help="where the timeline goes (%(default)s)",
+    )  # fmt: skip
+    demo.add_argument(
+        "--seconds-budget", type=float, default=75.0, metavar="S",
+        help="train fewer steps if it would take much longer than this (%(default)s)",
+    )  # fmt: skip
+    return demo

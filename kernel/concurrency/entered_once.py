@@ -1,0 +1,81 @@
+"""How a Checkpointer and a CheckpointManager are entered and left."""
+
+from __future__ import annotations
+
+__all__ = ("EnteredOnce", "own_tasks")
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import final
+
+from anyio import create_task_group, get_cancelled_exc_class
+from anyio.abc import TaskGroup
+
+from penstock.kernel.errors import ClosedError
+
+
+@final
+class EnteredOnce:
+    """An async context that can be entered one time.
+
+    Args:
+        name: What callers call its owner, for messages.
+        live: Makes the context.
+    """
+
+    __slots__ = ("_life", "_live", "_name")
+
+    def __init__(self, name: str, live: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        self._name = name
+        self._live = live
+        self._life: AbstractAsyncContextManager[None] | None = None
+
+    async def enter(self) -> None:
+        """Enter the context.
+
+        Raises:
+            ClosedError: If it was entered before.
+        """
+        if self._life is not None:
+            raise ClosedError(f"a {self._name} can be entered once; make another one")
+
+        self._life = self._live()
+        await self._life.__aenter__()
+
+    async def leave(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        """Leave it, as `__aexit__` does."""
+        assert self._life is not None
+        return await self._life.__aexit__(exc_type, exc_val, exc_tb)
+
+
+@asynccontextmanager
+async def own_tasks(on_leaving: Callable[[BaseException | None], None]) -> AsyncGenerator[TaskGroup]:
+    """Run the body beside background tasks; a failure of the body cancels them.
+
+    Args:
+        on_leaving: Called once no task runs any more, with what the body raised or None. It raises what
+            the caller should see: the error itself, where a task group would raise an exception group.
+
+    Cancellation:
+        Of the caller: passed on at once; `on_leaving` is not called.
+    """
+    failure: BaseException | None = None
+    async with create_task_group() as tasks:
+        try:
+            yield tasks
+        except (get_cancelled_exc_class(), GeneratorExit):
+            raise
+        except BaseException as error:
+            failure = error  # raised below, as it is and not in a group
+            tasks.cancel_scope.cancel()
+
+    try:
+        on_leaving(failure)
+    finally:
+        del failure  # its traceback refers to this frame

@@ -1,0 +1,147 @@
+"""What was made before and may be of use again: the one cache of penstock."""
+
+from __future__ import annotations
+
+__all__ = ("BoundedCache", "ByIdentity")
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from operator import is_
+from threading import Lock
+from typing import Final, Generic, TypeVar, final
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MOST_BYTES: Final = 256 * 2**20
+"""What one cache may hold, if its owner names no other limit."""
+
+
+@final
+class BoundedCache(Generic[K, V]):
+    """Keeps the values that were used last, within a number of entries and a number of bytes. Thread-safe.
+
+    A cache belongs to an object (a layout, or the `Shared` objects of a Checkpointer) and dies with it. What
+    it holds does not count against the memory budget, which is for array bytes.
+
+    Args:
+        most_entries: Entries to keep; one that was used longest ago goes first.
+        most_bytes: Bytes to keep, of all entries together. A larger value is not kept at all.
+    """
+
+    __slots__ = ("_entries", "_lock", "_most_bytes", "_most_entries", "_nbytes")
+
+    def __init__(self, most_entries: int, most_bytes: int = MOST_BYTES) -> None:
+        self._most_entries = most_entries
+        self._most_bytes = most_bytes
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()  # the one used last at the end
+        self._nbytes = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values kept, as their owners counted them."""
+        return self._nbytes
+
+    def get(self, key: K) -> V | None:
+        """Return the value kept for `key`; None if there is none."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: K, value: V, nbytes: int) -> None:
+        """Keep a value, in the place of any other for `key`.
+
+        Args:
+            key: What it will be asked for by.
+            value: Nobody may change it from now on.
+            nbytes: How much memory it takes, about.
+        """
+        with self._lock:
+            self._drop(key)
+            self._keep(key, value, nbytes)
+
+    def get_or_make(self, key: K, make: Callable[[], V], nbytes: Callable[[V], int]) -> V:
+        """Return the value kept for `key`, or make it and keep it.
+
+        Two threads that ask at the same time may both make it; the value kept last stays.
+
+        Args:
+            key: What it is asked for by.
+            make: Called without the lock. What it raises is raised here, and nothing is kept.
+            nbytes: How much memory a value takes, about.
+        """
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.put(key, found, nbytes(found))
+
+        return found
+
+    def change(self, key: K, changed: Callable[[V | None], tuple[V, int] | None]) -> None:
+        """Replace the value kept for `key` in one step, which no other thread sees the middle of.
+
+        Args:
+            key: Of the value.
+            changed: Called under the lock with the value, None if there is none; it returns the new one and
+                its bytes, or None to keep none.
+        """
+        with self._lock:
+            entry = changed(self._drop(key))
+            if entry is not None:
+                self._keep(key, *entry)
+
+    def pop(self, key: K) -> V | None:
+        """Return the value kept for `key`, None if there is none, and keep it no longer."""
+        with self._lock:
+            return self._drop(key)
+
+    def _drop(self, key: K) -> V | None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+
+        self._nbytes -= entry[1]
+        return entry[0]
+
+    def _keep(self, key: K, value: V, nbytes: int) -> None:
+        if nbytes > self._most_bytes:
+            return
+
+        self._entries[key] = (value, nbytes)
+        self._nbytes += nbytes
+        while len(self._entries) > self._most_entries or self._nbytes > self._most_bytes:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self._nbytes -= freed
+
+
+@final
+class ByIdentity:
+    """A key that equals another one only if both are of the very same objects. Keeps them alive.
+
+    Args:
+        *objects: They need be neither hashable nor comparable.
+    """
+
+    __slots__ = ("_hash", "_objects")
+
+    def __init__(self, *objects: object) -> None:
+        self._objects = objects
+        self._hash = hash(tuple(map(id, objects)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ByIdentity)
+            and len(self._objects) == len(other._objects)
+            and all(map(is_, self._objects, other._objects))
+        )

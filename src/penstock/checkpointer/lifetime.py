@@ -1,0 +1,104 @@
+"""A Checkpointer while it is open: its task group and threads, its background saves, its streams."""
+
+from __future__ import annotations
+
+__all__ = ("Lifetime",)
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar, final
+
+from anyio import CancelScope
+from anyio.abc import TaskGroup
+
+from penstock.checkpointer.background_saves import BackgroundSaves
+from penstock.checkpointer.engine import Engine
+from penstock.checkpointer.process_exit import Stopping
+from penstock.checkpointer.save_task import SaveTask
+from penstock.checkpointer.streaming import Streams
+from penstock.kernel.concurrency.entered_once import own_tasks
+from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import ClosedError
+from penstock.kernel.memory.limit_watch import watching_memory
+from penstock.kernel.pipeline.futures import Milestone
+
+T = TypeVar("T")
+
+
+@final
+class Lifetime:
+    """What one Checkpointer has under way. Used from one event loop.
+
+    Args:
+        engine: Of the Checkpointer.
+    """
+
+    __slots__ = ("_engine", "_tasks", "_threads", "background", "stopping", "streams")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tasks: TaskGroup | None = None
+        self._threads: Threads | None = None
+        self.background = BackgroundSaves()
+        self.streams = Streams()
+        self.stopping = Stopping(engine.config.stopping, self.background)
+
+    @asynccontextmanager
+    async def live(self) -> AsyncGenerator[None, None]:
+        """Be open. Leaving waits for the saves under way; leaving on an error cancels them."""
+        try:
+            async with own_tasks(self.background.raise_on_leaving) as tasks:
+                self._tasks, self._threads = tasks, Threads()
+                with (
+                    self.stopping.watching(tasks),
+                    watching_memory(tasks, self._engine.memory, self._engine.events),
+                ):
+                    yield
+                    self.streams.stop()
+                    await self.background.wait_ended()
+        finally:
+            self._tasks = None
+
+    def running(self) -> tuple[TaskGroup, Threads]:
+        """Return the task group and the threads.
+
+        Raises:
+            ClosedError: If the Checkpointer is not open.
+            ForkedError: In a fork of the process that it was opened in.
+        """
+        self.stopping.check_process()
+        if self._tasks is None or self._threads is None:
+            raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
+
+        return self._tasks, self._threads
+
+    async def calmly(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work()` with the interpreter set as the configuration wants it meanwhile."""
+        tasks, _ = self.running()
+        with calm_interpreter(tasks, self._engine.config.loop):
+            return await work()
+
+    async def start(self, task: SaveTask, until: Milestone) -> None:
+        """Start a save in the background; return when it has come so far.
+
+        Cancellation:
+            Cancels the save and returns when its temporary files are gone.
+        """
+        tasks, _ = self.running()
+        self.background.add(task)
+        tasks.start_soon(self.calmly, task)
+        self.stopping.keep_alive(task.future)
+        try:
+            await task.future.wait(until)
+        except BaseException:
+            task.cancel()
+            with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
+                await task.wait_ended()
+
+            raise
+
+    async def wait(self) -> None:
+        """Wait until no save is under way; raise the first failure that nobody was told of."""
+        await self.background.wait_ended()
+        self.background.raise_unseen()

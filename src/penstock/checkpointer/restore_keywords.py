@@ -1,0 +1,126 @@
+"""What a caller of `restore` may ask for, and what becomes of the request and the pipeline then."""
+
+from __future__ import annotations
+
+__all__ = ("RestoreKeywords", "asked_for", "result_check", "with_derive")
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, cast, get_origin, is_typeddict
+
+from penstock.checkpointer.pipelines import First
+from penstock.kernel.errors import ResultTypeError, SpecError
+from penstock.kernel.messages.restore import Only
+from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.stages.derive import Derive
+
+
+class RestoreKeywords(TypedDict, total=False):
+    """Keyword arguments of every `restore` beside `like` and `as_type`; type checkers read them here.
+
+    From `only` on they let the result depart from what is stored. Without them every difference is an
+    error. What they did is in the `RestoreReport`, and told by events.
+
+    Attributes:
+        mmap: Whether leaves live in the page cache where they can; see `Checkpointer.restore`.
+        split: What separates the keys in the names of a safetensors file.
+        item: Which item of the checkpoint, by its name; by default the one that holds the tree.
+        prioritise: Says which leaves are read first, by stored key path.
+        pipeline: Stages for this restore alone.
+        on_report: Called with the `RestoreReport` when the result is complete.
+        only: Which leaves are restored; nothing else is read. Shell patterns over dotted stored names
+            (`"params"`, `["opt.*.mu"]`), where a name also stands for everything below it; or a
+            function from the tuple of stored keys to a bool. With `like`, it has just those leaves.
+        rename: Stored names to names in the result: dotted names, as they are stored (`"opt.0.mu"`),
+            or tuples of keys. A name also stands for everything below it; the longest match counts;
+            None leaves the leaf out. Or a function from the tuple of stored keys to one of those.
+        transforms: Regular expressions over key paths with slashes (`params/.*`) to
+            `penstock.Transform`s, as in Orbax. Stored leaves that no result needs are not read.
+        transforms_default_to_original: Whether leaves without a transform come from the checkpoint,
+            where it has them, or are those of `like`.
+        dtype: A dtype, for all arrays of its kind; `"like"`, for the dtypes of `like`; a mapping
+            from shell patterns over dotted names of the result to dtypes, of which the first match
+            counts; or a function from the key path in the result to a dtype or None. Values are
+            cast on the host, as in C. Typed keys and leaves that are not arrays stay as they are.
+        strict: If False, arrays are padded with zeros or cut off, at the end of each axis, to the
+            shapes of `like`.
+        on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have: the very same
+            objects, which must be values and not types or structs.
+        on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
+    """
+
+    mmap: bool
+    split: str | None
+    item: str | None
+    prioritise: First | None
+    pipeline: Pipeline[RestoreRun] | None
+    on_report: Callable[[RestoreReport], object] | None
+    only: Only | None
+    rename: Rename | None
+    transforms: Mapping[str, Transform] | None
+    transforms_default_to_original: bool
+    dtype: Any
+    strict: bool
+    on_missing: Literal["raise", "keep"]
+    on_unexpected: Literal["raise", "skip"]
+
+
+def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:
+    """Return the options, or None if they ask for nothing.
+
+    Raises:
+        SpecError: If they need a target and there is none.
+    """
+    if options == RestoreOptions():
+        return None
+
+    options.check_target(has_like=has_like)
+    return options
+
+
+def result_check(path: str, as_type: object) -> Callable[[object], None]:
+    """Return a function that raises `ResultTypeError` for a result that is not of the type asked for.
+
+    Args:
+        path: Of the checkpoint, for the message.
+        as_type: A class, a generic alias (`dict[str, jax.Array]`, of which only `dict` is checked), a
+            TypedDict (of which only its names are), or None for any result.
+
+    Raises:
+        SpecError: If `as_type` is something else, which no result can be checked against.
+    """
+    if as_type is None:
+        return lambda _: None
+    if is_typeddict(as_type):
+        keys: frozenset[str] = cast("Any", as_type).__required_keys__
+        return lambda result: _check(
+            path, as_type, result, fits=isinstance(result, dict) and keys <= cast("Any", result).keys()
+        )
+
+    origin = get_origin(as_type)
+    wanted = as_type if origin is None else origin
+    try:
+        isinstance(None, cast("Any", wanted))
+    except TypeError as error:
+        raise SpecError(f"as_type must be a class such as a dataclass or dict, not {as_type!r}") from error
+
+    return lambda result: _check(path, as_type, result, fits=isinstance(result, cast("Any", wanted)))
+
+
+def _check(path: str, as_type: object, result: object, *, fits: bool) -> None:
+    if not fits:
+        raise ResultTypeError(path, as_type, result)
+
+
+def with_derive(pipeline: Pipeline[RestoreRun], options: RestoreOptions | None) -> Pipeline[RestoreRun]:
+    """Return a pipeline that also makes the leaves that are not simply read, if there may be any.
+
+    Raises:
+        PipelineError: If there may be some and it has no stage `assemble`.
+    """
+    if options is None or "derive" in pipeline.names:
+        return pipeline
+
+    makes = options.transforms is not None or options.on_missing == "keep"
+    return pipeline.insert_before("assemble", Derive(), called="derive") if makes else pipeline

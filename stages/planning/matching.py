@@ -1,0 +1,190 @@
+"""The one matcher of a restore target against what is stored. Pure.
+
+`only`, `rename`, `transforms`, `on_missing` and `on_unexpected` are its rules. Without any of them each
+leaf of the target is read from the stored leaf that has the same keys.
+"""
+
+from __future__ import annotations
+
+__all__ = ("Pairing", "match_leaves", "pair_keys")
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from penstock.kernel.errors import TreeDifference
+from penstock.kernel.messages.restore import Only
+from penstock.kernel.messages.restore_options import Change, RestoreOptions
+from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
+from penstock.stages.planning.leaf_sources import (
+    ABSENT,
+    Matching,
+    TargetLeaves,
+    describe_stored,
+    describe_target,
+    keep,
+)
+from penstock.stages.planning.renaming import leaves_within_leaves, rename_leaves
+from penstock.stages.planning.selection import select_rows
+from penstock.stages.planning.stored_columns import StoredInfos, key_columns, spec_column
+from penstock.stages.planning.transforms import match_transforms
+
+MOST_SUGGESTIONS: Final = 40  # a search for the nearest name compares with every other,
+MOST_CANDIDATES: Final = 2_000  # so both are bounded: a wholly different tree has thousands
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Which key path of one side is which of the other."""
+
+    rows: Sequence[int]  #: for each that is wanted, its place among the stored ones, or `ABSENT`
+    unexpected: Sequence[int]  #: places of stored ones that nobody wants
+
+    @property
+    def missing(self) -> list[int]:
+        """Places of wanted ones that are not stored."""
+        return [at for at, row in enumerate(self.rows) if row == ABSENT]
+
+
+def pair_keys(wanted: Sequence[KeyPath], stored: Sequence[KeyPath]) -> Pairing:
+    """Find each wanted key path among the stored ones. Neither side has one twice."""
+    if list(wanted) == list(stored):
+        return Pairing(range(len(wanted)), ())
+
+    on_disk = {keys: row for row, keys in enumerate(stored)}
+    rows = [on_disk.get(keys, ABSENT) for keys in wanted]
+    if len(rows) == len(on_disk) and ABSENT not in rows:
+        return Pairing(rows, ())
+
+    known = set(wanted)
+    return Pairing(rows, [row for row, keys in enumerate(stored) if keys not in known])
+
+
+def match_leaves(
+    path: str,
+    stored: Sequence[StoredLeaf],
+    target: TargetLeaves | None,
+    options: RestoreOptions,
+    only: Only | None = None,
+) -> Matching:
+    """Decide where each leaf of a result comes from.
+
+    None and empty containers count as leaves, with one exception: one on disk that the target does
+    not know is no difference, since it carries nothing and some classes leave no trace of theirs.
+
+    Args:
+        path: The checkpoint, for messages.
+        stored: All its leaves.
+        target: What is wanted; None for all that is stored, as it was saved.
+        options: Of which `rename`, `transforms`, `on_missing` and `on_unexpected` count here.
+        only: Which stored leaves are wanted at all.
+
+    Raises:
+        SpecError: If a rule does not fit: `only` means nothing, a name is no name, a regular expression
+            is none.
+        HandlerFailedError: If `rename` is a function and raises.
+    """
+    keys, _ = key_columns(stored)
+    rows: Sequence[int] = range(len(keys)) if only is None else select_rows(path, keys, only)
+    if options.transforms is not None and target is not None:
+        chosen = stored if only is None else [stored[row] for row in rows]
+        return match_transforms(target, chosen, rows, options)
+
+    there: Sequence[ParamInfo] = StoredInfos(stored, rows)
+    if options.rename is None:
+        names = keys if only is None else [keys[row] for row in rows]
+        return _by_keys(stored, rows, there, names, target, options)
+
+    targets = {} if target is None else {info.name: info for info in target.infos}
+    renamed = rename_leaves(stored, rows, options.rename, targets)
+    names = [info.keys for info in renamed.infos]
+    matching = _by_keys(stored, renamed.rows, renamed.infos, names, target, options)
+    matching.differences[:0] = renamed.differences
+    matching.changes[:0] = renamed.changes
+    if target is None:
+        matching.differences += leaves_within_leaves(renamed.infos)
+
+    return matching
+
+
+def _by_keys(
+    stored: Sequence[StoredLeaf],
+    rows: Sequence[int],
+    infos: Sequence[ParamInfo],
+    keys: Sequence[KeyPath],
+    target: TargetLeaves | None,
+    options: RestoreOptions,
+) -> Matching:
+    """Match by equal keys.
+
+    Args:
+        stored: All leaves.
+        rows: Of those that are wanted.
+        infos: Where each of these stands, by the name it has in the result.
+        keys: Likewise.
+        target: What is wanted.
+        options: Of which `on_missing` and `on_unexpected` count here.
+    """
+    if target is None:
+        return Matching(infos, None, rows)
+
+    pairing = pair_keys([info.keys for info in target.infos], keys)
+    found = pairing.rows
+    if not isinstance(rows, range):
+        found = [ABSENT if at == ABSENT else rows[at] for at in found]
+
+    matching = Matching(target.infos, target.values, found)
+    if found is pairing.rows and not pairing.unexpected and isinstance(found, range):
+        return matching
+
+    specs = spec_column(stored)
+    unexpected = [
+        (infos[at], stored[rows[at]]) for at in pairing.unexpected if not specs[rows[at]].is_empty_marker
+    ]
+    _tell_partners_missing(matching, pairing.missing, unexpected, options)
+    return matching
+
+
+def _tell_partners_missing(
+    matching: Matching,
+    missing: Sequence[int],
+    unexpected: Sequence[tuple[ParamInfo, StoredLeaf]],
+    options: RestoreOptions,
+) -> None:
+    """Say of each leaf that only one side has what happens to it."""
+    infos, likes = matching.infos, matching.likes or ()
+    if options.on_missing == "keep":
+        for at in missing:
+            keep(matching, infos[at], likes[at])
+    else:
+        names = {info.name: info.key_path for info, _ in unexpected}
+        matching.differences += [
+            TreeDifference(
+                "missing",
+                infos[at].key_path,
+                in_like=describe_target(likes[at]),
+                suggestion=_nearest(infos[at].name, names) if number < MOST_SUGGESTIONS else "",
+            )
+            for number, at in enumerate(missing)
+        ]
+    if options.on_unexpected == "skip":
+        matching.changes += [
+            Change("skipped", info.key_path, describe_stored(leaf)) for info, leaf in unexpected
+        ]
+    else:
+        names = {infos[at].name: infos[at].key_path for at in missing}
+        matching.differences += [
+            TreeDifference(
+                "unexpected",
+                info.key_path,
+                on_disk=describe_stored(leaf),
+                suggestion=_nearest(info.name, names) if number < MOST_SUGGESTIONS else "",
+            )
+            for number, (info, leaf) in enumerate(unexpected)
+        ]
+
+
+def _nearest(name: str, others: dict[str, str]) -> str:
+    near = get_close_matches(name, list(others)[:MOST_CANDIDATES], n=1, cutoff=0.75)
+    return others[near[0]] if near else ""

@@ -1,0 +1,278 @@
+"""Plans a restore: what the result is, which stored leaves are read for it, and by whom."""
+
+from __future__ import annotations
+
+__all__ = ("plan_restore",)
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, cast, final
+
+import jax
+from jax import tree_util
+
+from penstock.kernel.errors import StructureMismatchError, TreeDifference
+from penstock.kernel.messages.packs import ReadPack
+from penstock.kernel.messages.restore import Located, Making, ReadLeaf, RestorePlan
+from penstock.kernel.messages.restore_options import Change, RestoreOptions
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import LeafHandler
+from penstock.kernel.protocols.reads import Target
+from penstock.stages.planning.casting import DtypeRule, Refit, refit_spec
+from penstock.stages.planning.leaf_reads import in_parts, plan_reads
+from penstock.stages.planning.leaf_sources import ABSENT, Input, Matching, TargetLeaves
+from penstock.stages.planning.matching import match_leaves
+from penstock.stages.planning.pack_selection import Wanted, make_packs
+from penstock.stages.planning.stored_columns import StoredInfos, spec_column
+from penstock.stages.planning.value_conversion import maker
+from penstock.stages.pytree.flattening import nest, nest_columns
+from penstock.stages.pytree.structure_cache import StructureCache
+
+SHOWN_IN_EVENT: Final = 20
+
+
+def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[ReadPack], list[ReadLeaf]]:
+    """Decide what the result is and what to read for it. Blocking; reads no array bytes.
+
+    A leaf of the result that is read has its own index. What functions need is read under indices
+    beyond those. Every departure from what is stored is told by events.
+
+    Args:
+        run: The restore.
+        located: The checkpoint, and what is wanted of it.
+
+    Returns:
+        The plan; small leaves in packs; and all other leaves, large ones in parts.
+
+    Raises:
+        SpecError: If an option does not fit.
+        StructureMismatchError: If the target and the checkpoint differ in what was not asked for, or
+            something that was asked for cannot be done; it lists every difference.
+        NoHandlerError: If no handler is registered for a type, wanted or stored.
+        HandlerFailedError: If a function given as an option raises.
+    """
+    checkpoint, options = located.checkpoint, located.options or RestoreOptions()
+    options.check_target(has_like=located.has_like)
+    target: TargetLeaves | None = None
+    treedef: Any = None
+    if located.has_like:
+        infos, values, treedef = run.shared.of(StructureCache).flatten(located.like)
+        target = TargetLeaves(infos, values)
+
+    matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, located.only)
+    planner = _Planner(run, located, options, matching)
+    packs, leaves = planner.read_results()
+    makings = planner.makings()
+    leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs])
+    planner.check()
+    plan = RestorePlan(
+        matching.infos,
+        _unflatten(matching, treedef, has_target=located.has_like),
+        checkpoint.directory,
+        planner.kept(),
+        makings,
+        tuple(matching.changes),
+    )
+    _tell(run, plan.changes)
+    return plan, packs, leaves
+
+
+@final
+class _Planner:
+    """Plans the reads of one restore, and notes what differs and what changes."""
+
+    def __init__(
+        self, run: RestoreRun, located: Located, options: RestoreOptions, matching: Matching
+    ) -> None:
+        self.inputs: list[ReadLeaf] = []  # what only functions need
+        self._run = run
+        self._checkpoint = located.checkpoint
+        self._mmap = located.mmap
+        self._options = options
+        self._matching = matching
+        self._dtype_rule = DtypeRule(options.dtype)
+        self._specs: dict[int, LeafSpec] = {}  # of leaves that are cast or cut, by place in the result
+        self._refits: dict[int, Refit] = {}
+        self._input_indices: dict[object, int] = {}
+
+    def read_results(self) -> tuple[list[ReadPack], list[ReadLeaf]]:
+        """Plan the leaves of the result that are read."""
+        rows, likes = self._matching.rows, self._matching.likes
+        places: Sequence[int] = range(len(rows))
+        if ABSENT in rows:
+            places = [place for place, row in enumerate(rows) if row != ABSENT]
+            rows = [rows[place] for place in places]
+            likes = None if likes is None else [likes[place] for place in places]
+
+        stored = spec_column(self._checkpoint.leaves)
+        specs = [stored[row] for row in rows]
+        wanted = Wanted(places, rows, specs, self._handlers(rows, specs, likes), likes)
+        self._find_changed(wanted)
+        positions = places if isinstance(places, range) else {place: at for at, place in enumerate(places)}
+
+        def make(place: int) -> ReadLeaf:
+            at = positions[place]
+            like = None if wanted.likes is None else wanted.likes[at]
+            source = Input(self._checkpoint.leaves[wanted.rows[at]], like, wanted.likes is not None)
+            return self._read(place, source, wanted.handlers[at], self._matching.infos[place])
+
+        packs: list[ReadPack] = []
+        others: Sequence[int] = places
+        if not self._mmap:
+            packs, others = make_packs(self._checkpoint, wanted, self._specs.keys(), self._run.limits, make)
+
+        return packs, [make(place) for place in others]
+
+    def makings(self) -> list[Making]:
+        """Plan what functions need, and return how to make what they make."""
+        functions = self._matching.functions
+        needed = {
+            place: tuple([self._input(each) for each in function.inputs])
+            for place, function in functions.items()
+        }
+        users = Counter([index for inputs in needed.values() for index in inputs])
+        infos, likes = self._matching.infos, self._matching.likes or ()
+        return [
+            Making(
+                place,
+                inputs,
+                maker(functions[place], infos[place], likes[place], [users[index] > 1 for index in inputs]),
+            )
+            for place, inputs in needed.items()
+        ]
+
+    def kept(self) -> list[tuple[int, object]]:
+        """Return what stays as the target has it, by place."""
+        matching = self._matching
+        likes, made = matching.likes or (), matching.functions
+        if ABSENT not in matching.rows:
+            return []
+
+        return [(at, likes[at]) for at, row in enumerate(matching.rows) if row == ABSENT and at not in made]
+
+    def check(self) -> None:
+        """Raise `StructureMismatchError` if anything differs."""
+        matching = self._matching
+        matching.changes += [Change("unused", pattern) for pattern in self._dtype_rule.unused]
+        if matching.differences:
+            raise StructureMismatchError(self._checkpoint.path, _in_order(matching.differences))
+
+    def _find_changed(self, wanted: Wanted) -> None:
+        """Find the leaves that are not to be as they are stored, and tell how they change."""
+        if self._options.dtype is None and self._options.strict:
+            return
+
+        infos, changes = self._matching.infos, self._matching.changes
+        for at, place in enumerate(wanted.places):
+            stored, info = self._checkpoint.leaves[wanted.rows[at]], infos[place]
+            like = None if wanted.likes is None else wanted.likes[at]
+            spec = refit_spec(stored, info, like, self._options, self._dtype_rule)
+            if isinstance(spec, TreeDifference):
+                self._differs(spec, stored, info)
+                continue
+            if spec is stored.spec:
+                continue
+
+            self._specs[place] = spec
+            if spec.dtype != stored.spec.dtype:
+                changes.append(Change("cast", info.key_path, stored.spec.dtype, spec.dtype))
+            if spec.shape != stored.spec.shape:
+                changes.append(Change("resized", info.key_path, str(stored.spec.shape), str(spec.shape)))
+
+    def _input(self, wanted: Input) -> int:
+        """Have a leaf read for a function, once for all functions that want it alike."""
+        like = wanted.like
+        same: object = like if isinstance(like, type | jax.ShapeDtypeStruct) else id(like)
+        key = (wanted.stored.info.keys, wanted.has_like, same)
+        if key not in self._input_indices:
+            index = self._input_indices[key] = len(self._matching.rows) + len(self._input_indices)
+            kind: type | str = wanted.stored.spec.typestr
+            if wanted.has_like:
+                kind = like if isinstance(like, type) else type(like)
+
+            handler = self._handler(kind, wanted.stored)
+            self.inputs.append(self._read(index, wanted, handler, None))
+
+        return self._input_indices[key]
+
+    def _read(self, index: int, source: Input, handler: LeafHandler, info: ParamInfo | None) -> ReadLeaf:
+        """Plan the reads of a stored leaf; `info` is its place in the result, if it has one."""
+        stored, spec = source.stored, self._specs.get(index)
+        if spec is None:
+            target = handler.target(stored, source.like, source.has_like)
+        else:
+            refit = self._refits.setdefault(id(handler), Refit(handler))
+            handler, target = refit, refit.refit(stored, spec, source.like, source.has_like)
+        if isinstance(target, TreeDifference):
+            self._differs(target, stored, info)
+            target = Target()
+
+        piece_bytes = self._run.limits.piece_bytes
+        reads = plan_reads(self._checkpoint, index, stored, target, piece_bytes)
+        return ReadLeaf(index, stored, handler, target, reads)
+
+    def _handlers(
+        self, rows: Sequence[int], specs: Sequence[LeafSpec], likes: Sequence[Any] | None
+    ) -> list[LeafHandler]:
+        """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
+        wanted: list[Any]
+        if likes is None:
+            wanted = [spec.typestr for spec in specs]
+        else:
+            types: list[type] = list(map(type, likes))
+            wanted = list(types)
+            if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
+                wanted = [like if isinstance(like, type) else type(like) for like in likes]
+
+        leaves = self._checkpoint.leaves
+        known = {
+            kind: self._handler(kind, leaves[rows[wanted.index(kind)]]) for kind in dict.fromkeys(wanted)
+        }
+        return list(map(known.__getitem__, wanted))
+
+    def _handler(self, kind: type | str, first: StoredLeaf) -> LeafHandler:
+        """Find the handler of a type that is wanted, or of a stored type name."""
+        registry, key_path = self._run.registry, first.info.key_path
+        if isinstance(kind, str):
+            return registry.for_typestr(kind, key_path)
+
+        return registry.lookup(kind, key_path)
+
+    def _differs(self, difference: TreeDifference, stored: StoredLeaf, info: ParamInfo | None) -> None:
+        """Tell a difference where it is in the result, and where it is stored if that is elsewhere."""
+        key_path = stored.info.key_path if info is None else info.key_path
+        on_disk = difference.on_disk
+        if key_path != stored.info.key_path:
+            on_disk = f"{on_disk} (as {stored.info.key_path})"
+
+        self._matching.differences.append(replace(difference, key_path=key_path, on_disk=on_disk))
+
+
+def _unflatten(matching: Matching, treedef: Any, *, has_target: bool) -> Callable[[Sequence[object]], object]:
+    """Return how the values of a result become a tree."""
+    infos = matching.infos
+    if has_target:
+        return partial(cast("Any", tree_util).tree_unflatten, treedef)
+    if isinstance(infos, StoredInfos):
+        return partial(nest_columns, *infos.key_columns())
+
+    return partial(nest, infos)
+
+
+def _in_order(differences: Sequence[TreeDifference]) -> list[TreeDifference]:
+    """Sort differences: what cannot be done at all, then missing, then unexpected leaves, then the others."""
+    order = {"rule": 0, "missing": 1, "unexpected": 2}
+    return sorted(differences, key=lambda difference: order.get(difference.kind, 3))
+
+
+def _tell(run: RestoreRun, changes: Sequence[Change]) -> None:
+    by_kind: dict[str, list[str]] = {}
+    for change in changes:
+        by_kind.setdefault(change.kind, []).append(change.key_path)
+
+    for kind, key_paths in by_kind.items():
+        shown = tuple(key_paths[:SHOWN_IN_EVENT])
+        run.events.info(f"restore.{kind}", path=run.path, n_leaves=len(key_paths), key_paths=shown)
