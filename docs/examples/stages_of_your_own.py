@@ -106,8 +106,8 @@ async def save_and_restore(directory: Path, state: Mapping[str, Any]) -> None:
         key = AESGCM.generate_key(256)
         pipeline = plain.insert_after("device_to_host", Encrypt(key))
         await (await checkpointer.save(directory / "sealed", state, pipeline=pipeline))
-        pipeline = way_in.insert_after("plan", Decrypt(key))
-        back = await checkpointer.restore(directory / "sealed", pipeline=pipeline)
+        opening = way_in.insert_after("plan", Decrypt(key))
+        back = await checkpointer.restore(directory / "sealed", pipeline=opening)
         assert jnp.array_equal(back["w"], state["w"])
 
 

@@ -17,11 +17,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import PartsHandler
-<<<<<<< HEAD:stages/planning/splitting.py
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead
-=======
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, Target
->>>>>>> land-save:stages/planning/leaf_reads.py
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
 from penstock.stages.planning.coalescing import join_reads
 
 SHARE: Final = 2
