@@ -26,7 +26,7 @@ class CountAndHash:
     """Looks at every byte on its way, and changes none."""
 
     nbytes: int = 0
-    digests: dict[Any, str] = field(default_factory=dict)
+    digests: dict[Any, str] = field(default_factory=dict[Any, str])
 
     def __call__(self, batch: StagedBatch) -> StagedBatch:
         for piece in batch.parts():
@@ -113,7 +113,7 @@ async def save_and_restore(directory: Path, state: Mapping[str, Any]) -> None:
 
 def main(directory: Path) -> None:
     """Run it."""
-    anyio.run(save_and_restore, directory, {"w": jnp.linspace(0, 1, 1000), "step": 7})
+    anyio.run(save_and_restore, directory, {"w": jnp.arange(1000) / 8, "step": 7})
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ __all__ = (
     "StructureMismatchError",
     "TreeDifference",
     "TruncatedDataError",
+    "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
 
@@ -71,5 +72,6 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
     TruncatedDataError,
+    UnsupportedByStoreError,
     UnsupportedFormatError,
 )

@@ -22,7 +22,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, cast, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
 from penstock.handlers.formats.common.checked_json import (
@@ -126,17 +126,13 @@ def v2_compressor(codec: str | None) -> dict[str, object] | None:
 
 def opaque_codec(form: ArrayFormat) -> str | None:
     """Return the codec that a stage of penstock gave an array to make it opaque; None if it has none."""
-    if form.version == 2:
-        step, options = form.metadata.get("compressor"), form.metadata.get("compressor")
-    else:
-        step = form.metadata["codecs"][-1]
-        options = step.get("configuration")
-
-    if not isinstance(step, dict) or not isinstance(options, dict) or options.get("opaque") is not True:
+    version_2 = form.version == 2
+    step: Any = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
+    options: Any = step if version_2 else step.get("configuration")
+    if not isinstance(options, dict) or cast("dict[str, object]", options).get("opaque") is not True:
         return None
 
-    name = step.get("id" if form.version == 2 else "name")
-    return name if isinstance(name, str) else None
+    return str(step.get("id" if version_2 else "name"))
 
 
 def _is_opaque(codec: str) -> bool:
