@@ -57,6 +57,7 @@ __all__ = (
     "Layout",
     "Leaf",
     "LeafBatch",
+    "LeafChange",
     "LeafColumns",
     "LeafHandler",
     "LeafSpec",
@@ -71,6 +72,7 @@ __all__ = (
     "Milestone",
     "NamedTensors",
     "Only",
+    "OpaquePiece",
     "Order",
     "Pack",
     "PackedCheckpoint",
@@ -138,6 +140,7 @@ __all__ = (
     "WrittenBatch",
     "ZarrDetails",
     "bottleneck",
+    "decoded",
     "get_logger",
     "run_pipeline",
 )
@@ -150,6 +153,8 @@ if TYPE_CHECKING:
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
+    from penstock.kernel.messages.changed_specs import LeafChange, SpecChange
+    from penstock.kernel.messages.opaque import OpaquePiece, decoded
     from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
     from penstock.kernel.messages.restore import (
         HostBatch,
@@ -172,7 +177,6 @@ if TYPE_CHECKING:
         Piece,
         SavePlan,
         SaveReport,
-        SpecChange,
         StagedBatch,
         TreeToSave,
         WrittenBatch,
@@ -266,6 +270,8 @@ else:
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
             "penstock.kernel.memory.byte_account": ("AccountStatistics", "ByteLease"),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
+            "penstock.kernel.messages.changed_specs": ("LeafChange", "SpecChange"),
+            "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
             "penstock.kernel.messages.packs": ("HostPack", "ReadLeaf", "ReadPack"),
             "penstock.kernel.messages.restore": (
                 "HostBatch",
@@ -294,7 +300,6 @@ else:
                 "Piece",
                 "SavePlan",
                 "SaveReport",
-                "SpecChange",
                 "StagedBatch",
                 "TreeToSave",
                 "WrittenBatch",

@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import ClassVar, final
 
@@ -16,9 +16,11 @@ from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages.save import Committed, Leaf, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.protocols.layouts import ArrangedLayout
 from penstock.kernel.protocols.written import Document
 from penstock.stages.common.files_handlers import finalize_handlers
 from penstock.stages.common.planned_leaves import check_planned, plan_of
+from penstock.stages.common.stage_record import stage_record
 
 
 @final
@@ -94,6 +96,10 @@ class _Committer:
         files = {part.file for batch in self._batches for part in batch.written}
         files |= {pack.file for batch in self._batches for pack in batch.packs}
         directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
+        record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
+        if record is not None:
+            _write_document(run, replace(record, path=os.path.join(run.folder, record.path)), directories)
+
         documents = run.layout.documents(
             leaves,
             self._batches,

@@ -85,8 +85,8 @@ class _Stager:
         if changed:
             await threads.run(_check_changed, changed)
 
-        small, rest = self._divide(batch.leaves)
         room = _Room(plan)
+        small, rest = self._divide(batch.leaves, room)
         for leaves in grouped(small, self._most):
             extra = sum(map(room.of, leaves))
             yield replace(await self._stage_pack(leaves, extra, prioritised=prioritised), plan=plan)
@@ -99,7 +99,7 @@ class _Stager:
             for group in _groups(planned, self._most):
                 yield replace(await self._stage_group(group, prioritised=prioritised), plan=plan)
 
-    def _divide(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+    def _divide(self, leaves: Sequence[Leaf], room: _Room) -> tuple[list[Leaf], list[Leaf]]:
         """Choose what is packed: those of whole cache lines first, so that all of them begin on one.
 
         A mapped restore uses arrays in place that do. Of others, those that are worth it go alone.
@@ -114,7 +114,7 @@ class _Stager:
             packed = (
                 nbytes <= most
                 and spec.is_single_chunk
-                and spec.codec is None
+                and not room.is_coded(leaf)
                 and self._has_buffers(leaf.handler)
             )
             if not packed or (nbytes >= at.page_bytes and nbytes % at.line_bytes):
@@ -209,21 +209,27 @@ def _copied(leaf: Leaf) -> bytes:
 class _Room:
     """Bytes for what stages further on make of a leaf, leased together with those of the leaf."""
 
-    __slots__ = ("_specs",)
+    __slots__ = ("_plan",)
 
     def __init__(self, plan: SavePlan | None) -> None:
-        self._specs = () if plan is None or not plan.changed else plan.specs
+        self._plan = None if plan is None or not plan.changes else plan
 
     def of(self, leaf: Leaf, nbytes: int | None = None) -> int:
         """Bytes that a leaf becomes, or a part of it that has `nbytes`; none if nobody changes it."""
-        if not self._specs or not leaf.spec.nbytes:
+        if self._plan is None or leaf.index not in self._plan.changes or not leaf.spec.nbytes:
             return 0
 
-        after = self._specs[leaf.index]
-        if after is leaf.spec or after == leaf.spec:
-            return 0
+        after = self._plan.specs[leaf.index]
+        part = leaf.spec.nbytes if nbytes is None else nbytes
+        room = -(-after.nbytes * part // leaf.spec.nbytes)
+        return room if after.codec is None else encoding_room(room)
 
-        return -(-after.nbytes * (leaf.spec.nbytes if nbytes is None else nbytes) // leaf.spec.nbytes)
+    def is_coded(self, leaf: Leaf) -> bool:
+        """Whether the leaf has a codec now, or gets one further on: then its chunks travel whole."""
+        if leaf.spec.codec is not None or self._plan is None:
+            return leaf.spec.codec is not None
+
+        return self._plan.specs[leaf.index].codec is not None
 
 
 def _plan(leaves: list[Leaf], piece_bytes: int, room: _Room) -> tuple[StagedBatch | None, list[_Planned]]:
@@ -256,7 +262,7 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
     If encoding leased its own bytes, what is staged behind it could hold all there are.
     """
     spec = leaf.spec
-    if spec.codec is None:
+    if not room.is_coded(leaf):
         for plan in leaf.handler.pieces(leaf, piece_bytes):
             extra = room.of(leaf, plan.nbytes)
             yield replace(plan, cost=plan.cost + extra) if extra else plan
@@ -264,7 +270,8 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
         return
 
     for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
-        yield replace(plan, cost=plan.cost + encoding_room(plan.nbytes) + room.of(leaf, plan.nbytes))
+        encoded = 0 if spec.codec is None else encoding_room(plan.nbytes)
+        yield replace(plan, cost=plan.cost + encoded + room.of(leaf, plan.nbytes))
 
 
 def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:

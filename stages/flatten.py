@@ -4,15 +4,15 @@ from __future__ import annotations
 
 __all__ = ("Flatten",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.messages.changed_specs import resolved_spec
-from penstock.kernel.messages.save import Leaf, LeafBatch, SavePlan, SpecChange, TreeToSave
+from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, resolved_spec
+from penstock.kernel.messages.save import Leaf, LeafBatch, SavePlan, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
@@ -95,38 +95,43 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
             run.layout.check(staged)
             trees.keep(known)
 
-    specs = resolved([leaf.spec for leaf in leaves], message.changes)
+    specs, changes = resolved([leaf.spec for leaf in leaves], message.changes)
     if message.changes:
         run.layout.check([replace(leaf, spec=spec) for leaf, spec in zip(known.leaves, specs, strict=True)])
 
-    references = references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves])
     return leaves, SavePlan(
         infos=infos,
         specs=specs,
-        references=references,
-        changed=bool(message.changes),
-        sizes_known=not known.coded,
+        references=references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves]),
+        changes=changes,
+        sizes_known=not (known.coded or any(specs[index].codec is not None for index in changes)),
     )
 
 
-def resolved(specs: Sequence[LeafSpec], changes: Sequence[SpecChange]) -> Sequence[LeafSpec]:
-    """Return what the leaves are once every stage has changed them as it declares. Pure.
+def resolved(
+    specs: Sequence[LeafSpec], changes: Sequence[tuple[str, SpecChange]]
+) -> tuple[Sequence[LeafSpec], Mapping[int, LeafChange]]:
+    """Return what the leaves are behind every stage, as those declare, and who changes which. Pure.
 
     Equal specs that are one object stay one object, by which the same is known again.
     """
     if not changes:
-        return specs
+        return specs, {}
 
-    known: dict[int, LeafSpec] = {}
+    known: dict[int, tuple[LeafSpec, LeafChange | None]] = {}
     for spec in specs:
         if id(spec) not in known:
-            changed = spec
-            for change in changes:
-                changed = resolved_spec(changed, change)
+            after, stages = spec, list[str]()
+            for name, change in changes:
+                before, after = after, resolved_spec(after, change)
+                if after is not before:
+                    stages.append(name)
 
-            known[id(spec)] = spec if changed == spec else changed
+            known[id(spec)] = after, LeafChange(tuple(stages), spec) if stages else None
 
-    return [known[id(spec)] for spec in specs]
+    found = [known[id(spec)] for spec in specs]
+    changed = {index: change for index, (_, change) in enumerate(found) if change is not None}
+    return [spec for spec, _ in found], changed
 
 
 @final

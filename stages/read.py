@@ -27,6 +27,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile
+from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.packed_reads import read_pack
 from penstock.stages.files.transfer_log import tell_transfers
@@ -103,6 +104,7 @@ class _Reader:
             self._outstanding.setdefault(leaf.index, len(leaf.reads))
 
         try:
+            check_plain(batch.reads)
             await self._perform(batch)
         finally:
             batch.release_read()

@@ -24,7 +24,6 @@ __all__ = (
     "References",
     "SavePlan",
     "SaveReport",
-    "SpecChange",
     "StagedBatch",
     "TreeToSave",
     "WrittenBatch",
@@ -39,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, fi
 from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
-from penstock.kernel.messages.changed_specs import place_of, resolved_spec
+from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
 """Stored name -> the object that was saved or restored under it, if it can never change."""
-SpecChange: TypeAlias = Callable[[LeafSpec], LeafSpec]
-"""What a stage makes of a leaf's spec. Pure: called for planning, before there is a byte of the leaf."""
 
 # Saving
 
@@ -65,12 +62,12 @@ class TreeToSave:
 
     Args:
         tree: The caller's.
-        changes: What the stages behind the first declare that they do to leaves, in order.
+        changes: What the stages behind the first declare that they do to leaves, in order, by stage name.
     """
 
     __slots__ = ("_tree", "changes")
 
-    def __init__(self, tree: object, changes: Sequence[SpecChange] = ()) -> None:
+    def __init__(self, tree: object, changes: Sequence[tuple[str, SpecChange]] = ()) -> None:
         self._tree: list[object] = [tree]
         self.changes = tuple(changes)
 
@@ -145,7 +142,8 @@ class SavePlan:
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict[str, "ReferenceType[Any]"])
     """What can never change of what is saved, by stored name."""
-    changed: bool = False  #: whether a stage declares that it changes leaves
+    changes: Mapping[int, LeafChange] = field(default_factory=dict[int, "LeafChange"])
+    """What stages declare that they do to leaves, by leaf."""
     sizes_known: bool = True  #: whether the bytes to be written are known: no leaf has a codec
 
 
@@ -169,6 +167,11 @@ class Piece:
     def key_path(self) -> str:
         """Where the leaf stands, for people."""
         return self.leaf.info.key_path
+
+    @property
+    def name(self) -> str:
+        """The stored name of the leaf."""
+        return self.leaf.info.name
 
     @property
     def nbytes(self) -> int:
@@ -310,6 +313,8 @@ class _Mapping:
             return piece
 
         data = memoryview(made).cast("B")
+        if leaf.spec.codec != piece.leaf.spec.codec:  # opaque from here on, and of any length
+            return Piece(leaf, chunk, 0, data, min(piece.cost, len(data)), coded=len(data))
         if len(data) != nbytes:
             raise ChangedLeafError(piece.key_path, f"{nbytes} bytes", f"{len(data)} bytes")
 

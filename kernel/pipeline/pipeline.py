@@ -20,7 +20,7 @@ from penstock.kernel.pipeline.stage import ChangesLeaves, FunctionStage, Stage, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.kernel.messages.save import SpecChange
+    from penstock.kernel.messages.changed_specs import SpecChange
     from penstock.kernel.pipeline.futures import Milestone
 
 RunT = TypeVar("RunT")
@@ -85,10 +85,10 @@ class Pipeline(Generic[RunT]):
         return tuple(slot.name for slot in self.slots)
 
     @property
-    def spec_changes(self) -> tuple[SpecChange, ...]:
-        """What the stages declare that they do to leaves, in order."""
-        stages = map(_declared, self.slots)
-        return tuple([stage.resolve_spec for stage in stages if isinstance(stage, ChangesLeaves)])
+    def spec_changes(self) -> tuple[tuple[str, SpecChange], ...]:
+        """What the stages declare that they do to leaves, in order, by name."""
+        stages = [(slot.name, _declared(slot)) for slot in self.slots]
+        return tuple([(name, each.resolve_spec) for name, each in stages if isinstance(each, ChangesLeaves)])
 
     def check(self, first: type | None = None) -> None:
         """Refuse a pipeline that cannot work: a stage that does not take what the one before it gives.

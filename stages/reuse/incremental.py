@@ -123,7 +123,7 @@ def _compare(
     same = _same_digest(plan.digests, checkpoint) if run.by_digest else _same_object(known.get(key, {}))
 
     # What a stage changes on the way is compared as it is here, so it is written anew.
-    unchanged = [leaf for leaf in leaves if plan.specs[leaf.index] is leaf.spec and same(leaf)]
+    unchanged = [leaf for leaf in leaves if leaf.index not in plan.changes and same(leaf)]
     stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves} if unchanged else {}
     found: list[_Candidate] = []
     for leaf in unchanged:

@@ -136,7 +136,7 @@ class CompositeLayout(ItemsLayoutBase):
         for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
             info = _within(part, leaf.info)
-            found[part.directory].append(replace(leaf, info=info, value=None, staged=None))
+            found[part.directory].append(replace(leaf, info=info, value=None))
 
         for part in self._parts.tree_parts:
             yield part, found[part.directory]
