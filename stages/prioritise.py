@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, final
 
-from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf, ReadPack
 from penstock.kernel.messages.save import Leaf, LeafBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages

@@ -72,7 +72,7 @@ class Encrypt:
 
     def sealed(self, piece: Piece) -> bytes:
         nonce = os.urandom(12)
-        return nonce + AESGCM(self.key).encrypt(nonce, piece.data, about(piece))
+        return bytes(nonce + AESGCM(self.key).encrypt(nonce, piece.data, about(piece)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Decrypt:
         return decoded(batch, CODEC, self.opened)
 
     def opened(self, piece: OpaquePiece) -> bytes:
-        return AESGCM(self.key).decrypt(piece.data[:12], piece.data[12:], about(piece))
+        return bytes(AESGCM(self.key).decrypt(piece.data[:12], piece.data[12:], about(piece)))
 
 
 async def save_and_restore(directory: Path, state: Mapping[str, Any]) -> None:
