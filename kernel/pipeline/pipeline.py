@@ -193,7 +193,8 @@ def _name_of(stage: Stage[Any]) -> str:
 
 
 def _with_options(slot: Slot[RunT], given: Mapping[str, Any], source: str) -> Stage[RunT]:
-    stage = _declared(slot)
+    declared = _declared(slot)
+    stage = declared if dataclasses.is_dataclass(declared) else slot.stage
     if not dataclasses.is_dataclass(stage) or isinstance(stage, type):
         raise PipelineError(f"the stage {slot.name!r} is not a dataclass, so it has no options to set")
 
