@@ -32,8 +32,8 @@ from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.paths import absolute_path
-from penstock.kernel.storage.read_lock import hold_for_reading
 from penstock.kernel.storage.workspace import Workspace
 
 T = TypeVar("T")
