@@ -15,6 +15,7 @@ __all__ = (
     "Actor",
     "ArrangedLayout",
     "Arrangement",
+    "Background",
     "BufferHandler",
     "BuildHolds",
     "BuildToken",
@@ -30,12 +31,16 @@ __all__ = (
     "Document",
     "DriverRead",
     "Exchanges",
+    "FilesHandler",
+    "FilledLeaf",
+    "FilledPack",
     "Finishing",
     "FlowOptions",
     "FolderListing",
     "ForeignFiles",
     "FormattedLayout",
     "FunctionStage",
+    "HandlerLookup",
     "HandlerRegistry",
     "Hold",
     "HostBatch",
@@ -106,6 +111,7 @@ __all__ = (
     "StageRegistry",
     "StageStatistics",
     "StagedBatch",
+    "StagedLeaf",
     "StoppingOptions",
     "StorageDetails",
     "Store",
@@ -178,6 +184,7 @@ if TYPE_CHECKING:
         ZarrDetails,
     )
     from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+    from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.layouts import (
         ArrangedLayout,
         Arrangement,
@@ -191,6 +198,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkingHandler,
+        HandlerLookup,
         LeafHandler,
         PackingHandler,
         PartsHandler,
@@ -217,6 +225,7 @@ if TYPE_CHECKING:
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
+    from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -285,6 +294,7 @@ else:
                 "ZarrDetails",
             ),
             "penstock.kernel.protocols.coordinator": ("Coordinator", "SingleProcessCoordinator"),
+            "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
                 "ArrangedLayout",
                 "Arrangement",
@@ -298,6 +308,7 @@ else:
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler",
                 "ChunkingHandler",
+                "HandlerLookup",
                 "LeafHandler",
                 "PackingHandler",
                 "PartsHandler",
@@ -331,6 +342,7 @@ else:
             ),
             "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),
+            "penstock.kernel.protocols.views": ("FilledLeaf", "FilledPack", "StagedLeaf"),
             "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
         },
     )
