@@ -288,6 +288,7 @@ def test_folders_of_tests_mirror_rooms() -> None:
     assert wrong == set()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("also", "loaded"),
     [
@@ -309,6 +310,7 @@ print(*[name for name in ("jax", "numpy", "tensorstore") if name in sys.modules]
     assert run.stdout.split() == loaded
 
 
+@pytest.mark.process
 @pytest.mark.timeout(115)  # pip fetches the build backend; faulthandler ends the run at 120 s
 def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -252,6 +252,7 @@ async def test_a_save_whose_kth_operation_fails_leaves_the_old_state_or_the_new(
         await check_afterwards(path, 1 if overwrite else None, 2, published=published)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
 @pytest.mark.timeout(240)
 async def test_a_save_that_is_cancelled_in_its_kth_operation_leaves_the_old_state_or_the_new(
@@ -320,6 +321,7 @@ async def test_a_machine_that_stops_after_the_kth_change_has_the_old_state_or_th
     assert seen == {1 if overwrite else None, 2}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["fail", "cancel"])
 @pytest.mark.timeout(240)
 async def test_a_restore_that_stops_in_its_kth_operation_holds_nothing(tmp_path: Path, fault: str) -> None:

@@ -17,6 +17,7 @@ AFTER_PUBLISHING = {"identity", "discard", "kind", "sync_directory"}
 """What is done once the new checkpoint has its own name. What it replaced may then stay beside it."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["fail", "tear"])
 @pytest.mark.parametrize("kind", SAVINGS)
 async def test_a_save_whose_kth_operation_fails_leaves_nothing_behind(
@@ -61,6 +62,7 @@ OPTIONAL = {"share", "identity", "data.allocate", "hold_reading"}
 """What a save can do without: what cannot be linked is written."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", RESTORINGS)
 async def test_a_restore_whose_kth_operation_fails_holds_nothing(folder: Path, kind: str) -> None:
     restoring = RESTORINGS[kind]

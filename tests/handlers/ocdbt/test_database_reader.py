@@ -192,6 +192,7 @@ def test_what_goes_in_comes_out(
         assert read_index(LocalStore(), directory) == entries
 
 
+@pytest.mark.process
 def test_what_penstock_wrote_is_read_without_tensorstore(tmp_path: Path, write_database: Write) -> None:
     write_database(tmp_path, [(b"k", Inline(b"v"))])
     program = (
@@ -248,6 +249,7 @@ def damaged(path: Path, change: Callable[[bytes, int], bytes]) -> Iterator[int]:
     path.write_bytes(whole)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
 def test_a_flipped_bit_is_an_error_or_makes_no_difference(database: Path, bits: int) -> None:
     expected = read_index(LocalStore(), str(database))
@@ -539,6 +541,7 @@ def test_a_later_format_is_named_as_such(tmp_path: Path, write_database: Write) 
         manifest.write_bytes(bytes(later) + crc32c(bytes(later)).to_bytes(4, "little"))
 
 
+@pytest.mark.many_cases
 @given(data=st.data())
 def test_damage_under_a_right_checksum_never_escapes_as_another_error(
     write_database: Write, data: st.DataObject
@@ -567,6 +570,7 @@ def test_damage_under_a_right_checksum_never_escapes_as_another_error(
     assert list(index) == sorted(index)
 
 
+@pytest.mark.many_cases
 @given(in_manifest=st.booleans(), where=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
 def test_damage_under_a_right_checksum_in_a_compressed_node(
     in_manifest: bool, where: float, value: int
