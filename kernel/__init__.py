@@ -15,6 +15,7 @@ __all__ = (
     "Actor",
     "ArrangedLayout",
     "Arrangement",
+    "Background",
     "BufferHandler",
     "BuildHolds",
     "BuildToken",
@@ -30,16 +31,21 @@ __all__ = (
     "Document",
     "DriverRead",
     "Exchanges",
+    "FilesHandler",
+    "FilledLeaf",
+    "FilledPack",
     "Finishing",
     "FlowOptions",
     "FolderListing",
     "ForeignFiles",
     "FormattedLayout",
     "FunctionStage",
+    "HandlerLookup",
     "HandlerRegistry",
     "Hold",
     "HostBatch",
     "HostPack",
+    "HostPart",
     "ItemLayout",
     "ItemsLayout",
     "KeyKind",
@@ -84,6 +90,7 @@ __all__ = (
     "RegulatorStatistics",
     "Rename",
     "Renames",
+    "RestorePlan",
     "RestoreReport",
     "RestoreRequest",
     "RestoreRun",
@@ -106,6 +113,7 @@ __all__ = (
     "StageRegistry",
     "StageStatistics",
     "StagedBatch",
+    "StagedLeaf",
     "StoppingOptions",
     "StorageDetails",
     "Store",
@@ -136,16 +144,17 @@ if TYPE_CHECKING:
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-    from penstock.kernel.messages.packs import HostPack, ReadPack
+    from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
     from penstock.kernel.messages.restore import (
         HostBatch,
+        HostPart,
         Located,
         Only,
         Order,
         ReadBatch,
-        ReadLeaf,
         RestoredBatch,
         RestoredTree,
+        RestorePlan,
         RestoreRequest,
     )
     from penstock.kernel.messages.restore_options import Change, ChangeKind, Rename, RestoreReport, Transform
@@ -178,6 +187,7 @@ if TYPE_CHECKING:
         ZarrDetails,
     )
     from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+    from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.layouts import (
         ArrangedLayout,
         Arrangement,
@@ -191,6 +201,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkingHandler,
+        HandlerLookup,
         LeafHandler,
         PackingHandler,
         PartsHandler,
@@ -217,6 +228,7 @@ if TYPE_CHECKING:
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
+    from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -237,14 +249,15 @@ else:
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
             "penstock.kernel.memory.byte_account": ("AccountStatistics", "ByteLease"),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
-            "penstock.kernel.messages.packs": ("HostPack", "ReadPack"),
+            "penstock.kernel.messages.packs": ("HostPack", "ReadLeaf", "ReadPack"),
             "penstock.kernel.messages.restore": (
                 "HostBatch",
+                "HostPart",
                 "Located",
                 "Only",
                 "Order",
                 "ReadBatch",
-                "ReadLeaf",
+                "RestorePlan",
                 "RestoreRequest",
                 "RestoredBatch",
                 "RestoredTree",
@@ -285,6 +298,7 @@ else:
                 "ZarrDetails",
             ),
             "penstock.kernel.protocols.coordinator": ("Coordinator", "SingleProcessCoordinator"),
+            "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
                 "ArrangedLayout",
                 "Arrangement",
@@ -298,6 +312,7 @@ else:
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler",
                 "ChunkingHandler",
+                "HandlerLookup",
                 "LeafHandler",
                 "PackingHandler",
                 "PartsHandler",
@@ -331,6 +346,7 @@ else:
             ),
             "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),
+            "penstock.kernel.protocols.views": ("FilledLeaf", "FilledPack", "StagedLeaf"),
             "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
         },
     )

@@ -39,6 +39,7 @@ __all__ = (
     "tuple_path_from_keypath",
 )
 
+from penstock.orbax.common.array_structs import to_shape_dtype_struct
 from penstock.orbax.common.job_processes import (
     broadcast_one_to_all,
     fully_replicated_host_local_array_to_global_array,
@@ -78,6 +79,6 @@ from penstock.orbax.v0.trees.leaf_placeholders import (
     name_from_leaf_placeholder,
     pytree_structure,
 )
-from penstock.orbax.v0.trees.restore_args import construct_restore_args, to_shape_dtype_struct
+from penstock.orbax.v0.trees.restore_args import construct_restore_args
 
 sync_global_devices = sync_global_processes

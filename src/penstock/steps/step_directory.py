@@ -146,7 +146,12 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
     file = os.path.join(folder, _ROOT_FILE[1])
     if store.kind(file) is None:
         store.make_directory(folder)
-        store.write_file(file, data)
+        try:
+            store.write_file(file, data, create=True)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:  # if somebody else was faster, theirs stays
+                raise
+
         store.sync_directory(folder)
 
 
