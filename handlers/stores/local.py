@@ -1,4 +1,4 @@
-"""The local file system, and any other that is mounted and keeps POSIX promises."""
+"""The local file system, and any other mounted file system that behaves as POSIX says."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LocalStore:
 
     Args:
         io: How large parts of data files travel. "auto": past the page cache (O_DIRECT) on local
-            disks, but reads what the page cache holds from there. "direct": past the page cache
-            wherever the file system takes it. "buffered": through the page cache.
+            disks, except that bytes in the page cache are read from there. "direct": past the page
+            cache wherever the file system allows it. "buffered": through the page cache.
 
     Raises:
         ConfigError: If `io` is none of these.
@@ -52,7 +52,7 @@ class LocalStore:
         self._arena = Arena()  # empty while no data file is open for writing
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
-        """What lies at `path`; None if nothing does, or a link that leads nowhere."""
+        """Say what lies at `path`; None if nothing does, or a link that leads nowhere."""
         status = _status(path)
         if status is None:
             return None
@@ -60,14 +60,14 @@ class LocalStore:
         return "directory" if stat.S_ISDIR(status.st_mode) else "file"
 
     def size(self, path: str) -> int:
-        """Bytes in the file at `path`."""
+        """Return the length in bytes of the file at `path`."""
         with translated("stat", path):
             return os.stat(path).st_size
 
     def identity(self, path: str) -> object:
-        """A value that differs once something else lies at `path`; None while nothing does.
+        """Return a value that differs once something else lies at `path`; None if nothing does.
 
-        The number of a removed directory is soon given to a new one, so the time counts, too.
+        Includes the time, because the inode number of a removed directory is soon reused.
         """
         status = _status(path)
         return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
@@ -268,13 +268,13 @@ class LocalStore:
             file.close()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it; it may be absent, and others may be removing it too."""
+        """Remove a directory and all that is in it. It may be absent, and others may be removing it, too."""
         with translated("remove", path):
             while os.path.lexists(path):
                 try:
                     shutil.rmtree(path)
                 except FileNotFoundError:
-                    continue  # an entry went away under our hands: look again
+                    continue  # somebody else removed an entry: look again
 
 
 def _reraise(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""A store on a machine that stops, and loses what was not made durable. Public as `penstock.testing`."""
+"""A store on a machine that stops and loses what was not durable. Public as `penstock.testing.CrashStore`."""
 
 from __future__ import annotations
 

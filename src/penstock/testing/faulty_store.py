@@ -1,4 +1,4 @@
-"""A store that fails, hangs or tears where a test says. Public as `penstock.testing.FaultyStore`."""
+"""A store that fails, hangs or tears a write where a test says. Public as `penstock.testing.FaultyStore`."""
 
 from __future__ import annotations
 
