@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("AroundLayout", "written_in")
+__all__ = ("ItemsLayoutBase",)
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.messages.save import WrittenBatch
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, Layout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -20,8 +18,8 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 
 
-class AroundLayout:
-    """Leaves to the layout of a tree how arrays are stored, what files are called and how they are opened.
+class ItemsLayoutBase:
+    """Leaves to another layout how arrays are stored, what files are called and how they are opened.
 
     Args:
         base: That layout; also a `FormattedLayout`.
@@ -63,7 +61,7 @@ class AroundLayout:
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
     ) -> list[Document]:
-        """Put behind the documents of the trees those of the other items and of the checkpoint."""
+        """Append the documents of the other items and of the checkpoint to those of the trees."""
         about = checkpoint_metadata.encode(
             started_ns=started_ns,
             committed_ns=committed_ns,
@@ -78,17 +76,3 @@ class AroundLayout:
             Document(CHECKPOINT_METADATA, about),
             Document(COMMIT_MARK, mark),
         ]
-
-
-def written_in(directory: str, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:
-    """What was written into an item's directory, in files named from there."""
-    prefix = f"{directory}/"
-    n = len(prefix)
-    found: list[WrittenBatch] = []
-    for batch in batches:
-        written = [replace(w, file=w.file[n:]) for w in batch.written if w.file.startswith(prefix)]
-        packs = [replace(pack, file=pack.file[n:]) for pack in batch.packs if pack.file.startswith(prefix)]
-        if written or packs:
-            found.append(WrittenBatch((), tuple(written), tuple(packs)))
-
-    return found

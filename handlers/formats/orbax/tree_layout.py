@@ -1,4 +1,4 @@
-"""The layout of a tree whose directory somebody else makes, and publishes: an item, not a checkpoint."""
+"""The layout of a tree in a directory that its caller makes and publishes: an item, not a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.handlers.formats.orbax.writing.documents import EncodedTree, Encod
 from penstock.handlers.formats.orbax.writing.replica_chunks import split_among_replicas
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 CUSTOM: Final = "custom_metadata"
@@ -26,7 +26,7 @@ CUSTOM: Final = "custom_metadata"
 
 @final
 class TreeLayout:
-    """Writes a tree into a directory that exists: no commit mark, nothing of a checkpoint. Thread-safe.
+    """Writes a tree into a directory that exists, without a commit mark. Thread-safe.
 
     Args:
         form: How arrays are written.
@@ -45,7 +45,7 @@ class TreeLayout:
         self._single = single
 
     def temporary_name(self, path: str) -> str:
-        """The path itself: it is built in its place."""
+        """The path itself: the tree is built in place."""
         return path
 
     def data_file(self) -> str:
@@ -56,7 +56,7 @@ class TreeLayout:
         """How arrays are written."""
         return self._form
 
-    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         return self._layout.chunk_file(leaf, chunk)
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
@@ -65,14 +65,14 @@ class TreeLayout:
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
         return self._layout.encode(codec, chunks)
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Look at names alone; see `check_names` for what it raises."""
         check_names(leaves, self._form, single=self._single)
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
@@ -88,7 +88,7 @@ class TreeLayout:
         return tree.item_documents(batches, time.time_ns(), digests or {})
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether anything may be written there: whoever made the directory says so."""
+        """True: whoever made the directory allows it."""
         return True
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
