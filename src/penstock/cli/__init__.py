@@ -55,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.description = (
-        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION. It is not loaded as "
-        "a whole, and the destination appears in one step, when it is complete."
+        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION. It is not "
+        "loaded as a whole, and the destination appears in one step, when it is complete."
     )
     convert.add_argument(
         "source", metavar="SOURCE", help="a checkpoint, a safetensors file, or a folder of them"
