@@ -6,7 +6,7 @@ __all__ = ("CheckpointManager",)
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack, final, overload
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
@@ -280,7 +280,13 @@ class CheckpointManager:
         **options: Unpack[RestoreKeywords],
     ) -> T: ...
     @overload
-    async def restore(self, step: SupportsIndex | None = None, **options: Unpack[RestoreKeywords]) -> Any: ...
+    async def restore(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        like: EllipsisType = ...,
+        **options: Unpack[RestoreKeywords],
+    ) -> Any: ...
     @overload
     async def restore(
         self, step: SupportsIndex | None = None, *, like: type[T], **options: Unpack[RestoreKeywords]
