@@ -4,6 +4,7 @@
 VERSIONS := 3.11 3.12 3.13
 EXTRAS   := test,lint,cli
 WORKERS  ?= 2
+FAST     ?= tests/kernel tests/stages tests/handlers tests/steps tests/checkpointer/test_checkpointer.py tests/test_layout.py
 
 # An interpreter may be on PATH or among pyenv's versions. A name on PATH may be a shim for one that is not
 # installed, so each one has to run.
@@ -33,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-all crash memory soak stalls server bench bench-quick interop clean
+.PHONY: help demo test test-fast test-slow coverage lint test-all crash memory soak stalls server bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -43,8 +44,18 @@ help: ## Say what there is (the default)
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
 
-test: lint ## Check style and types, then run the suite
-	$(BIN)/python -m pytest -n $(WORKERS)
+test: lint ## Check style and types, then run the suite, but for the slow tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+# On one event loop, without processes, types and the tests that cross rooms: what to run after each change.
+test-fast: $(VENV)/.installed ## In a minute: the tests of the rooms, on asyncio, without processes and type checks
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not process and not many_cases" -k "not trio" $(FAST)
+
+test-slow: $(VENV)/.installed ## What `make test` leaves out: the same again in other settings
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+coverage: $(VENV)/.installed ## Run what `make test` runs, and say which lines nothing ran
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term:skip-covered --cov-report=html
 
 lint: $(VENV)/.installed ## Check style and types only
 	$(BIN)/ruff check .
@@ -58,7 +69,7 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 	failed=; for version in $(HERE); do \
 	  echo "Python $$version:"; \
 	  { $(MAKE) --no-print-directory .venv-$$version/.installed \
-	    && .venv-$$version/bin/python -m pytest -n $(WORKERS); } || failed="$$failed $$version"; \
+	    && .venv-$$version/bin/python -m pytest -n $(WORKERS) -m "not slow"; } || failed="$$failed $$version"; \
 	done; \
 	echo "not here: $(or $(filter-out $(HERE),$(VERSIONS)),none)"; \
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
@@ -89,7 +100,7 @@ interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperabili
 	$(BIN)/python -m tests.interop.matrix.page
 
 clean: ## Remove the environments, caches and build products
-	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find kernel stages handlers src tests docs -name __pycache__ -type d -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml

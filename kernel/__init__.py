@@ -15,7 +15,10 @@ __all__ = (
     "Actor",
     "ArrangedLayout",
     "Arrangement",
+    "Background",
     "BufferHandler",
+    "BuildHolds",
+    "BuildToken",
     "ByteLease",
     "Change",
     "ChangeKind",
@@ -27,11 +30,17 @@ __all__ = (
     "DirectRead",
     "Document",
     "DriverRead",
+    "Exchanges",
+    "FilesHandler",
+    "FilledLeaf",
+    "FilledPack",
     "Finishing",
     "FlowOptions",
     "FolderListing",
+    "ForeignFiles",
     "FormattedLayout",
     "FunctionStage",
+    "HandlerLookup",
     "HandlerRegistry",
     "Hold",
     "HostBatch",
@@ -40,6 +49,7 @@ __all__ = (
     "ItemsLayout",
     "KeyKind",
     "KeyPath",
+    "KvStoreSpecs",
     "Layout",
     "Leaf",
     "LeafBatch",
@@ -50,6 +60,7 @@ __all__ = (
     "Located",
     "LoopOptions",
     "ManyFiles",
+    "MappedFiles",
     "MemoryOptions",
     "MemoryRegulator",
     "Milestone",
@@ -66,6 +77,8 @@ __all__ = (
     "Pipeline",
     "PipelineResult",
     "Place",
+    "Placement",
+    "PreferredPlacement",
     "Progress",
     "Read",
     "ReadBatch",
@@ -75,6 +88,7 @@ __all__ = (
     "ReadableFile",
     "RegulatorStatistics",
     "Rename",
+    "Renames",
     "RestoreReport",
     "RestoreRequest",
     "RestoreRun",
@@ -87,6 +101,7 @@ __all__ = (
     "SaveReport",
     "SaveRun",
     "ScatterRead",
+    "SharedFiles",
     "SigningHandler",
     "SingleProcessCoordinator",
     "Slot",
@@ -96,6 +111,7 @@ __all__ = (
     "StageRegistry",
     "StageStatistics",
     "StagedBatch",
+    "StagedLeaf",
     "StoppingOptions",
     "StorageDetails",
     "Store",
@@ -168,6 +184,7 @@ if TYPE_CHECKING:
         ZarrDetails,
     )
     from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+    from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.layouts import (
         ArrangedLayout,
         Arrangement,
@@ -181,6 +198,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkingHandler,
+        HandlerLookup,
         LeafHandler,
         PackingHandler,
         PartsHandler,
@@ -190,16 +208,24 @@ if TYPE_CHECKING:
         Waitable,
     )
     from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target, WholeChunks
-    from penstock.kernel.protocols.stores import (
-        DataFile,
+    from penstock.kernel.protocols.store_capabilities import (
+        BuildHolds,
+        Exchanges,
         FolderListing,
+        ForeignFiles,
         Hold,
+        KvStoreSpecs,
         ManyFiles,
-        ReadableFile,
+        MappedFiles,
+        Placement,
+        PreferredPlacement,
         ReadHolds,
-        Store,
+        Renames,
+        SharedFiles,
     )
+    from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
+    from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -268,6 +294,7 @@ else:
                 "ZarrDetails",
             ),
             "penstock.kernel.protocols.coordinator": ("Coordinator", "SingleProcessCoordinator"),
+            "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
                 "ArrangedLayout",
                 "Arrangement",
@@ -281,6 +308,7 @@ else:
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler",
                 "ChunkingHandler",
+                "HandlerLookup",
                 "LeafHandler",
                 "PackingHandler",
                 "PartsHandler",
@@ -297,16 +325,24 @@ else:
                 "Target",
                 "WholeChunks",
             ),
-            "penstock.kernel.protocols.stores": (
-                "DataFile",
+            "penstock.kernel.protocols.store_capabilities": (
+                "BuildHolds",
+                "Exchanges",
                 "FolderListing",
+                "ForeignFiles",
                 "Hold",
+                "KvStoreSpecs",
                 "ManyFiles",
+                "MappedFiles",
+                "Placement",
+                "PreferredPlacement",
                 "ReadHolds",
-                "ReadableFile",
-                "Store",
+                "Renames",
+                "SharedFiles",
             ),
+            "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),
+            "penstock.kernel.protocols.views": ("FilledLeaf", "FilledPack", "StagedLeaf"),
             "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
         },
     )

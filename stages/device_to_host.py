@@ -19,6 +19,7 @@ from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf_handlers import BufferHandler
 from penstock.kernel.protocols.written import PiecePlan
+from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.common.files_handlers import by_folder, save_by_handler
@@ -28,8 +29,6 @@ _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 
 PACKED_BELOW = 64 * 1024  # a larger leaf does not notice what a piece of its own costs
 
-PLACED_FROM = 4096  # where `write` begins a pack or a chunk of so many bytes: on a cache line
-CACHE_LINE = 64
 
 TIGHT = 2**30
 """Below this budget what jax copied is copied once more, into memory that goes back to the system when it
@@ -99,7 +98,7 @@ class _Stager:
         even: list[Leaf] = []
         odd: list[Leaf] = []
         rest: list[Leaf] = []
-        most = min(PACKED_BELOW, self._most)
+        most, at = min(PACKED_BELOW, self._most), placement_of(self._run.store)
         for leaf in leaves:
             spec = leaf.spec
             nbytes = spec.nbytes
@@ -109,10 +108,10 @@ class _Stager:
                 and spec.codec is None
                 and self._has_buffers(leaf.handler)
             )
-            if not packed or (nbytes >= PLACED_FROM and nbytes % CACHE_LINE):
+            if not packed or (nbytes >= at.page_bytes and nbytes % at.line_bytes):
                 rest.append(leaf)
             else:
-                (odd if nbytes % CACHE_LINE else even).append(leaf)
+                (odd if nbytes % at.line_bytes else even).append(leaf)
 
         return [*even, *odd], rest
 

@@ -1,4 +1,4 @@
-"""The last stage of a save: the rename that makes the checkpoint visible."""
+"""The last stage of a save: the publication that makes the checkpoint visible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finalize:
 
     @property
     def concurrency(self) -> int:
-        """One: there is one rename."""
+        """One: a checkpoint is published once."""
         return 1
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ class Finalize:
 
         async def finalize(committed: Committed, /) -> SaveReport:
             await run.workspace.publish()
-            if run.workspace.left_behind is not None:  # no reason to fail: the new one is there, and durable
+            if run.workspace.left_behind is not None:  # the new checkpoint is durable all the same
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 

@@ -20,15 +20,13 @@ from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
+from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
 from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
 
-ALIGNED_FROM = 2**20  # chunks this large begin on a page, for direct and mapped reads
-PAGE = 4096
 MOST_FULL = 32  # files that wait, full, to be synced together; and that are opened for one batch at once
-CACHE_LINE = 64  # where jax wants a buffer to begin that it uses in place; see `restore(mmap=True)`
 
 
 @final
@@ -45,11 +43,12 @@ class Write:
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
-        file_bytes: A data file that has grown to this size is followed by another one.
+        file_bytes: A data file that has grown to this size is followed by another one. None for the size
+            that the store prefers.
     """
 
     concurrency: int = field(default=4, metadata={"positive": True})
-    file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
+    file_bytes: int | None = field(default=None, metadata={"positive": True})
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -98,14 +97,16 @@ class _Writer:
         "_folder",
         "_only_folder",
         "_placed",
+        "_placement",
         "_placing",
         "_run",
         "_unsynced",
     )
 
-    def __init__(self, run: SaveRun, file_bytes: int) -> None:
+    def __init__(self, run: SaveRun, file_bytes: int | None) -> None:
         self._run = run
-        self._file_bytes = file_bytes
+        self._placement = placement_of(run.store)
+        self._file_bytes = self._placement.file_bytes if file_bytes is None else file_bytes
         self._files: list[_OpenFile] = []
         self._unsynced: list[_OpenFile] = []
         self._placed = 0  # bytes of all files
@@ -238,7 +239,7 @@ class _Writer:
             target = self._filling[folder] = await self._open_file(folder)
             self._unsynced.append(target)  # not before it is filled: until then it would look full
 
-        step = PAGE if nbytes >= ALIGNED_FROM else CACHE_LINE if nbytes >= PAGE else 1
+        step = self._placement.step(nbytes)
         base = -(-target.end // step) * step
         self._placed += base + nbytes - target.end
         target.end = base + nbytes
@@ -258,7 +259,7 @@ class _Writer:
         self._files.append(opened)
         # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
         left = run.progress.bytes_total - self._placed
-        if left >= ALIGNED_FROM and run.preallocate:
+        if left >= self._placement.page_from_bytes and run.preallocate:
             file.allocate(min(left, self._file_bytes))
 
         return opened

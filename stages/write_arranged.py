@@ -45,7 +45,7 @@ class WriteArranged:
     """
 
     concurrency: int = field(default=4, metadata={"positive": True})
-    file_bytes: int = field(default=2 * 2**30, metadata={"positive": True})
+    file_bytes: int | None = field(default=None, metadata={"positive": True})
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.stores import ReadableFile
@@ -16,6 +15,10 @@ class CountingStore:
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []
         self._inner = LocalStore()
+        # As attributes, for `isinstance` does not ask `__getattr__` for capabilities from Python 3.12 on.
+        for name in dir(LocalStore):
+            if not name.startswith("_") and name not in dir(type(self)):
+                setattr(self, name, getattr(self._inner, name))
 
     @property
     def nbytes(self) -> int:
@@ -23,9 +26,6 @@ class CountingStore:
 
     def open_data_file(self, path: str) -> ReadableFile:
         return _CountingFile(self._inner.open_data_file(path), self.ranges)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 class _CountingFile:

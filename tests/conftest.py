@@ -63,6 +63,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         pyfuncitem.obj = function
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Call a sweep slow that repeats on trio, for another kind of save, what asyncio has shown."""
+    for item in items:
+        if item.get_closest_marker("sweep") and "trio" in item.name and "plain" not in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[[Any, Any], None]:
     """Fail unless two trees have the same nodes and leaf types, dtypes and shardings, bit for bit."""

@@ -59,12 +59,13 @@ NAMES = {
         StructureMismatchError TreeDifference TruncatedDataError UnsupportedFormatError
     """,
     "penstock.kernel": """
-        Actor Committed Config Coordinator DataFile FormattedLayout HandlerRegistry Hold HostBatch KeyPath
+        Actor Background Committed Config Coordinator DataFile FilesHandler FilledLeaf FilledPack
+        FormattedLayout HandlerLookup HandlerRegistry Hold HostBatch KeyPath
         Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator Milestone ParamInfo Piece Pipeline Progress
         ReadBatch ReadableFile RegulatorStatistics RestoreReport RestoreRequest RestoreRun RestoredBatch
         RestoredTree SaveArgs SaveFormat SaveFuture SaveReport SaveRun Slot Stage StageStatistics StagedBatch
-        Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch bottleneck
-        run_pipeline
+        StagedLeaf Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch
+        bottleneck run_pipeline
     """,
     "penstock.stages": """
         Assemble Commit DeviceToHost Encode Finalize Flatten HostToDevice LimitBytes Locate Plan Prioritise

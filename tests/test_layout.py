@@ -47,12 +47,6 @@ CYCLES_LEFT = [
         "penstock.kernel.protocols.leaf_handlers",
     },
     {"penstock.orbax.v0.leaf_handlers.stage_workers", "penstock.orbax.v0.leaf_handlers.type_handler"},
-    {
-        "penstock.orbax.v0.manager.directory_utils",
-        "penstock.orbax.v0.manager.restore_utils",
-        "penstock.orbax.v0.manager.step_name_formats",
-        "penstock.orbax.v0.manager.step_waiting",
-    },
 ]
 ROOM_CYCLES_LEFT = [
     {"penstock.kernel.concurrency", "penstock.kernel.memory"},
@@ -294,6 +288,7 @@ def test_folders_of_tests_mirror_rooms() -> None:
     assert wrong == set()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("also", "loaded"),
     [
@@ -315,6 +310,7 @@ print(*[name for name in ("jax", "numpy", "tensorstore") if name in sys.modules]
     assert run.stdout.split() == loaded
 
 
+@pytest.mark.process
 @pytest.mark.timeout(115)  # pip fetches the build backend; faulthandler ends the run at 120 s
 def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "source"

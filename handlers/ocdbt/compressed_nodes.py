@@ -7,7 +7,6 @@ from __future__ import annotations
 
 __all__ = ("DumpedDatabase",)
 
-import os
 from typing import Any, final
 from urllib.parse import quote, unquote
 
@@ -18,6 +17,9 @@ from penstock.handlers.ocdbt.key_tables import DataFile
 from penstock.handlers.ocdbt.node_decoding import Child, Manifest, Node, NodeReference
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.handlers.ocdbt.wire_format import Origin, path_problem
+from penstock.kernel.errors import UnsupportedByStoreError
+from penstock.kernel.protocols.store_capabilities import KvStoreSpecs
+from penstock.kernel.protocols.stores import Store
 
 
 @final
@@ -25,11 +27,16 @@ class DumpedDatabase:
     """Read manifests and nodes of one database as `tensorstore.ocdbt.dump` shows them.
 
     Every method blocks, and raises `CorruptCheckpointError` for what TensorStore cannot decode.
+
+    Raises:
+        UnsupportedByStoreError: If TensorStore cannot read the store.
     """
 
-    def __init__(self, directory: str) -> None:
-        # The file driver takes a path for a directory only if it ends in a slash.
-        self._spec = {"driver": "file", "path": os.path.join(os.path.abspath(directory), "")}
+    def __init__(self, store: Store, directory: str) -> None:
+        if not isinstance(store, KvStoreSpecs):
+            raise UnsupportedByStoreError("read with TensorStore", directory, store, KvStoreSpecs)
+
+        self._spec = store.kvstore_spec(directory)
 
     def manifest(self, origin: Origin) -> Manifest:
         """Read the newest manifest; of numbered ones TensorStore finds it by itself."""

@@ -7,7 +7,8 @@ __all__ = ("read_index",)
 import errno
 import os
 import re
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final, final
 
 from penstock.handlers.ocdbt.index_entries import Index, Values
 from penstock.handlers.ocdbt.key_cache import KeyTable, RememberedKeys
@@ -26,30 +27,32 @@ from penstock.kernel.errors import (
     StorageError,
     TruncatedDataError,
 )
+from penstock.kernel.protocols.stores import ReadableFile, Store
 
 if TYPE_CHECKING:
     from penstock.handlers.ocdbt.compressed_nodes import DumpedDatabase
 
-_MANIFEST = "manifest.ocdbt"
-_NUMBERED_MANIFEST = re.compile(r"manifest\.[0-9a-f]{16}")
-# What opening a file fails with when the name is wrong, rather than the medium.
-_NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_MANIFEST: Final = "manifest.ocdbt"
+_NUMBERED_MANIFEST: Final = re.compile(r"manifest\.[0-9a-f]{16}")
+# The errors of a file whose name is wrong, rather than of the medium.
+_NO_SUCH_FILE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
-def read_index(directory: str, known: RememberedKeys | None = None) -> Index:
+def read_index(store: Store, directory: str, known: RememberedKeys | None = None) -> Index:
     """Read all keys of the newest version of an OCDBT database, and where their values lie.
 
-    Blocks the calling thread, so that it belongs into a worker thread. What penstock writes is
-    uncompressed and decoded here; TensorStore is imported only for a database that it compressed.
+    Blocks the calling thread. What penstock writes is uncompressed and decoded here; TensorStore is
+    imported only for a database that it compressed.
 
     Args:
+        store: Where the database lies.
         directory: The database's directory, which holds `manifest.ocdbt`.
-        known: Keys decoded before, and what takes up those decoded now.
+        known: Keys that were decoded before; those decoded now are added.
 
     Returns:
         Keys in ascending order. Paths of data files are relative to `directory`, also for values
-        that a merge left in the database of another process. That the data files are there and
-        long enough is not checked, except for the nodes of the index itself.
+        that a merge left in the database of another process. Whether the data files are there and
+        long enough is checked only for the nodes of the index itself.
 
     Raises:
         NotACheckpointError: If there is no `manifest.ocdbt`.
@@ -57,13 +60,18 @@ def read_index(directory: str, known: RememberedKeys | None = None) -> Index:
         ChecksumError: If a manifest or node differs from what was written.
         UnsupportedFormatError: If the format is newer than what is known here.
         CorruptCheckpointError: If anything else is wrong with them.
+        UnsupportedByStoreError: If the index is compressed, and TensorStore cannot read the store.
         StorageError: If the medium fails.
 
     Source:
         TensorStore's OCDBT page, section "Storage format".
     """
     known = RememberedKeys() if known is None else known
-    database = _Database(directory, known)
+    with ExitStack() as files:
+        return _read_index(_Database(store, directory, known, files), known)
+
+
+def _read_index(database: _Database, known: RememberedKeys) -> Index:
     manifest, origin = database.manifest()
     root = manifest.root
     if root is None:
@@ -95,25 +103,29 @@ def read_index(directory: str, known: RememberedKeys | None = None) -> Index:
     return Index(known.table(nodes), values)
 
 
+@final
 class _Database:
-    """The files of one database."""
+    """The files of one database. Those that are read in parts are opened once, and closed by `files`."""
 
-    def __init__(self, directory: str, known: RememberedKeys) -> None:
+    def __init__(self, store: Store, directory: str, known: RememberedKeys, files: ExitStack) -> None:
+        self._store = store
         self._directory = directory
         self._known = known
+        self._files = files
+        self._open: dict[str, tuple[ReadableFile, int]] = {}
         self._dumped: DumpedDatabase | None = None
 
     def manifest(self) -> tuple[Manifest, Origin]:
         """Read the manifest that holds the newest version."""
         path = os.path.join(self._directory, _MANIFEST)
-        if not os.path.lexists(path):
+        if self._store.kind(path) is None:
             raise NotACheckpointError(path, "no OCDBT manifest here")
 
         manifest, origin = self._manifest(_MANIFEST)
         if not manifest.numbered:
             return manifest, origin
 
-        names = filter(_NUMBERED_MANIFEST.fullmatch, os.listdir(self._directory))
+        names = filter(_NUMBERED_MANIFEST.fullmatch, self._store.list_directory(self._directory))
         newest = max(names, default=None)
         if newest is None:
             raise origin.corrupt("refers to numbered manifests, and there is none")
@@ -126,7 +138,7 @@ class _Database:
 
     def _manifest(self, name: str) -> tuple[Manifest, Origin]:
         origin = Origin(os.path.join(self._directory, name), "OCDBT manifest")
-        method, cursor = unseal(origin, MANIFEST_MAGIC, _read(origin))
+        method, cursor = unseal(origin, MANIFEST_MAGIC, self._whole(origin))
         if method == UNCOMPRESSED:
             return decode_manifest(cursor), origin
 
@@ -139,7 +151,7 @@ class _Database:
         if reference.length < ENVELOPE_BYTES:
             raise origin.corrupt(f"{reference.length} bytes cannot hold a node")
 
-        method, cursor = unseal(origin, NODE_MAGIC, _read(origin, reference.offset, reference.length))
+        method, cursor = unseal(origin, NODE_MAGIC, self._range(origin, reference))
         if method == UNCOMPRESSED:
             node = decode_node(cursor, reference.file.base, self._known)
         else:
@@ -156,28 +168,47 @@ class _Database:
             # Here, because it imports tensorstore, which what penstock wrote never needs.
             from penstock.handlers.ocdbt.compressed_nodes import DumpedDatabase
 
-            self._dumped = DumpedDatabase(self._directory)
+            self._dumped = DumpedDatabase(self._store, self._directory)
 
         return self._dumped
 
+    def _whole(self, origin: Origin) -> bytes:
+        try:
+            return self._store.read_file(origin.path)
+        except StorageError as error:
+            raise _translated(origin, error) from error
 
-def _read(origin: Origin, offset: int = 0, length: int | None = None) -> bytes:
-    """Read a range of a file, or all of it."""
-    path = origin.path
-    try:
-        with open(path, "rb") as file:
-            if length is None:
-                return file.read()
-
+    def _range(self, origin: Origin, reference: NodeReference) -> bytes:
+        path, end = origin.path, reference.offset + reference.length
+        try:
+            file, size = self._opened(origin)
             # Asking first keeps a corrupt length from being allocated.
-            found = os.fstat(file.fileno()).st_size
-            if offset + length > found:
-                raise TruncatedDataError(path, offset + length, found)
+            if end > size:
+                raise TruncatedDataError(path, end, size)
 
-            file.seek(offset)
-            return file.read(length)
-    except OSError as error:
-        if error.errno in _NO_SUCH_FILE:
-            raise CorruptCheckpointError(path, f"{origin.part}: {error.strerror}") from error
+            data = bytearray(reference.length)
+            file.read_at(reference.offset, [memoryview(data)])
+        except StorageError as error:
+            raise _translated(origin, error) from error
 
-        raise StorageError.of("read", path, error) from error
+        return bytes(data)
+
+    def _opened(self, origin: Origin) -> tuple[ReadableFile, int]:
+        path = origin.path
+        if path not in self._open:
+            if self._store.kind(path) == "directory":
+                raise origin.corrupt("Is a directory")
+
+            size = self._store.size(path)
+            file = self._store.open_data_file(path)
+            self._files.callback(file.close)
+            self._open[path] = file, size
+
+        return self._open[path]
+
+
+def _translated(origin: Origin, error: StorageError) -> Exception:
+    if error.errno in _NO_SUCH_FILE:
+        return CorruptCheckpointError(origin.path, f"{origin.part}: {os.strerror(error.errno or 0)}")
+
+    return error

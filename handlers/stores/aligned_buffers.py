@@ -1,4 +1,4 @@
-"""Page-aligned memory that bytes pass through on their way to a file that is written directly."""
+"""Page-aligned buffers for bytes on their way to a file that is written past the page cache."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HUGE_PAGE = 2**21
 class Arena:
     """Lends blocks of memory to writing threads. Thread-safe.
 
-    A block is used again and again; there are as many as were ever lent at once, so never more than
-    threads write. They are freed when the last user has gone.
+    Blocks are reused: there are as many as were ever lent at once, so never more than threads that
+    write. All are freed when the last user leaves.
 
     Args:
         block_bytes: Length of a block; a multiple of the page size. By default that of a huge page,
-            which the system pins at once for a transfer: with small pages a save takes half as long again.
+            which the system pins in one go for a transfer: with small pages a save takes half as long again.
     """
 
     __slots__ = ("_free", "_lock", "_n_users", "block_bytes")
@@ -39,17 +39,17 @@ class Arena:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that are held and not lent."""
+        """Bytes in blocks that nobody uses now."""
         with self._lock:
             return len(self._free) * self.block_bytes
 
     def enter(self) -> None:
-        """Keep blocks for one more user."""
+        """Count one more user; the blocks are kept while there is one."""
         with self._lock:
             self._n_users += 1
 
     def leave(self) -> None:
-        """Undo one `enter`; after the last one the memory is freed."""
+        """Count one user less; after the last one the memory is freed."""
         with self._lock:
             self._n_users -= 1
             if not self._n_users:
@@ -57,7 +57,7 @@ class Arena:
 
     @contextmanager
     def block(self) -> Generator[npt.NDArray[np.uint8]]:
-        """Lend a block until the end of the context. What is in it is anybody's."""
+        """Lend a block until the end of the context. Its content is undefined."""
         with self._lock:
             block = self._free.pop() if self._free else None
 

@@ -1,4 +1,4 @@
-"""The two renames that POSIX lacks: onto nothing only, and two names for each other (renameat2)."""
+"""Two renames that POSIX lacks: one that never replaces, and one that swaps two names (renameat2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 
 
 def rename_to_absent(source: str, destination: str) -> None:
-    """Rename atomically. Where the system cannot refuse to replace by itself, look before.
+    """Rename in one step. Where the system cannot refuse to replace, look first and then rename.
 
     Raises:
         FileExistsError: If the destination exists, even as an empty directory.
@@ -66,10 +66,10 @@ def exchange_in_steps(first: str, second: str) -> None:
 
 
 def _renameat2(source: str, destination: str, flags: int) -> bool:
-    """Return whether it was done; False if this system cannot do it.
+    """Return True if the rename was done, False if this system has no such call.
 
     Raises:
-        OSError: If it can, and refused.
+        OSError: If the system has the call, and it failed.
     """
     call = _find_renameat2()
     if call is None:

@@ -21,17 +21,17 @@ from penstock.handlers.stores.vectored_io import write_vectored
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.transfers import Transfers
 
-# What a file system says that opens files for direct transfers, and then wants none of ours.
+# The errors of a file system that opens files for direct transfers and then refuses them.
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
 @final
 class LocalDataFile:
-    """A new file, written at chosen offsets. Threads may write at once to ranges apart.
+    """A new file, written at chosen offsets. Several threads may write to separate ranges at once.
 
-    Large requests go past the page cache where the file system takes that: they leave no dirty
-    pages behind that somebody must write back later, and their speed does not depend on how many
-    pages are free. They pass through a small arena unless they are page-aligned in memory already.
+    Large requests go past the page cache where the file system allows it: they leave no dirty pages
+    to be written back later, and their speed does not depend on how many pages are free. They pass
+    through a small arena unless they are page-aligned in memory already.
 
     Args:
         path: Of the file, which does not exist yet.
@@ -75,8 +75,8 @@ class LocalDataFile:
     def allocate(self, nbytes: int) -> None:
         """Reserve room for the first `nbytes` of the file, so that a full disk is noticed now.
 
-        Blocks that exist already can be written by several threads at once, directly. `sync` gives
-        back what was not written to. Does nothing where the file system cannot.
+        Several threads can write directly to blocks that exist already. `sync` gives back what was
+        not written. Does nothing where the file system cannot allocate.
 
         Raises:
             StorageError: If there is no room.
@@ -94,7 +94,7 @@ class LocalDataFile:
         """Write all buffers one after another, beginning at `offset`; never short.
 
         Args:
-            offset: Bytes from the beginning of the file; may lie behind its end.
+            offset: Bytes from the beginning of the file; may lie past its end.
             buffers: Contiguous, of any item type, in any number.
 
         Raises:
@@ -126,9 +126,9 @@ class LocalDataFile:
         """Make every byte, and the size of the file, durable.
 
         Raises:
-            StorageError: If that failed, now or before. Linux reports a failed write-back once and
-                then forgets the pages, so a second fsync that succeeds would prove nothing: it is
-                not made (PostgreSQL's "fsyncgate" of 2018).
+            StorageError: If it fails, or failed before. Linux reports a failed write-back once and then
+                forgets the pages. A second fsync that succeeds would prove nothing, so none is made
+                (PostgreSQL's "fsyncgate" of 2018).
         """
         self._check()
         try:
@@ -184,6 +184,6 @@ class LocalDataFile:
 def _gather(views: Sequence[memoryview], block: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
     at = 0
     for view in views:
-        # By numpy, which lets other threads run meanwhile.
+        # With numpy, which lets other threads run meanwhile.
         np.copyto(block[at : at + len(view)], np.frombuffer(view, np.uint8))
         at += len(view)

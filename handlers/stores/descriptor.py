@@ -1,4 +1,4 @@
-"""One file descriptor with one owner, and the one place where `OSError` becomes `StorageError`."""
+"""File descriptors with one owner each, and the translation of `OSError` into `StorageError`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.kernel.errors import StorageError
 
 @contextmanager
 def translated(operation: str, path: str) -> Generator[None]:
-    """Turn an `OSError` of the block into a `StorageError` with its number and its words, once."""
+    """Turn an `OSError` raised in the block into a `StorageError` with the same number and words."""
     try:
         yield
     except OSError as error:
@@ -24,7 +24,7 @@ def translated(operation: str, path: str) -> Generator[None]:
 
 @final
 class Descriptor:
-    """An open file. Warns if it is dropped without having been closed.
+    """An open file. Warns if it is collected before it is closed.
 
     Args:
         path: What to open.
@@ -36,7 +36,7 @@ class Descriptor:
 
     __slots__ = ("number", "path")
 
-    number: int  #: -1 once closed, with which every operation fails by EBADF
+    number: int  #: -1 once closed, so that every operation fails with EBADF
     path: str
 
     def __init__(self, path: str, flags: int) -> None:
@@ -46,7 +46,7 @@ class Descriptor:
             self.number = os.open(path, flags, 0o666)
 
     def close(self) -> None:
-        """Close it; idempotent. Not to be called while another thread is using it."""
+        """Close the file. Idempotent. Must not be called while another thread uses it."""
         number, self.number = self.number, -1
         if number >= 0:
             with translated("close", self.path):

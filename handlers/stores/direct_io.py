@@ -1,4 +1,4 @@
-"""Which bytes may go past the page cache, and which must not. Pure, but for `open_direct`."""
+"""Which bytes of a request may go past the page cache. Everything but `open_direct` is pure."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from penstock.kernel.errors import StorageError
 Io: TypeAlias = Literal["auto", "direct", "buffered"]
 
 PAGE = max(4096, mmap.PAGESIZE)  #: of the page cache; what every disk can transfer by itself, too
-DIRECT_FROM = 2**20  #: below, the latency of the disk costs more than the page cache
+DIRECT_FROM = 2**20  #: bytes; below, the latency of the disk costs more than the page cache
 
 
 class Part(NamedTuple):
-    """Some bytes of a request, and the way they take."""
+    """A part of a request, and the way its bytes take."""
 
     nbytes: int
     direct: bool
 
 
 def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
-    """Cut a request into parts, in order; those that may go past the page cache and those that must not.
+    """Cut a request, in order, into parts that may go past the page cache and parts that must not.
 
-    Only pages that lie wholly inside the request may: a page at its edge may hold bytes of somebody
-    else as well, who writes it through the page cache.
+    Only whole pages inside the request may. A page at its edge may also hold bytes of another request,
+    which are written through the page cache.
 
     Args:
         offset: In the file, bytes.
@@ -80,16 +80,16 @@ def cut(views: Sequence[memoryview], sizes: Iterable[int]) -> Iterator[list[memo
 
 
 def address_of(view: memoryview) -> int:
-    """Where the memory of a non-empty view begins."""
+    """Return the address of the first byte of a view that is not empty."""
     return np.frombuffer(view, np.uint8).ctypes.data
 
 
 def open_direct(descriptor: Descriptor, flags: int, io: Io) -> Descriptor | None:
-    """Open the file of a descriptor once more, for transfers past the page cache.
+    """Open the file of a descriptor a second time, for transfers past the page cache.
 
     Returns:
-        None where that is not wanted or not possible. With "auto" it is wanted on the disk file
-        systems that are known to gain by it.
+        None where that is not wanted or not possible. "auto" wants it on the disk file systems that
+        are known to gain by it.
     """
     if sys.platform != "linux" or io == "buffered":
         return None

@@ -14,17 +14,17 @@ from penstock.handlers.stores.descriptor import translated
 from penstock.kernel.concurrency.fork import HomeProcess
 from penstock.kernel.errors import StorageError
 
-# Some network file systems have no such lock: there, as before, whoever saves takes care.
+# Some network file systems have no such lock. There the user makes sure that one save runs at a time.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 @final
 class DirectoryHold:
-    """An flock on a directory. The system lifts it when the process ends, however it does.
+    """An flock on a directory. The system lifts it when the process ends, however it ends.
 
     Args:
         path: A directory.
-        shared: Whether others may hold it, too, who share it.
+        shared: Whether others may share the hold.
 
     Raises:
         StorageError: With `errno.EBUSY` if another hold is on it, of this process or another, or if
@@ -65,7 +65,8 @@ class DirectoryHold:
         if number < 0:
             return
 
-        # A fork shares the lock: it would stay until that closes, too, and must not be lifted there.
+        # A fork shares the lock. The fork must not lift it; here it must be lifted, because closing is not
+        # enough while the fork has the descriptor open.
         if self._home.is_here:
             with suppress(OSError):
                 fcntl.flock(number, fcntl.LOCK_UN)

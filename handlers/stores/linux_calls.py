@@ -1,4 +1,4 @@
-"""Calls that Python lacks: `fallocate` without glibc's imitation, a file system's type, what is cached."""
+"""System calls that Python lacks: `fallocate` without emulation, `fstatfs`, `cachestat`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-# Of <linux/magic.h>. Disks of this machine only: over a network, the page cache of this side is worth
-# having. An overlay passes on what lies below, and refuses what that refuses.
+# From <linux/magic.h>. Only disks of this machine: over a network, the local page cache is worth having.
+# An overlay passes direct transfers on, and refuses them where the file system below does.
 EXT4: Final = 0xEF53
 XFS: Final = 0x58465342
 F2FS: Final = 0xF2F52010
@@ -27,7 +27,7 @@ _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, e
 
 
 def takes_direct_io(descriptor: int) -> bool:
-    """Whether an open file lies on a disk of this machine, of a kind that gains by direct transfers."""
+    """Say whether an open file lies on a local disk whose file system gains by direct transfers."""
     call = _find("fstatfs", ctypes.c_int, ctypes.c_char_p)
     if call is None:
         return False
@@ -40,13 +40,13 @@ def takes_direct_io(descriptor: int) -> bool:
 
 
 def allocate(descriptor: int, offset: int, nbytes: int) -> bool:
-    """Have the file system reserve room, and extend the file to it; the bytes read as zero.
+    """Reserve room in a file and extend the file over it; the new bytes read as zero.
 
     Returns:
-        False where it cannot. (`os.posix_fallocate` would write zeros then.)
+        False if the file system cannot. (`os.posix_fallocate` would then write zeros.)
 
     Raises:
-        OSError: If it could, and there is no room: ENOSPC, EDQUOT, EFBIG.
+        OSError: If there is no room: ENOSPC, EDQUOT, EFBIG.
     """
     call = _find("fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     if call is None:
@@ -63,10 +63,10 @@ def allocate(descriptor: int, offset: int, nbytes: int) -> bool:
 
 
 def cached_bytes(descriptor: int, offset: int, nbytes: int) -> int | None:
-    """How many bytes of a range of a file the page cache holds; None if the system does not say.
+    """Return how many bytes of a file range are in the page cache; None if the system does not say.
 
-    Takes some 10 us for 16 MiB. (Reading with RWF_NOWAIT, to see what comes, begins to fill the page
-    cache since Linux 5.10; mincore takes forty times as long.)
+    Takes some 10 us for 16 MiB. The alternatives are worse: a read with RWF_NOWAIT fills the page cache
+    since Linux 5.10, and mincore takes forty times as long.
     """
     call = _find("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)
     if call is None:

@@ -1,4 +1,4 @@
-"""The local file system, and any other that is mounted and keeps POSIX promises."""
+"""The local file system, and any other mounted file system that behaves as POSIX says."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Sequence
-from typing import Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
 from penstock.handlers.stores import small_files as many
 from penstock.handlers.stores.aligned_buffers import Arena
 from penstock.handlers.stores.atomic_rename import exchange, rename_to_absent
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
-from penstock.handlers.stores.direct_io import Io
+from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
 from penstock.handlers.stores.directory_lock import DirectoryHold
 from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
-from penstock.handlers.stores.vectored_io import write_vectored
+from penstock.handlers.stores.whole_files import create_whole, replace_whole
 from penstock.kernel.errors import ConfigError, StorageError
+from penstock.kernel.protocols.store_capabilities import Placement
+from penstock.kernel.protocols.stores import BuildToken
 
 
 @final
 class LocalStore:
-    """Files and directories of a POSIX file system. Every method blocks.
+    """Files and directories of a POSIX file system: a `Store` with every capability. Every method blocks.
 
     Failures are `StorageError`s that keep the operating system's number: a file that is not there
     has `errno.ENOENT`. Symbolic links are followed. No descriptor is inherited by child processes.
 
     Args:
         io: How large parts of data files travel. "auto": past the page cache (O_DIRECT) on local
-            disks, but reads what the page cache holds from there. "direct": past the page cache
-            wherever the file system takes it. "buffered": through the page cache.
+            disks, except that bytes in the page cache are read from there. "direct": past the page
+            cache wherever the file system allows it. "buffered": through the page cache.
 
     Raises:
         ConfigError: If `io` is none of these.
@@ -50,7 +52,7 @@ class LocalStore:
         self._arena = Arena()  # empty while no data file is open for writing
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
-        """What lies at `path`; None if nothing does, or a link that leads nowhere."""
+        """Say what lies at `path`; None if nothing does, or a link that leads nowhere."""
         status = _status(path)
         if status is None:
             return None
@@ -58,14 +60,14 @@ class LocalStore:
         return "directory" if stat.S_ISDIR(status.st_mode) else "file"
 
     def size(self, path: str) -> int:
-        """Bytes in the file at `path`."""
+        """Return the length in bytes of the file at `path`."""
         with translated("stat", path):
             return os.stat(path).st_size
 
     def identity(self, path: str) -> object:
-        """A value that differs once something else lies at `path`; None while nothing does.
+        """Return a value that differs once something else lies at `path`; None if nothing does.
 
-        The number of a removed directory is soon given to a new one, so the time counts, too.
+        Includes the time, because the inode number of a removed directory is soon reused.
         """
         status = _status(path)
         return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
@@ -151,20 +153,17 @@ class LocalStore:
         """Return the bytes of each file; -1 of a directory, and None where there is nothing."""
         return many.file_sizes(paths)
 
-    def write_file(self, path: str, data: bytes) -> None:
-        """Create the file (or replace its content, not atomically) and make the content durable.
+    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
+        """Write a whole file and make its content durable; see `Store.write_file`.
 
-        The directory entry is not durable before `sync_directory`. After a failure the file may be
-        there, with any part of the content.
+        The directory entry is not durable before `sync_directory`. Without `create` the file is not
+        replaced in one step: after a failure it may be there with any part of the content.
         """
-        file = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            with translated("write", path):
-                write_vectored(file.number, 0, [memoryview(data)])
-            with translated("fsync", path):
-                os.fsync(file.number)
-        finally:
-            file.close()
+        if create:
+            return create_whole(path, data)
+
+        replace_whole(path, data)
+        return True
 
     def create_data_file(self, path: str) -> LocalDataFile:
         """Create a file that does not exist yet, for writing at chosen offsets."""
@@ -175,7 +174,7 @@ class LocalStore:
         return LocalReadableFile(path, self._io)
 
     def map_file(self, path: str) -> memoryview:
-        """Return the file's bytes without reading them; see `mapped.map_file`."""
+        """Return the file's bytes without reading them; see `memory_mapping.map_file`."""
         return map_file(path)
 
     def sync_directory(self, path: str) -> None:
@@ -205,28 +204,56 @@ class LocalStore:
 
             self.sync_directory(folder)
 
+    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
+        """Return `beside` as the place: a name on the same file system, to be renamed to `final`.
+
+        Nothing is done: whoever builds there holds the place.
+        """
+        return BuildToken(final, beside, file)
+
+    def publish(self, token: BuildToken) -> None:
+        """Rename what was built to its own path, which must be free, in one step."""
+        self.rename(token.built, token.final)
+
+    def exchange(self, token: BuildToken) -> None:
+        """Swap what was built and what it replaces in one step, so that neither name is ever absent.
+
+        Where the file system has no such step (renameat2 of Linux 3.15), the path is absent for a
+        moment. See `atomic_rename.exchange_in_steps` for what a crash in that moment leaves behind.
+        """
+        with translated("exchange", token.final):
+            exchange(token.built, token.final)
+
+    def discard(self, token: BuildToken) -> None:
+        """Remove the place and all in it."""
+        self.remove_tree(token.place)
+
     def rename(self, source: str, destination: str) -> None:
-        """Rename atomically; a destination that exists is an error, not replaced."""
+        """Rename in one step; a destination that exists is an error, not replaced."""
         with translated("rename", source):
             rename_to_absent(source, destination)
 
-    def link(self, source: str, destination: str) -> None:
+    def share(self, source: str, destination: str) -> Literal["link"]:
         """Give the file at `source` a second name, which must be free, on the same file system.
 
         Raises:
-            StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP where that is not possible.
+            StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP where that is not possible. A copy would
+                cost what it costs to write the bytes anew, so none is made.
         """
-        with translated("link", destination):
+        with translated("share", destination):
             os.link(os.path.realpath(source), destination)  # of a symbolic link: the file it leads to
 
-    def exchange(self, first: str, second: str) -> None:
-        """Swap two directories in one step, so that neither name is ever absent.
+        return "link"
 
-        Where the file system has no such step (renameat2 of Linux 3.15), `second` is absent for a
-        moment. See `renaming.exchange_in_steps` for what a crash in that moment leaves behind.
-        """
-        with translated("exchange", second):
-            exchange(first, second)
+    def kvstore_spec(self, directory: str) -> dict[str, Any]:
+        """Return TensorStore's spec of a directory of files."""
+        # The file driver takes a path for a directory only if it ends in a slash.
+        return {"driver": "file", "path": os.path.join(directory, "")}
+
+    @property
+    def placement(self) -> Placement:
+        """Chunks that are worth a direct transfer begin on a page."""
+        return Placement(page_bytes=PAGE, page_from_bytes=DIRECT_FROM)
 
     @staticmethod
     def _sync_file(path: str) -> None:
@@ -241,13 +268,13 @@ class LocalStore:
             file.close()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it; it may be absent, and others may be removing it too."""
+        """Remove a directory and all that is in it. It may be absent, and others may be removing it, too."""
         with translated("remove", path):
             while os.path.lexists(path):
                 try:
                     shutil.rmtree(path)
                 except FileNotFoundError:
-                    continue  # an entry went away under our hands: look again
+                    continue  # somebody else removed an entry: look again
 
 
 def _reraise(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""Files as memory: their bytes are read when they are looked at, and shared with other processes."""
+"""Files mapped into memory: read when they are looked at, and shared with other processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.handlers.stores.descriptor import Descriptor, translated
 
 
 def map_file(path: str) -> memoryview:
-    """Map a whole file, read-only and shared; takes the same time for one of any size.
+    """Map a whole file, read-only and shared. Takes the same time for a file of any size.
 
     The mapping lives as long as the view or any part of it, also when the file is renamed or
     removed. Before Python 3.13 it keeps a descriptor open.
 
-    A file that is cut shorter meanwhile kills the process that looks behind its new end (SIGBUS):
-    only for files that nobody changes.
+    Only for files that nobody changes: a process that looks past the new end of a file that was cut
+    shorter is killed (SIGBUS).
 
     Returns:
         The bytes; empty for an empty file.

@@ -18,19 +18,20 @@ from penstock.handlers.stores.vectored_io import read_vectored
 from penstock.kernel.errors import TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
 
-WINDOW = 16 * 2**20  #: of which all is read by one way; direct, the system has all of it in flight at once
+WINDOW = 16 * 2**20  #: bytes that are read in one way; directly, all of them are in flight at once
 
 
 @final
 class LocalReadableFile:
     """An existing file, read at chosen offsets by several threads at once.
 
-    Of a large request, what lies in the page cache is copied from there; the rest is read directly
-    into its place where file system and alignment allow, and else through the page cache.
+    Of a large request, the bytes that are in the page cache are copied from there. The others are read
+    directly into the buffers where the file system and the alignment allow it, and else through the
+    page cache.
 
     Args:
         path: Of the file.
-        io: "auto" as above; "direct" does not look into the page cache, "buffered" reads through it.
+        io: "auto" as above; "direct" does not look at the page cache; "buffered" always reads through it.
     """
 
     __slots__ = ("_descriptor", "_direct", "_io", "_lock", "_refused", "_transfers", "path")
@@ -86,7 +87,7 @@ class LocalReadableFile:
         return reached
 
     def _read_large(self, offset: int, view: memoryview) -> int:
-        """Read by whatever way suits each part; return the offset reached."""
+        """Read each part in the way that suits it; return the offset reached."""
         parts = [Part(len(view), direct=False)]
         if not self._refused and (offset - address_of(view)) % PAGE == 0:
             parts = parts_of(offset, len(view), WINDOW)
@@ -111,11 +112,11 @@ class LocalReadableFile:
         return cached is not None and 2 * cached < nbytes
 
     def _read_direct(self, offset: int, view: memoryview) -> int:
-        """Read past the page cache; return the bytes read, 0 if that cannot be done with this file."""
+        """Read past the page cache; return the number of bytes read, 0 if this file does not allow it."""
         try:
             descriptor = self._opened_directly()
             moved = 0 if descriptor is None else os.preadv(descriptor.number, [view], offset)
-        except OSError:  # whatever is wrong, a read through the page cache will tell, or do
+        except OSError:  # whatever is wrong, a read through the page cache succeeds or reports it
             self._refused = True
             return 0
 

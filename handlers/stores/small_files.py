@@ -1,4 +1,4 @@
-"""Thousands of small files, at the price of the system calls."""
+"""Reading and measuring thousands of small files at the price of the system calls alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pwritev` and `preadv` over any number of buffers, however little the system does at a time."""
+"""`pwritev` and `preadv` for any number of buffers, repeated until all bytes are moved."""
 
 from __future__ import annotations
 

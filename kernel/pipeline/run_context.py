@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
     from penstock.kernel.messages.save import WrittenBatch
-    from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+    from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
     from penstock.kernel.storage.workspace import Workspace
 
@@ -76,7 +76,7 @@ class Run:
     """What every stage may use."""
 
     path: str  #: absolute
-    registry: HandlerRegistry
+    registry: HandlerLookup
     memory: MemoryRegulator
     threads: Threads
     store: Store

@@ -1,1 +1,1 @@
-"""The room `kernel/protocols`."""
+"""The interfaces between the parts of penstock: leaves, handlers, layouts, stores, coordinators."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "BufferHandler",
     "ChunkingHandler",
+    "HandlerLookup",
     "LeafHandler",
     "PackingHandler",
     "PartsHandler",
@@ -223,4 +224,28 @@ class SnapshotHandler(Protocol):
     @property
     def immutable(self) -> bool:
         """Whether a value never changes: while it is the same object, its bytes are the same."""
+        ...
+
+
+class HandlerLookup(Protocol):
+    """What the stages ask of a registry."""
+
+    def lookup(self, type_: type, key_path: str) -> LeafHandler:
+        """Find the handler for leaves of a type.
+
+        Args:
+            type_: Of the leaf.
+            key_path: Where the leaf stands, for the error.
+
+        Raises:
+            HandlerError: If there is none.
+        """
+        ...
+
+    def for_typestr(self, typestr: str, key_path: str) -> LeafHandler:
+        """Find the handler that wrote a leaf, by the type name on disk.
+
+        Raises:
+            HandlerError: If there is none.
+        """
         ...

@@ -1,33 +1,33 @@
-"""The interface of what checkpoints lie in: every file operation penstock does, and no other."""
+"""What every store of checkpoints must do.
+
+`Store` is the required part, and all that a save and a restore need. What only some stores can do
+(exchange two directories, map a file, hold a directory) is in `store_capabilities`.
+"""
 
 from __future__ import annotations
 
-__all__ = (
-    "DataFile",
-    "FolderListing",
-    "Hold",
-    "ManyFiles",
-    "ReadHolds",
-    "ReadableFile",
-    "Store",
-)
+__all__ = ("BuildToken", "DataFile", "ReadableFile", "Store")
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from penstock.kernel.protocols.transfers import Transfers
 
 
 class DataFile(Protocol):
-    """A file being written at chosen offsets, by several threads at once."""
+    """A new file, written at chosen offsets by several threads at once."""
 
     @property
     def transfers(self) -> Transfers:
-        """Bytes written so far, by way."""
+        """Bytes written so far, by the way they took."""
         ...
 
     def allocate(self, nbytes: int) -> None:
-        """Reserve room for the first `nbytes`, where that can be done; `sync` gives back what is over.
+        """Reserve room for the first `nbytes` bytes; a store that cannot does nothing.
+
+        `sync` gives back what was reserved and not written.
 
         Raises:
             StorageError: If there is no room.
@@ -35,28 +35,31 @@ class DataFile(Protocol):
         ...
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write all buffers one after another, beginning at `offset`; never short."""
+        """Write all buffers one after another, beginning at `offset`. Never writes a part of them only.
+
+        The buffers may be reused as soon as this returns.
+        """
         ...
 
     def sync(self) -> None:
-        """Make every byte durable, and the file end with the last one. If it fails: never retried."""
+        """Make every byte durable and end the file after the last one. Not retried after a failure."""
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         ...
 
 
 class ReadableFile(Protocol):
-    """A file being read at chosen offsets, by several threads at once."""
+    """An existing file, read at chosen offsets by several threads at once."""
 
     @property
     def transfers(self) -> Transfers:
-        """Bytes read so far, by way."""
+        """Bytes read so far, by the way they took."""
         ...
 
     def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill all buffers, beginning at `offset`.
+        """Fill all buffers one after another, beginning at `offset`.
 
         Raises:
             TruncatedDataError: If the file ends before the buffers are full.
@@ -64,122 +67,134 @@ class ReadableFile(Protocol):
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         ...
 
 
-class Hold(Protocol):
-    """A directory held against others; given up when its process dies, too."""
+@dataclass(frozen=True, slots=True)
+class BuildToken:
+    """What a store gives to one save: a place to build, and the right to publish what is built there."""
 
-    def release(self) -> None:
-        """Idempotent; never fails."""
-        ...
+    final: str  #: the path that will be published
+    place: str  #: the directory to build in; files have the paths below it that they will have below `final`
+    file: str | None = None  #: the one file below `place` that becomes `final`; None if all of `place` does
+    claim: object = None  #: whatever the store recognises the save by
+
+    @property
+    def built(self) -> str:
+        """The path, before publication, of what becomes `final`."""
+        return self.place if self.file is None else os.path.join(self.place, self.file)
 
 
 class Store(Protocol):
-    """Every file operation penstock does, and no other. All blocking; called from worker threads.
+    """The file operations that every store has. All of them block and are called from worker threads.
 
-    Paths are absolute. Failures are `StorageError`s. So small that a test double can stop after
-    the k-th operation, drop what was not synced, tear a write, or run out of space.
+    Paths are absolute, with slashes. Every failure is a `StorageError` that names the path; where
+    nothing lies at a path, its `errno` is `ENOENT`. Methods may be called by several threads at once.
+
+    An object store has no directories: there `make_directory` and `sync_directory` do nothing, and a
+    published prefix is a directory.
     """
 
-    def kind(self, path: str) -> Literal["file", "directory"] | None: ...
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        """Say what lies at `path`; None if nothing does. Nothing lies at `final` before `publish`."""
+        ...
+
     def size(self, path: str) -> int:
-        """Bytes in the file at `path`."""
+        """Return the length in bytes of the file at `path`."""
         ...
 
     def identity(self, path: str) -> object:
-        """A value that differs once something else lies at `path`; None while nothing does."""
+        """Return a value that differs once something else lies at `path`; None if nothing does."""
+        ...
+
+    def list_directory(self, path: str) -> Sequence[str]:
+        """Return the names in the directory at `path`, in any order."""
         ...
 
     def check_writable(self, path: str) -> None:
-        """Raise `StorageError` unless `path`, whose parents may be missing, could be created."""
+        """Raise `StorageError` if `path`, whose parents may be missing, could not be created.
+
+        Writes nothing. A store that can only tell by trying does nothing.
+        """
         ...
 
     def make_directory(self, path: str) -> None:
-        """Create it and its missing parents, durably; it may exist."""
+        """Create the directory at `path` and its missing parents, durably. It may exist."""
         ...
 
-    def hold(self, path: str) -> Hold:
-        """Hold the directory at `path`, so that one save at a time builds there.
-
-        Raises:
-            StorageError: With `errno.EBUSY` if somebody holds it, in this process or another.
-        """
-        ...
-
-    def list_directory(self, path: str) -> Sequence[str]: ...
-    def read_file(self, path: str) -> bytes: ...
-    def write_file(self, path: str, data: bytes) -> None:
-        """Create (or replace) and make the content durable; the directory entry is not yet."""
-        ...
-
-    def create_data_file(self, path: str) -> DataFile: ...
-    def open_data_file(self, path: str) -> ReadableFile: ...
-    def map_file(self, path: str) -> memoryview:
-        """The bytes of a file that nobody changes, read-only and read when they are looked at.
-
-        They stay until the last view of them is gone, whatever happens to the file's name.
-        """
-        ...
-
-    def link(self, source: str, destination: str) -> None:
-        """Give a file a second name, so that it stays until both are removed.
-
-        Raises:
-            StorageError: If the store cannot, or cannot here (EXDEV, EPERM, EMLINK, ENOTSUP).
-        """
-        ...
-
-    def sync_directory(self, path: str) -> None: ...
-    def sync_tree(self, path: str) -> None:
-        """Make durable every file and directory at and below `path`, whoever wrote it."""
-        ...
-
-    def rename(self, source: str, destination: str) -> None:
-        """Atomic; the destination does not exist."""
-        ...
-
-    def exchange(self, first: str, second: str) -> None:
-        """Swap two directories in one step, so that neither name is ever absent."""
+    def sync_directory(self, path: str) -> None:
+        """Make the names in the directory at `path` durable, those of published checkpoints included."""
         ...
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it; it may be absent."""
+        """Remove the directory at `path` with all that is in it. It may be absent.
+
+        Unless the store is a `Renames`, a published checkpoint is none any more after the first step.
+        """
         ...
 
-
-@runtime_checkable
-class FolderListing(Protocol):
-    """What a `Store` may add, so that directories are told from files without looking at each."""
-
-    def list_folders(self, path: str) -> Sequence[str]:
-        """Names of the directories in the directory at `path`."""
+    def read_file(self, path: str) -> bytes:
+        """Return the content of the file at `path`."""
         ...
 
+    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
+        """Write a whole file and make its content durable. Its name is durable after `sync_directory`.
 
-@runtime_checkable
-class ManyFiles(Protocol):
-    """What a `Store` may add, so that a file for each leaf costs no more than it must."""
+        Args:
+            path: Of the file, in a directory that exists.
+            data: All of its content.
+            create: Whether the file must be new. If several create it at once, one succeeds, and
+                nobody ever reads a part of the content. By default an existing file is replaced.
 
-    def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
-        """What each file holds; None where there is none, but nothing or a directory."""
-        ...
-
-    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
-        """Bytes in each file; -1 of a directory, and None where there is nothing."""
-        ...
-
-
-@runtime_checkable
-class ReadHolds(Protocol):
-    """What a `Store` may add, so that nothing is deleted while it is read."""
-
-    def hold_reading(self, path: str) -> Hold:
-        """Hold the directory at `path` beside other readers; `Store.hold` fails meanwhile.
+        Returns:
+            True if this call wrote the file. False, only with `create`, if it was there already with
+            this very content: then it may be somebody else's, and is not the caller's to remove.
 
         Raises:
-            StorageError: With `errno.EBUSY` if somebody holds it alone, or puts something else there just
-                now; with `errno.ENOENT` if there is nothing.
+            StorageError: With `errno.EEXIST` if `create` is set and the file has another content.
+        """
+        ...
+
+    def create_data_file(self, path: str) -> DataFile:
+        """Create a file at `path`, where nothing lies yet, for writing at chosen offsets."""
+        ...
+
+    def open_data_file(self, path: str) -> ReadableFile:
+        """Open the file at `path` for reading at chosen offsets."""
+        ...
+
+    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
+        """Give a place to build what will be published at `final`.
+
+        The place is not created, and may hold what an interrupted save left; the caller removes that
+        with `remove_tree` and creates the place with `make_directory`.
+
+        Args:
+            final: The path to publish.
+            beside: A path next to it that a store with renames may use as the place.
+            file: The one file, relative to the place, that will become `final`; None if all will.
+
+        Raises:
+            StorageError: With `errno.EBUSY` if somebody else is building there. A store that is a
+                `BuildHolds` need not look: the caller holds the place.
+        """
+        ...
+
+    def publish(self, token: BuildToken) -> None:
+        """Make visible at `final`, in one step, what was built. All of it was made durable before.
+
+        The publication itself is durable when `sync_directory` of the directory above has returned.
+
+        Raises:
+            StorageError: With `errno.EEXIST` if something lies at `final`. Nothing has changed then.
+        """
+        ...
+
+    def discard(self, token: BuildToken) -> None:
+        """Remove what is left at the place of a save, and give up its claim. Idempotent.
+
+        Before publication that is all that was built; afterwards it is what the publication left
+        over, such as what was replaced. Never removes what another save wrote.
         """
         ...

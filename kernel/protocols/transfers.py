@@ -11,10 +11,13 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Bytes of one file or of several. Edges that share a page with others are always buffered."""
+    """Bytes of one file or of several, by the way they took.
+
+    Of a direct transfer, the bytes at its edges that share a page with other bytes count as buffered.
+    """
 
     direct_bytes: int = 0  #: past the page cache (O_DIRECT)
-    buffered_bytes: int = 0  #: through the page cache
+    buffered_bytes: int = 0  #: through the page cache, or through a buffer of the store
 
     def __add__(self, other: Transfers) -> Transfers:
         return Transfers(self.direct_bytes + other.direct_bytes, self.buffered_bytes + other.buffered_bytes)

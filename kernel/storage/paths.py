@@ -1,4 +1,4 @@
-"""What callers may pass as a path, and the absolute path that comes of it."""
+"""What callers may pass as a path, and the absolute path it stands for."""
 
 from __future__ import annotations
 

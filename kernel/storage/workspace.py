@@ -1,4 +1,4 @@
-"""The directory a checkpoint is built in, from its first file to the rename that publishes it."""
+"""The place where one save builds a checkpoint, from its first file to its publication."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ from typing import TYPE_CHECKING, final
 
 from anyio import Lock
 
-from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
+from penstock.kernel.errors import (
+    DestinationExistsError,
+    PathError,
+    StorageError,
+    UnsupportedByStoreError,
+)
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges
+from penstock.kernel.storage.holds import hold_alone
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
-    from penstock.kernel.protocols.stores import Hold, Store
+    from penstock.kernel.protocols.store_capabilities import Hold
+    from penstock.kernel.protocols.stores import BuildToken, Store
 
 
 @final
 class Workspace:
-    """Makes, publishes and discards the temporary directory of one save.
+    """Gets a place from the store, makes directories in it, and publishes or discards what was built.
 
     Nothing is written before `open` is first called, so that bad input leaves no trace.
 
     Args:
-        store: Where.
+        store: Where the checkpoint will lie.
         threads: For the store's blocking calls.
         final: The checkpoint's own absolute path.
-        temporary: The absolute path it is built under, on the same file system. If it is `final`
-            itself, somebody else made that directory, and will publish it or discard it.
+        temporary: A path beside `final` that the store may use as the place to build. If it is `final`
+            itself, the caller made that directory, and publishes or discards it.
         overwrite: Whether an existing checkpoint may be replaced.
         recognises: Says whether what lies at a path is a checkpoint, and so may be replaced; by
             default any directory is. Blocking.
@@ -37,16 +45,18 @@ class Workspace:
     """
 
     __slots__ = (
-        "_begun",
+        "_beside",
         "_file",
         "_hold",
         "_is_checked",
+        "_is_ours",
         "_lock",
         "_made",
         "_overwrite",
         "_recognises",
         "_store",
         "_threads",
+        "_token",
         "final",
         "left_behind",
         "published",
@@ -65,9 +75,10 @@ class Workspace:
         file: str | None = None,
     ) -> None:
         self.final = final
-        self.temporary = temporary
-        self.left_behind: StorageError | None = None  #: why what was replaced is still there, beside it
+        self.temporary = temporary  #: where it is built; once `open` was called, the place the store gave
+        self.left_behind: StorageError | None = None  #: why something is left at the place after all
         self.published = False  #: whether the checkpoint has its own name by now
+        self._beside = temporary
         self._store = store
         self._threads = threads
         self._overwrite = overwrite
@@ -76,16 +87,20 @@ class Workspace:
         self._lock = Lock()
         self._made: set[str] = set()
         self._is_checked = False
-        self._begun = False  # whether there may be something to remove
+        self._token: BuildToken | None = None
+        self._is_ours = False  # whether what lies at the place, if anything, is ours to remove
         self._hold: Hold | None = None
 
     def path(self, relative: str) -> str:
-        """Return where a file of the checkpoint is built; all of it, if `relative` is empty."""
+        """Return where a file of the checkpoint is built; the place itself if `relative` is empty.
+
+        Final only after `open`: the store may choose another place than `temporary`.
+        """
         return os.path.join(self.temporary, relative) if relative else self.temporary
 
     @property
     def _in_place(self) -> bool:
-        return self.temporary == self.final
+        return self._beside == self.final
 
     async def check(self) -> None:
         """Make sure that the save could be published, before anything is written.
@@ -93,20 +108,24 @@ class Workspace:
         Raises:
             DestinationExistsError: If something is there and `overwrite` is off.
             PathError: If something is there that is no checkpoint.
+            UnsupportedByStoreError: If something is there and the store cannot replace it.
             StorageError: If it could not be created.
         """
         await self._threads.run(self.check_now)
 
     def check_now(self) -> None:
-        """Do the same, blocking: for who is in a thread already."""
+        """Do what `check` does, blocking: for a caller that is in a worker thread already."""
         self._check()
         self._is_checked = True
 
     async def open(self, directory: str = "") -> None:
-        """Make the workspace, and `directory` in it, unless that was done. Removes a stale one first.
+        """Make the place to build, and `directory` in it, unless that was done before.
+
+        The first call removes what an interrupted save left there.
 
         Raises:
-            PenstockError: As `check`, if nobody did that before.
+            PenstockError: As `check`, if that was not called before.
+            StorageError: With `errno.EBUSY` if another save is building there.
         """
         if directory in self._made:
             return
@@ -121,17 +140,24 @@ class Workspace:
                 self._made.add(directory)
 
     async def publish(self) -> None:
-        """Give the checkpoint its own name, atomically and durably.
+        """Make the checkpoint visible under its own path, in one step and durably.
 
         Raises:
             DestinationExistsError: If somebody else put something there meanwhile.
+            StorageError: If the store refuses. `published` says on which side of the step.
         """
         await self._threads.run(self._publish)
 
     async def discard(self) -> None:
-        """Remove whatever was built; nothing if nothing was."""
-        if self._begun and not self.published and not self._in_place:
-            await self._threads.run(self._store.remove_tree, self.temporary)
+        """Remove whatever was built and is not published; nothing if nothing was."""
+        if self._is_ours and not self.published and self._token is not None:
+            await self._threads.run(self._store.discard, self._token)
+            self._token = None
+
+    def release(self) -> None:
+        """Let others build here. Idempotent; to be called when the save is over, well or not."""
+        if self._hold is not None:
+            self._hold.release()
 
     def _check(self) -> None:
         kind = self._store.kind(self.final)
@@ -140,63 +166,86 @@ class Workspace:
                 raise PathError(self.final, "is no directory to save into")
             return
 
-        if kind is not None and not self._overwrite:
-            raise DestinationExistsError(self.final)
-        if kind is not None and kind != ("directory" if self._file is None else "file"):
-            raise PathError(self.final, f"is a {kind}, and no checkpoint to be overwritten")
-        if kind is not None and not self._recognises(self.final):
-            raise PathError(self.final, f"is a {kind} of something else; only a checkpoint is overwritten")
+        if kind is not None:
+            self._check_replaceable(kind)
 
         self._store.check_writable(self.final)
 
-    def release(self) -> None:
-        """Let others build here. Idempotent; to be called when the save is over, well or not."""
-        if self._hold is not None:
-            self._hold.release()
+    def _check_replaceable(self, kind: str) -> None:
+        if not self._overwrite:
+            raise DestinationExistsError(self.final)
+        if kind != ("directory" if self._file is None else "file"):
+            raise PathError(self.final, f"is a {kind}, and no checkpoint to be overwritten")
+        if not self._recognises(self.final):
+            raise PathError(self.final, f"is a {kind} of something else; only a checkpoint is overwritten")
+        if not isinstance(self._store, Exchanges):
+            raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
 
     def _make_root(self) -> None:
         if not self._is_checked:
             self.check_now()
         if self._in_place:
-            self._begun = True
             return
 
+        store = self._store
+        if self._token is None:
+            self._token = store.begin_build(self.final, self._beside, self._file)
+            self.temporary = self._token.place
+
+        # Without holds, the store gave the place to this save alone.
+        self._is_ours = not isinstance(store, BuildHolds)
         # Whoever holds what lies there is building a checkpoint in it right now.
-        stale = self._store.hold(self.temporary) if self._store.kind(self.temporary) else None
-        self._begun = True  # from here on what lies there is ours to remove
+        stale = hold_alone(store, self.temporary) if store.kind(self.temporary) else None
+        self._is_ours = True
         try:
-            self._store.remove_tree(self.temporary)
+            store.remove_tree(self.temporary)
         finally:
             if stale is not None:
                 stale.release()
 
-        self._store.make_directory(self.temporary)
+        store.make_directory(self.temporary)
         try:
-            self._hold = self._store.hold(self.temporary)
+            self._hold = hold_alone(store, self.temporary)
         except StorageError as error:
             # Somebody was faster: what lies there now, if anything, is theirs to remove.
-            self._begun = error.errno not in {errno.EBUSY, errno.ENOENT}
+            self._is_ours = error.errno not in {errno.EBUSY, errno.ENOENT}
             raise
 
     def _publish(self) -> None:
-        if self._in_place:
+        token = self._token
+        if token is None:
             self.published = True
             return
 
-        built = self.temporary if self._file is None else self.path(self._file)
-        replacing = self._store.kind(self.final) is not None
+        store = self._store
+        replacing = store.kind(self.final) is not None
         if replacing and not self._overwrite:
             raise DestinationExistsError(self.final)
 
         if replacing:
-            self._store.exchange(built, self.final)
+            self._exchange(token)
         else:
-            self._store.rename(built, self.final)
+            self._publish_new(token)
 
         self.published = True
-        self._store.sync_directory(os.path.dirname(self.final))
-        if replacing or self._file is not None:
+        store.sync_directory(os.path.dirname(self.final))
+        if replacing or token.file is not None:
             try:
-                self._store.remove_tree(self.temporary)
+                store.discard(token)
             except StorageError as error:
                 self.left_behind = error
+
+    def _exchange(self, token: BuildToken) -> None:
+        if not isinstance(self._store, Exchanges):
+            raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
+
+        self._store.exchange(token)
+
+    def _publish_new(self, token: BuildToken) -> None:
+        try:
+            self._store.publish(token)
+        except StorageError as error:
+            if error.errno == errno.EEXIST:
+                raise DestinationExistsError(self.final) from error
+
+            raise

@@ -34,6 +34,7 @@ __all__ = (
     "StructureMismatchError",
     "TreeDifference",
     "TruncatedDataError",
+    "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
 
@@ -69,5 +70,6 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
     TruncatedDataError,
+    UnsupportedByStoreError,
     UnsupportedFormatError,
 )

@@ -13,6 +13,7 @@ from penstock.kernel.messages.save import Leaf, Pending
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.files_handler import Background, FilesHandler
 from penstock.kernel.protocols.layouts import ItemsLayout
+from penstock.kernel.storage.foreign_files import foreign_files
 
 
 def by_folder(run: SaveRun, leaves: Iterable[Leaf]) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
@@ -33,11 +34,13 @@ async def save_by_handler(
 
     Raises:
         HandlerFailedError: If the handler raised.
+        UnsupportedByStoreError: If nobody but penstock can write files to the store.
 
     Cancellation:
         A coroutine that withstands it is waited for: nobody can end it. After `run.undo_s`,
         `run.on_hang` is told of it.
     """
+    foreign_files(run.store, run.path)
     await run.workspace.open(folder)
     directory = run.workspace.path(folder)
     items = run.layout if isinstance(run.layout, ItemsLayout) else None
@@ -103,4 +106,5 @@ async def finalize_handlers(run: SaveRun, handled: Iterable[Pending]) -> None:
         await call.wait()
 
     # They need not sync what they wrote.
-    await run.threads.run(run.store.sync_tree, run.workspace.temporary)
+    place = run.workspace.temporary
+    await run.threads.run(foreign_files(run.store, place).sync_tree, place)

@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final, TypeAlias, final
+from typing import TypeAlias, final
 
 from crc32c import crc32c
 
@@ -18,10 +18,8 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
+from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
-
-SMALL: Final = 2**20
-"""Bytes below which a chunk is written like a document, in one call."""
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
 
@@ -43,11 +41,12 @@ class ChunkFileWriter:
         layout: Names the file of every chunk.
     """
 
-    __slots__ = ("_all", "_folders", "_layout", "_lock", "_open", "_run")
+    __slots__ = ("_all", "_document_bytes", "_folders", "_layout", "_lock", "_open", "_run")
 
     def __init__(self, run: SaveRun, layout: FormattedLayout) -> None:
         self._run = run
         self._layout = layout
+        self._document_bytes = placement_of(run.store).document_bytes
         self._open: dict[_Chunk, _OpenFile] = {}
         self._all: list[DataFile] = []
         self._folders: set[str] = set()
@@ -87,7 +86,7 @@ class ChunkFileWriter:
 
         path = self._run.workspace.path(name)
         self._make_folder(os.path.dirname(path))
-        if piece.nbytes == piece.chunk_nbytes and piece.nbytes < SMALL:
+        if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
             self._run.store.write_file(path, bytes(piece.data))
         else:
             self._write_part(piece, path)

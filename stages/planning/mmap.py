@@ -7,9 +7,11 @@ __all__ = ("map_leaves",)
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.kernel.errors import UnsupportedByStoreError
 from penstock.kernel.messages.restore import ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.reads import Adopting, DirectRead, Read
+from penstock.kernel.protocols.store_capabilities import MappedFiles
 
 
 def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
@@ -19,13 +21,18 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
     as ever. Bytes that are mapped are not compared with their checksums: that would read them.
 
     Raises:
+        UnsupportedByStoreError: If the store cannot map files.
         StorageError: If a file cannot be mapped.
     """
+    store = run.store
+    if not isinstance(store, MappedFiles):
+        raise UnsupportedByStoreError("map the files of", run.path, store, MappedFiles)
+
     files: dict[str, memoryview] = {}
-    return [_map_leaf(run, leaf, files) for leaf in leaves]
+    return [_map_leaf(store, leaf, files) for leaf in leaves]
 
 
-def _map_leaf(run: RestoreRun, leaf: ReadLeaf, files: dict[str, memoryview]) -> ReadLeaf:
+def _map_leaf(store: MappedFiles, leaf: ReadLeaf, files: dict[str, memoryview]) -> ReadLeaf:
     remaining: list[Read] = list(leaf.reads)
     for region in leaf.target.regions:
         mine = [read for read in leaf.reads if isinstance(read, DirectRead) and read.region is region]
@@ -34,7 +41,7 @@ def _map_leaf(run: RestoreRun, leaf: ReadLeaf, files: dict[str, memoryview]) -> 
 
         path, offset = mine[0].file, mine[0].offset
         if path not in files:
-            files[path] = run.store.map_file(path)
+            files[path] = store.map_file(path)
         if offset + region.nbytes > len(files[path]):
             continue  # to be told by whoever reads it
 

@@ -22,8 +22,9 @@ from penstock.kernel.pipeline.run_context import References, SaveRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.store_capabilities import SharedFiles
 from penstock.kernel.protocols.written import Written
-from penstock.kernel.storage.read_lock import hold_for_reading
+from penstock.kernel.storage.holds import hold_for_reading
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.reuse.value_cache import KnownValues
@@ -63,8 +64,8 @@ async def _set_aside(run: SaveRun, base: str, leaves: list[Leaf]) -> list[Leaf]:
     for folder in sorted({os.path.dirname(file) for file in files}):
         await run.workspace.open(folder)
 
-    linked = await run.threads.run(_link, run, directory, files)
-    kept = [found for found in candidates if all(part.file in linked for part in found.parts)]
+    shared = await run.threads.run(_share, run, directory, files)
+    kept = [found for found in candidates if all(part.file in shared for part in found.parts)]
     if not kept:
         return leaves
 
@@ -241,15 +242,18 @@ def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
     return found
 
 
-def _link(run: SaveRun, directory: str, files: set[str]) -> set[str]:
-    """Link each file; return those that could be."""
-    linked: set[str] = set()
+def _share(run: SaveRun, directory: str, files: set[str]) -> set[str]:
+    """Put each file into the new checkpoint, too; return those of which that was possible."""
+    shared: set[str] = set()
+    if not isinstance(run.store, SharedFiles):
+        return shared
+
     for file in sorted(files):
         try:
-            run.store.link(os.path.join(directory, file), run.workspace.path(file))
+            run.store.share(os.path.join(directory, file), run.workspace.path(file))
         except StorageError as error:
             run.events.warning("save.not_linked", path=run.path, file=file, error=repr(error))
         else:
-            linked.add(file)
+            shared.add(file)
 
-    return linked
+    return shared

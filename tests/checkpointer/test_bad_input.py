@@ -161,6 +161,7 @@ class TestTrees:
         assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.process
 def test_an_array_that_other_processes_hold_parts_of(tmp_path: Path) -> None:
     program = """
 import os, sys, jax, numpy as np, penstock.sync
@@ -352,6 +353,7 @@ class TestDamage:
             assert caught.value.path == str(tmp_path / name)
             assert isinstance(caught.value, FileNotFoundError)
 
+    @pytest.mark.process
     def test_a_save_that_was_killed_half_way(self, tmp_path: Path, restoring: Callable[[Path], Any]) -> None:
         program = """
 import sys, numpy as np, penstock.sync

@@ -205,7 +205,7 @@ async def test_what_cannot_be_linked_is_written_and_told(
     tree = state()
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
-        store.fail_on("link", 1, StorageError("link", "x", "another device", errno.EXDEV))
+        store.fail_on("share", 1, StorageError("share", "x", "another device", errno.EXDEV))
         with caplog.at_level(logging.WARNING):
             report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
 
@@ -220,7 +220,7 @@ async def test_a_save_that_fails_after_linking_leaves_the_base_alone(
     tree = state()
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
-        store.fail_on("rename", 2, StorageError("rename", "x", "no", errno.EIO))
+        store.fail_on("publish", 2, StorageError("publish", "x", "no", errno.EIO))
         with pytest.raises(StorageError):
             await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
 

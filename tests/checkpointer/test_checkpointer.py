@@ -109,7 +109,7 @@ class TestMilestones:
 
     async def test_each_milestone_is_awaited_by_its_name(self, tmp_path: Path, store: FaultyStore) -> None:
         gate, pipeline = gated(before="device_to_host")
-        write, document, rename = map(store.hang_on, ("data.write_at", "write_file", "rename"))
+        write, document, rename = map(store.hang_on, ("data.write_at", "write_file", "publish"))
         total = 8000 + 4000 + 8
         async with Checkpointer(store=store) as checkpointer:
             save = await checkpointer.save(tmp_path / "a", tree(), staging="overlap", pipeline=pipeline)
@@ -289,7 +289,7 @@ class TestCancelling:
             assert_same(await checkpointer.restore(tmp_path / "a", like=tree()), tree(1))
 
     async def test_after_the_commit_it_is_too_late(self, tmp_path: Path, store: FaultyStore) -> None:
-        hang = store.hang_on("rename")
+        hang = store.hang_on("publish")
         async with Checkpointer(store=store) as checkpointer:
             save = await checkpointer.save(tmp_path / "a", tree())
             await hang.wait_reached()
@@ -553,7 +553,7 @@ class TestFailures:
         self, tmp_path: Path, store: FaultyStore
     ) -> None:
         store.fail_on("data.write_at", error=StorageError("write", "x", "no space"))
-        store.fail_on("remove_tree", 2, StorageError("rmdir", "x", "busy"))  # the first makes room
+        store.fail_on("discard", 1, StorageError("rmdir", "x", "busy"))
         async with Checkpointer(store=store) as checkpointer:
             with pytest.raises(StorageError, match="no space") as caught:
                 await (await checkpointer.save(tmp_path / "a", tree()))

@@ -126,6 +126,12 @@ KINDS: Final = {
     "v1, steps": theirs("v1_training"),
 }
 
+# Damaged in the same ways by the same code as another kind.
+SLOW_KINDS: Final = ("0.6.4, steps", "0.11.5, steps", "v1, steps", "items, key", "items, numpy key", "items")
+kinds = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_KINDS)) for name in KINDS]
+)
+
 
 def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -253,7 +259,7 @@ def mended(path: Path, aside: Path) -> Generator[None]:
     aside.rename(path)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@kinds
 def test_damage_is_told_or_does_no_harm(name: str, corpus: Path, tmp_path: Path, checkpointer: Any) -> None:
     kind, root = KINDS[name], tmp_path / "ckpt"
     kind.make(corpus, root)
@@ -300,7 +306,7 @@ def wrong_versions(document: Any, turn: Iterator[int]) -> Iterator[Any]:
 WRONG: Final[tuple[Any, ...]] = (None, [], -1, "x", {}, 2**62, True, ["x"], 1.5, {"x": {}}, "")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@kinds
 def test_documents_with_parts_of_another_type(
     name: str, corpus: Path, tmp_path: Path, checkpointer: Any
 ) -> None:

@@ -148,6 +148,21 @@ async def test_each_item_has_a_batch_of_its_own_in_its_own_directory(tmp_path: P
     assert [names for call, names in handler.calls if call == "finalize"] == [["one"], ["two"]]
 
 
+async def test_one_checkpointer_serves_calls_with_handlers_of_their_own(tmp_path: Path) -> None:
+    first, second = NotesHandler(), NotesHandler()
+    async with Checkpointer(registry=registry(first)) as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", TREE))
+        other = checkpointer.with_handlers(registry(second))
+        save = await other.save(tmp_path / "b", TREE)
+        assert texts(await other.restore(tmp_path / "a")) == ["x", "y", "z"]
+        assert other.statistics() == checkpointer.statistics()
+
+    assert save.done  # the one context waited for it
+    assert [call for call, _ in second.calls].count("serialize") == 1
+    assert [call for call, _ in first.calls].count("serialize") == 1
+    assert "deserialize" not in [call for call, _ in first.calls]
+
+
 async def test_a_batch_above_the_budget_is_not_split_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -169,7 +169,7 @@ async def test_prioritised_leaves_are_read_first_and_the_tree_is_the_same(tmp_pa
 
 async def test_nothing_is_visible_before_the_save_is_durable(tmp_path: Path) -> None:
     store = FaultyStore(LocalStore())
-    held = store.hang_on("rename")
+    held = store.hang_on("publish")
     async with opened(store) as checkpointer:
         future = await checkpointer.save(tmp_path / "ckpt", tree_of(1))
         await held.wait_reached()
@@ -208,7 +208,7 @@ async def check_next_save(path: Path) -> None:
 def publishing(store: FaultyStore) -> int:
     """Which operation published, 1 for the first; above all others if none did."""
     names = [operation.name for operation in store.operations]
-    found = [names.index(name) + 1 for name in ("rename", "exchange") if name in names]
+    found = [names.index(name) + 1 for name in ("publish", "exchange") if name in names]
     return min(found, default=len(names) + 1)
 
 
@@ -245,13 +245,14 @@ async def test_a_save_whose_kth_operation_fails_leaves_the_old_state_or_the_new(
             # The old checkpoint stays under the temporary name until the next save: nobody knows
             # whether the exchange is durable. That it cannot be removed is no failure of the save.
             assert failure in ([], [error])
-            assert bool(failure) == (store.operations[k - 1].name != "remove_tree")
+            assert bool(failure) == (store.operations[k - 1].name != "discard")
         else:
             assert failure == [error]
             assert set(os.listdir(path.parent)) <= {"ckpt"}
         await check_afterwards(path, 1 if overwrite else None, 2, published=published)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
 @pytest.mark.timeout(240)
 async def test_a_save_that_is_cancelled_in_its_kth_operation_leaves_the_old_state_or_the_new(
@@ -278,7 +279,7 @@ async def test_a_save_that_is_cancelled_in_its_kth_operation_leaves_the_old_stat
             hang.release()
 
         names = [operation.name for operation in store.operations]
-        published = "exchange" in names if overwrite else "rename" in names
+        published = "exchange" in names if overwrite else "publish" in names
         assert os.listdir(path.parent) == (["ckpt"] if overwrite or published else [])
         assert store.open_files == 0
         await check_afterwards(path, 1 if overwrite else None, 2, published=published)
@@ -320,6 +321,7 @@ async def test_a_machine_that_stops_after_the_kth_change_has_the_old_state_or_th
     assert seen == {1 if overwrite else None, 2}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["fail", "cancel"])
 @pytest.mark.timeout(240)
 async def test_a_restore_that_stops_in_its_kth_operation_holds_nothing(tmp_path: Path, fault: str) -> None:

@@ -41,6 +41,7 @@ def test_a_damaged_text_is_an_error(path: Path) -> None:
         penstock.sync.restore(path, item="message", like=Value)
 
 
+@pytest.mark.process
 def test_protobuf_is_not_imported_for_other_targets(path: Path) -> None:
     program = f"import sys, penstock.sync as s; s.restore({str(path)!r}, item='tree', like={{'a': 1}})"
     program += "; assert 'google.protobuf' not in sys.modules"

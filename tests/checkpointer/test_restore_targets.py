@@ -432,6 +432,7 @@ class TestMetadata:
         assert found.tree["s"].shape is None
 
 
+@pytest.mark.process
 def test_metadata_touches_no_device(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "a", {"w": jnp.ones(3), "k": jax.random.key(1)})
     program = """
@@ -443,6 +444,7 @@ print([leaf.dtype for leaf in found.leaves], xla_bridge.backends_are_initialized
     assert run_python(program, tmp_path / "a", n_devices=1) == "['uint32', 'float32'] False"
 
 
+@pytest.mark.process
 def test_a_machine_with_other_devices_can_restore_with_and_without_a_target(tmp_path: Path) -> None:
     array = np.arange(16, dtype=np.int32)
     eight = sharding((8,), "x")

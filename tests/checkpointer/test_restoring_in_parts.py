@@ -97,6 +97,7 @@ async def restored_within(rig: Rig, like: Any, *, n_workers: int = 1, **request:
     return result.tree
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16", "complex64", "int4", "float8_e4m3fn"])
 @pytest.mark.parametrize("n_workers", [1, 3])
 async def test_a_leaf_of_several_budgets(
@@ -112,6 +113,7 @@ async def test_a_leaf_of_several_budgets(
     assert not found["large"].committed
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "sharding",
     [

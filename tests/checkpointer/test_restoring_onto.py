@@ -616,14 +616,15 @@ print(json.dumps([len(jax.devices()), reports[0].nbytes, len(shards), shards[0]]
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("saved_on", "saved_axes", "here", "axes", "shard"),
     [
         (8, ("x",), 4, ("x",), [4, 8]),
-        (8, ("x",), 4, (None, "x"), [16, 2]),
+        pytest.param(8, ("x",), 4, (None, "x"), [16, 2], marks=pytest.mark.slow),
         (4, ("x",), 8, ("x",), [2, 8]),
-        (4, (None, "x"), 8, ("x",), [2, 8]),
-        (8, (), 8, ("x",), [2, 8]),
+        pytest.param(4, (None, "x"), 8, ("x",), [2, 8], marks=pytest.mark.slow),
+        pytest.param(8, (), 8, ("x",), [2, 8], marks=pytest.mark.slow),
         (8, ("x",), 8, (), [16, 8]),
         (8, ("x",), 1, (), [16, 8]),
     ],

@@ -42,6 +42,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("argument", ["--version", "--help"])
 def test_version_and_help_load_no_array_library(argument: str) -> None:
     program = f"""
@@ -184,6 +185,7 @@ def test_wrong_usage_ends_with_status_2() -> None:
     assert end.value.code == 2
 
 
+@pytest.mark.process
 def test_a_reader_that_leaves_is_no_failure(checkpoint: Path) -> None:
     command = f"{sys.executable} -m penstock.cli inspect {checkpoint} | true; echo ${{PIPESTATUS[0]}}"
     run = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True, cwd=SOURCE)
@@ -224,6 +226,7 @@ def test_plain_tables_line_up() -> None:
     ]
 
 
+@pytest.mark.process
 def test_an_installed_penstock_says_where_the_demo_is(tmp_path: Path) -> None:
     shutil.copytree(SOURCE / "penstock", tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "penstock.cli", "demo", "--small"]

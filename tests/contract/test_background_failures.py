@@ -26,7 +26,7 @@ ERROR = "no room"
 def failing() -> FaultyStore:
     """A store on which the first save fails in its last steps, after it is staged."""
     store = FaultyStore(LocalStore())
-    store.fail_on("rename", error=StorageError("rename", "x", ERROR))
+    store.fail_on("publish", error=StorageError("publish", "x", ERROR))
     return store
 
 
@@ -109,7 +109,7 @@ async def test_on_leaving_by_a_cancel_it_is_in_the_log(
 
 async def test_two_failures_are_both_told(tmp_path: Path) -> None:
     store = failing()
-    store.fail_on("rename", 2, StorageError("rename", "y", "again"))
+    store.fail_on("publish", 2, StorageError("publish", "y", "again"))
     with pytest.raises(StorageError) as raised:
         async with Checkpointer(store=store) as checkpointer:
             hang = store.hang_on("data.write_at")

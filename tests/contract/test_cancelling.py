@@ -66,6 +66,7 @@ def sweeps(kind: str) -> list[tuple[Way, range]]:
     return [(way, points(kind, offset + at)) for at, way in enumerate(ways().values())]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", SAVINGS)
 async def test_a_save_cancelled_at_any_await_point_leaves_nothing_behind(folder: Path, kind: str) -> None:
     place = Place(folder, SAVINGS[kind])
@@ -92,6 +93,7 @@ async def test_a_save_cancelled_at_any_await_point_leaves_nothing_behind(folder:
         await place.check_next_save(read=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["plain", "codec", "directories", "third party"])
 async def test_a_save_that_its_future_cancels_at_any_step_leaves_nothing_behind(
     folder: Path, kind: str
@@ -122,6 +124,7 @@ async def test_a_save_that_its_future_cancels_at_any_step_leaves_nothing_behind(
     assert not cancelled
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", RESTORINGS)
 async def test_a_restore_cancelled_at_any_await_point_holds_nothing(folder: Path, kind: str) -> None:
     restoring = RESTORINGS[kind]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +20,26 @@ from penstock.handlers.leaves.scalar import ScalarHandler
 from penstock.handlers.leaves.string import StringHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols import store_capabilities
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.store_capabilities import ReadHolds
+from penstock.kernel.protocols.stores import BuildToken, Store
 from penstock.stages.encode import Encode
 from penstock.stages.limit_bytes import LimitBytes
+from penstock.testing.capability_conformance import (
+    ExchangeConformance,
+    ForeignFilesConformance,
+    HoldConformance,
+    KvStoreConformance,
+    ListingConformance,
+    MappingConformance,
+    RenameConformance,
+    SharingConformance,
+)
 from penstock.testing.crash_store import CrashStore
 from penstock.testing.faulty_store import FaultyStore
 from penstock.testing.handler_conformance import HandlerConformance
+from penstock.testing.memory_store import MemoryStore
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import StoreConformance
 
@@ -38,14 +53,55 @@ def tmp_path(folder: Path) -> Path:
     return folder
 
 
-class TestLocalStore(StoreConformance):
+class _EveryCapability(
+    ExchangeConformance,
+    RenameConformance,
+    SharingConformance,
+    MappingConformance,
+    ForeignFilesConformance,
+    KvStoreConformance,
+    ListingConformance,
+    HoldConformance,
+):
+    """What the local store, and a store around it, must do beyond the required part."""
+
+
+class TestLocalStore(StoreConformance, _EveryCapability):
     def make_store(self) -> Store:
         return LocalStore()
 
 
-class TestFaultyStore(StoreConformance):
+class TestFaultyStore(StoreConformance, _EveryCapability):
     def make_store(self) -> Store:
         return FaultyStore(LocalStore())
+
+
+class TestCrashStoreCapabilities(_EveryCapability):
+    @pytest.fixture(autouse=True)
+    def _store(self, tmp_path: Path) -> None:
+        self.store = CrashStore(LocalStore(), tmp_path)
+
+    def make_store(self) -> Store:
+        return self.store
+
+
+class TestMemoryStore(StoreConformance, SharingConformance):
+    @pytest.fixture(autouse=True)
+    def _store(self, tmp_path: Path) -> None:
+        self.store = self.new_store(str(tmp_path))
+
+    def new_store(self, root: str) -> Store:
+        store = MemoryStore()
+        store.make_directory(root)
+        return store
+
+    def make_store(self) -> Store:
+        return self.store
+
+
+class TestFaultyMemoryStore(TestMemoryStore):
+    def make_store(self) -> Store:
+        return FaultyStore(self.store)
 
 
 class TestNumpy(HandlerConformance):
@@ -154,17 +210,20 @@ class _Swapped(ParcelHandler):
         return [Parcel("wrong") for _ in infos]
 
 
-class _Unfilled(StoreConformance):
+class _Unfilled(StoreConformance, _EveryCapability):
     def make_store(self) -> Store:
         forgetful: Any = _Forgetful()  # the rest of a store it has from the local one, when asked
         return forgetful  # type: ignore[no-any-return]
 
 
 class _Forgetful:
-    """The local store; but its files keep what was allocated, and its holds hold nothing."""
+    """The local store; but it copies what it should move or discard, and its holds hold nothing."""
 
     def __init__(self) -> None:
         self._inner = LocalStore()
+        for name in dir(LocalStore):
+            if not name.startswith("_") and name not in dir(type(self)):
+                setattr(self, name, getattr(self._inner, name))
 
     def hold(self, path: str) -> Any:
         class Hold:
@@ -173,12 +232,13 @@ class _Forgetful:
         return Hold()
 
     def rename(self, source: str, destination: str) -> None:
-        import shutil
+        if Path(destination).exists():
+            raise StorageError("rename", source, "exists", errno.EEXIST)
 
         shutil.copytree(source, destination)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def discard(self, token: BuildToken) -> None:
+        """Keep it."""
 
 
 def _third_party(handler: Callable[[], TypeHandler]) -> TestThirdParty:
@@ -252,6 +312,9 @@ class _ReadByOne(_ReadAlone):
 class _WithoutReadHolds(_ReadAlone):
     hold_reading = None  # type: ignore[assignment]
 
+    def discard(self, token: BuildToken) -> None:
+        self._inner.discard(token)
+
 
 @pytest.mark.parametrize(
     ("store", "test", "said"),
@@ -266,7 +329,7 @@ class _WithoutReadHolds(_ReadAlone):
 def test_a_store_whose_readers_hold_wrongly_is_found(
     tmp_path: Path, store: type[Any], test: str, said: str
 ) -> None:
-    class Test(StoreConformance):
+    class Test(HoldConformance):
         def make_store(self) -> Store:
             made: Any = store()
             return made  # type: ignore[no-any-return]
@@ -286,16 +349,28 @@ def test_a_store_without_holds_for_reading_is_a_store(tmp_path: Path, make: Call
             made: Any = make()
             return made  # type: ignore[no-any-return]
 
-    Test().test_readers_hold_together_and_keep_others_out(tmp_path)
-    Test().test_nobody_reads_what_is_held_or_absent(tmp_path)
-    Test().test_nobody_deletes_what_is_being_restored(tmp_path)
+    assert not isinstance(make(), ReadHolds)
+    Test().test_checkpoints_are_saved_and_restored_and_undone_wherever_it_fails(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["faulty", "crash"])
+def test_a_store_around_another_has_its_capabilities_and_no_others(tmp_path: Path, kind: str) -> None:
+    protocols = [
+        found for found in vars(store_capabilities).values() if getattr(found, "_is_runtime_protocol", False)
+    ]
+    assert len(protocols) == 11
+    for inner in (LocalStore(), MemoryStore()):
+        around = FaultyStore(inner) if kind == "faulty" else CrashStore(inner, tmp_path)
+        for protocol in protocols:
+            assert isinstance(around, protocol) is isinstance(inner, protocol), protocol
 
 
 @pytest.mark.parametrize(
     ("test", "said"),
     [
         ("test_one_holder_at_a_time", "holding what is held must raise StorageError"),
-        ("test_exchange_rename_and_remove", "not under its old name"),
+        ("test_what_is_renamed_is_at_its_new_path_alone", "not under its old name"),
+        ("test_what_is_discarded_is_gone", "discard must remove"),
     ],
 )
 def test_a_wrong_store_is_found(tmp_path: Path, test: str, said: str) -> None:

@@ -17,6 +17,7 @@ from tests.contract import ending
 
 import penstock
 
+pytestmark = pytest.mark.process
 PROGRAM = Path(ending.__file__)
 MOST_S = 50
 
@@ -50,7 +51,9 @@ def is_whole(path: Path) -> bool:
     return bool(tree["a"].tolist() == list(range(1000)) and tree["step"] == 7)
 
 
-@pytest.mark.parametrize("which", ["drained", "drained_asyncio", "drained_trio", "idle"])
+@pytest.mark.parametrize(
+    "which", ["drained", "drained_asyncio", pytest.param("drained_trio", marks=pytest.mark.slow), "idle"]
+)
 def test_at_exit_a_save_in_flight_is_drained(tmp_path: Path, which: str) -> None:
     with running(which, tmp_path) as process:
         assert ended(process) == (0, "main ends\n", "")
@@ -85,7 +88,15 @@ def test_at_exit_what_goes_wrong_is_told_in_one_line(tmp_path: Path, which: str,
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("which", ["sigterm_asyncio", "sigterm_trio", "sigterm_sync", "sigterm_own_handler"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        "sigterm_asyncio",
+        pytest.param("sigterm_trio", marks=pytest.mark.slow),
+        "sigterm_sync",
+        "sigterm_own_handler",
+    ],
+)
 def test_a_sigterm_is_held_back_until_the_save_is_over(tmp_path: Path, which: str) -> None:
     with running(which, tmp_path) as process:
         wait_for(process, "saving")
@@ -127,7 +138,9 @@ def test_a_sigterm_without_a_save_is_not_held_back(tmp_path: Path) -> None:
         assert ended(process) == (-signal.SIGTERM, "", "")
 
 
-@pytest.mark.parametrize("which", ["sigint_asyncio", "sigint_trio", "sigint_sync"])
+@pytest.mark.parametrize(
+    "which", ["sigint_asyncio", pytest.param("sigint_trio", marks=pytest.mark.slow), "sigint_sync"]
+)
 def test_a_keyboard_interrupt_cancels_the_save_and_leaves_nothing(tmp_path: Path, which: str) -> None:
     with running(which, tmp_path) as process:
         wait_for(process, "saving")

@@ -13,10 +13,11 @@ from penstock.testing.faulty_store import FaultyStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-AFTER_PUBLISHING = {"identity", "kind", "remove_tree", "sync_directory"}
+AFTER_PUBLISHING = {"identity", "discard", "kind", "sync_directory"}
 """What is done once the new checkpoint has its own name. What it replaced may then stay beside it."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["fail", "tear"])
 @pytest.mark.parametrize("kind", SAVINGS)
 async def test_a_save_whose_kth_operation_fails_leaves_nothing_behind(
@@ -57,10 +58,11 @@ async def test_a_save_whose_kth_operation_fails_leaves_nothing_behind(
     assert await place.check(2)
 
 
-OPTIONAL = {"link", "identity", "data.allocate", "hold_reading"}
+OPTIONAL = {"share", "identity", "data.allocate", "hold_reading"}
 """What a save can do without: what cannot be linked is written."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", RESTORINGS)
 async def test_a_restore_whose_kth_operation_fails_holds_nothing(folder: Path, kind: str) -> None:
     restoring = RESTORINGS[kind]

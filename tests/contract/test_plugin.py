@@ -43,6 +43,7 @@ def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_its_entry_points_are_found(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONFIG)
     done = run(installed, "-c", PROGRAM, str(tmp_path / "a"), str(tmp_path / "config.toml"))
@@ -52,6 +53,7 @@ def test_its_entry_points_are_found(installed: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a" / "words.vocabulary.json").is_file()
 
 
+@pytest.mark.process
 @pytest.mark.timeout(115)
 def test_its_twenty_lines_prove_it(installed: Path, tmp_path: Path) -> None:
     shutil.copy(PLUGIN / "test_plugin.py", tmp_path)

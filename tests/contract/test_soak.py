@@ -10,6 +10,7 @@ from tests.proofs.soak import Steps, soak
 STEPS = 200
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_random_course_of_saves_cancels_failures_and_restores(folder: Path, seed: int) -> None:

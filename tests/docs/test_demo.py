@@ -215,6 +215,7 @@ def test_a_text_that_cannot_be_learned_is_refused(tmp_path: Path) -> None:
         read_text(tmp_path / "absent")
 
 
+@pytest.mark.process
 @pytest.mark.timeout(240)  # four processes that start jax and compile
 def test_the_whole_demo(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
@@ -243,6 +244,7 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.process
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     process: subprocess.Popen[str]
     with subprocess.Popen(
@@ -264,6 +266,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_failing_training_process_fails_the_demo(tmp_path: Path) -> None:
     arguments: list[Any] = ["demo", "--small", "--steps", "12", "--every", "4", "--keep", tmp_path / "kept"]
     run = subprocess.run(

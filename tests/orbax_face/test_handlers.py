@@ -18,6 +18,7 @@ import orbax.checkpoint
 import pytest
 
 import penstock.orbax
+from penstock.orbax.v0.handlers.base_pytree_handler import BasePyTreeSaveArgs
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")
@@ -382,3 +383,37 @@ def test_a_primary_host_that_is_not_there_is_refused(asynchronous: bool, tmp_pat
             checkpointer.save(tmp_path / "one", args=ocp.args.PyTreeSave(arrays()))
 
     assert not list(tmp_path.iterdir())
+
+
+def test_a_handler_is_found_by_the_name_that_earlier_versions_recorded(tmp_path: Path) -> None:
+    ocp: Any = penstock.orbax
+    handler = ocp.handlers.BasePyTreeCheckpointHandler()
+    path = tmp_path / "one"
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(state=handler)) as checkpointer:
+        checkpointer.save(path, ocp.args.Composite(state=BasePyTreeSaveArgs({"a": 1})))
+
+    file = path / "_CHECKPOINT_METADATA"
+    recorded = json.loads(file.read_text())
+    assert recorded["item_handlers"]["state"].startswith("orbax.checkpoint._src.handlers.base_pytree")
+    earlier = "penstock.orbax.handlers.base_pytree.BasePyTreeCheckpointHandler"
+    file.write_text(json.dumps(recorded | {"item_handlers": {"state": earlier}}))
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        assert checkpointer.restore(path)["state"] == {"a": 1}
+
+
+@pytest.mark.parametrize("kind", ["CheckpointHandler", "AsyncCheckpointHandler"])
+def test_handlers_without_args_objects_are_recorded_as_ever(kind: str, tmp_path: Path) -> None:
+    class Plain(getattr(penstock.orbax, kind)):  # type: ignore[misc]  # either of two
+        async def async_save(self, directory: Any, item: Any) -> Any:
+            self.save(directory, item)
+
+        def save(self, directory: Any, item: Any) -> None:
+            (directory / "x").write_text(item)
+
+        def restore(self, directory: Any) -> str:
+            return str((directory / "x").read_text())
+
+    penstock.orbax.Checkpointer(Plain()).save(tmp_path / "one", "text")
+    recorded = json.loads((tmp_path / "one" / "_CHECKPOINT_METADATA").read_text())["item_handlers"]
+    names = {"CheckpointHandler": "_Wrapper", "AsyncCheckpointHandler": "_AsyncWrapper"}
+    assert recorded == f"penstock.orbax.handlers.legacy.{names[kind]}"

@@ -12,7 +12,8 @@ import pytest
 from anyio import to_thread
 
 import penstock.orbax as ocp
-from penstock.orbax.common.blocking_calls import LoopThread, run_sync
+from penstock.blocking.background import run_sync
+from penstock.blocking.loop_thread import LoopThread
 
 
 def threads_of_ours() -> list[threading.Thread]:

@@ -133,7 +133,7 @@ async def test_a_leaf_that_does_not_arrive_whole_is_named_and_nothing_is_publish
     assert raised.value.stage == "commit"
     assert not rig.final.exists()
     assert "write_file" not in rig.operations
-    assert "rename" not in rig.operations
+    assert "publish" not in rig.operations
 
 
 @pytest.mark.parametrize("damage", [leaf_twice, drop_packs, pack_twice], ids=lambda f: f.__name__)

@@ -34,7 +34,7 @@ def content(directory: Path) -> str | None:
     return (directory / "content").read_text() if directory.exists() else None
 
 
-async def test_it_renames_syncs_the_parent_and_reports(rig: Rig) -> None:
+async def test_it_publishes_syncs_the_parent_and_reports(rig: Rig) -> None:
     run = await built(rig)
     before = len(rig.operations)
     assert content(rig.final) is None
@@ -45,7 +45,7 @@ async def test_it_renames_syncs_the_parent_and_reports(rig: Rig) -> None:
     assert (report.path, report.n_leaves, report.nbytes) == (str(rig.final), 3, 1000)
     assert content(rig.final) == "new"
     assert not rig.temporary.exists()
-    assert rig.operations[before:] == ["kind", "rename", "sync_directory", "identity"]
+    assert rig.operations[before:] == ["kind", "publish", "sync_directory", "identity"]
     assert rig.store.operations[-2].path == str(rig.root)
     assert run.workspace.published
 
@@ -65,19 +65,19 @@ async def test_what_appeared_meanwhile_is_not_lost(rig: Rig) -> None:
 
 async def test_what_appears_in_the_last_moment_is_not_lost(rig: Rig) -> None:
     run = await built(rig)
-    hang = rig.store.hang_on("rename")
+    hang = rig.store.hang_on("publish")
 
     async def appear() -> None:
         await hang.wait_reached()
         _write(rig.final, "somebody else's")
         hang.release()
 
-    failure: list[StorageError] = []
+    failure: list[DestinationExistsError] = []
     async with create_task_group() as tasks:
         tasks.start_soon(appear)
         try:
             await run_one(run, Finalize(), COMMITTED)
-        except StorageError as error:
+        except DestinationExistsError as error:
             failure.append(error)
 
     assert len(failure) == 1
@@ -94,15 +94,15 @@ async def test_overwriting_exchanges_and_then_removes_the_old(rig: Rig) -> None:
 
     assert content(rig.final) == "new"
     assert os.listdir(rig.root) == ["ckpt"]
-    assert rig.operations[before:] == ["kind", "exchange", "sync_directory", "remove_tree", "identity"]
+    assert rig.operations[before:] == ["kind", "exchange", "sync_directory", "discard", "identity"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-async def test_what_cannot_be_renamed_leaves_everything_as_it_was(rig: Rig, overwrite: bool) -> None:
+async def test_what_cannot_be_published_leaves_everything_as_it_was(rig: Rig, overwrite: bool) -> None:
     if overwrite:
         _write(rig.final, "old")
     run = await built(rig, overwrite=overwrite)
-    rig.store.fail_on("exchange" if overwrite else "rename")
+    rig.store.fail_on("exchange" if overwrite else "publish")
 
     with pytest.raises(StorageError):
         await run_one(run, Finalize(), COMMITTED)
@@ -115,9 +115,9 @@ async def test_what_cannot_be_renamed_leaves_everything_as_it_was(rig: Rig, over
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
-async def test_cancelled_before_the_rename_it_has_renamed_or_not(rig: Rig, native: bool) -> None:
+async def test_cancelled_before_the_publication_it_has_published_or_not(rig: Rig, native: bool) -> None:
     run = await built(rig)
-    hang = rig.store.hang_on("rename")
+    hang = rig.store.hang_on("publish")
 
     await cancel_in(hang, lambda: run_one(run, Finalize(), COMMITTED), native=native)
 

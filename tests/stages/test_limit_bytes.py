@@ -435,6 +435,7 @@ async def run_many(run: Any, messages: list[Any], *stages: Any) -> list[Any]:
     return await run_stages(run, FunctionStage(every), *stages)
 
 
+@pytest.mark.many_cases
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8),
     memory=st.integers(1, 150),

@@ -23,11 +23,14 @@ from tests.stages.stage_rig import (
 from penstock.kernel.errors import HandlerFailedError, StorageError
 from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.store_capabilities import DEFAULT_PLACEMENT
 from penstock.kernel.protocols.written import Written
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.write import ALIGNED_FROM, MOST_FULL, PAGE, Write
+from penstock.stages.write import MOST_FULL, Write
+
+ALIGNED_FROM, PAGE = DEFAULT_PLACEMENT.page_from_bytes, DEFAULT_PLACEMENT.page_bytes
 
 pytestmark = pytest.mark.anyio
 

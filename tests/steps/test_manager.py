@@ -206,7 +206,7 @@ async def test_the_last_durable_step_stays_whatever_the_policy_says(tmp_path: Pa
 async def test_nothing_goes_before_the_new_step_is_durable(tmp_path: Path, store: FaultyStore) -> None:
     async with CheckpointManager(tmp_path, keep=KeepLast(1), store=store) as manager:
         await fill(manager, 1)
-        store.fail_on("rename", 2)
+        store.fail_on("publish", 2)
         save = await manager.save(2, state(2))
         assert save is not None
         with pytest.raises(StorageError):
@@ -274,7 +274,7 @@ async def test_delete(tmp_path: Path) -> None:
 async def test_a_step_that_cannot_be_deleted_is_still_there(tmp_path: Path, store: FaultyStore) -> None:
     async with CheckpointManager(tmp_path, store=store) as manager:
         await fill(manager, 1, 2)
-        store.fail_on("rename", 3)
+        store.fail_on("rename", 1)
         with pytest.raises(StorageError):
             await manager.delete(1)
 

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -37,7 +38,7 @@ def tree(root: Path) -> dict[str, bytes | None]:
     }
 
 
-def exercise(store: Store, root: str) -> None:
+def exercise(store: FaultyStore, root: str) -> None:
     """Every operation once."""
     a, b, data = f"{root}/a", f"{root}/b", f"{root}/a/data"
     store.check_writable(a)
@@ -52,25 +53,34 @@ def exercise(store: Store, root: str) -> None:
     store.sync_directory(a)
     store.sync_tree(a)
     store.hold(a).release()
-    store.exchange(a, b)
-    store.rename(b, f"{root}/c")
+    store.hold_reading(a).release()
+    token = store.begin_build(b, a)
+    store.exchange(token)
+    store.discard(token)
+    token = store.begin_build(f"{root}/final", b)
+    store.publish(token)
+    store.rename(f"{root}/final", f"{root}/c")
     with closing(store.open_data_file(f"{root}/c/data")) as readable:
         readable.read_at(0, [memoryview(bytearray(8))])
         assert readable.transfers == Transfers(0, 8)
-    store.link(f"{root}/c/data", f"{root}/c/second")
+    store.share(f"{root}/c/data", f"{root}/c/second")
     assert store.map_file(f"{root}/c/second").tobytes() == b"01234567"
     assert store.kind(f"{root}/c") == "directory"
     assert store.size(f"{root}/c/data") == 8
     assert store.list_directory(f"{root}/c") == ["data", "document", "second"]
     assert store.read_file(f"{root}/c/document") == b"text"
+    assert store.list_folders(root) == ["c"]
+    assert store.read_files([f"{root}/c/document"]) == [b"text"]
+    assert store.file_sizes([f"{root}/c/document"]) == [4]
     store.remove_tree(f"{root}/a")
 
 
 EXERCISE = (
     *("check_writable", "make_directory", "make_directory", "create_data_file", "data.allocate"),
     *("data.write_at", "data.sync", "data.close", "write_file", "sync_directory", "sync_tree", "hold"),
-    *("exchange", "rename", "open_data_file", "file.read_at", "file.close", "link", "map_file"),
-    *("kind", "size", "list_directory", "read_file", "remove_tree"),
+    *("hold_reading", "begin_build", "exchange", "discard", "begin_build", "publish", "rename"),
+    *("open_data_file", "file.read_at", "file.close", "share", "map_file", "kind", "size"),
+    *("list_directory", "read_file", "list_folders", "read_files", "file_sizes", "remove_tree"),
 )
 
 
@@ -155,9 +165,10 @@ def test_tearing_what_writes_nothing_fails_it(store: FaultyStore, tmp_path: Path
 async def test_a_hung_operation_waits_until_it_is_released(store: FaultyStore, tmp_path: Path) -> None:
     hang = store.hang_on("write_file")
     path = str(tmp_path / "document")
+    write = partial(store.write_file, path, b"text")
     with anyio.fail_after(10):
         async with create_task_group() as tasks:
-            tasks.start_soon(to_thread.run_sync, store.write_file, path, b"text")
+            tasks.start_soon(to_thread.run_sync, write)
             await hang.wait_reached()
             assert tree(tmp_path) == {}
             hang.release()
@@ -183,7 +194,7 @@ def save(store: Store, root: str, *, sync_data: bool = True, sync_last: bool = T
             file.sync()
     store.write_file(f"{temporary}/document", b"text")
     store.sync_directory(temporary)
-    store.rename(temporary, f"{root}/runs/step")
+    store.publish(store.begin_build(f"{root}/runs/step", temporary))
     if sync_last:
         store.sync_directory(f"{root}/runs")
 
@@ -233,7 +244,7 @@ def test_bytes_that_were_not_synced_are_lost(crashing: CrashStore, tmp_path: Pat
     assert after_power_loss(crashing, tmp_path) == {**WHOLE, "runs/step/data": b""}
 
 
-def test_a_rename_that_was_not_synced_is_undone(crashing: CrashStore, tmp_path: Path) -> None:
+def test_a_publication_that_was_not_synced_is_undone(crashing: CrashStore, tmp_path: Path) -> None:
     save(crashing, str(tmp_path), sync_last=False)
 
     found = after_power_loss(crashing, tmp_path)
@@ -257,7 +268,7 @@ def test_an_exchange_survives_once_the_directory_is_synced(
         crashing.make_directory(str(tmp_path / name))
         crashing.write_file(str(tmp_path / name / name), b"")
         crashing.sync_directory(str(tmp_path / name))
-    crashing.exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+    crashing.exchange(crashing.begin_build(str(tmp_path / "b"), str(tmp_path / "a")))
     if synced:
         crashing.sync_directory(str(tmp_path))
 
@@ -271,7 +282,7 @@ def test_a_second_name_survives_once_the_directory_is_synced(
 ) -> None:
     save(crashing, str(tmp_path))
     crashing.make_directory(str(tmp_path / "next"))
-    crashing.link(f"{tmp_path}/runs/step/data", f"{tmp_path}/next/data")
+    crashing.share(f"{tmp_path}/runs/step/data", f"{tmp_path}/next/data")
     if synced:
         crashing.sync_directory(f"{tmp_path}/next")
     crashing.remove_tree(f"{tmp_path}/runs/step")
@@ -287,7 +298,7 @@ def test_bytes_written_under_one_name_are_synced_under_the_other(
     with closing(crashing.create_data_file(f"{tmp_path}/a")) as file:
         file.allocate(100)
         file.write_at(0, [view(b"text")])
-        crashing.link(f"{tmp_path}/a", f"{tmp_path}/b")
+        crashing.share(f"{tmp_path}/a", f"{tmp_path}/b")
         crashing.sync_directory(str(tmp_path))
         file.sync()
 

@@ -397,7 +397,7 @@ async def test_a_source_that_is_replaced_meanwhile_is_not_published(tmp_path: Pa
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("operation", ["open_data_file", "data.write_at", "data.sync", "rename"])
+@pytest.mark.parametrize("operation", ["open_data_file", "data.write_at", "data.sync", "publish"])
 async def test_cancelled_midway_leaves_nothing(tmp_path: Path, operation: str) -> None:
     await penstock.save(tmp_path / "c", {str(at): noise(1 << 16, seed=at) for at in range(4)})
     store = FaultyStore(LocalStore())
@@ -411,13 +411,13 @@ async def test_cancelled_midway_leaves_nothing(tmp_path: Path, operation: str) -
 
     assert store.open_files == 0
     assert {path.name for path in tmp_path.iterdir()} <= (
-        {"c", "x.safetensors"} if operation == "rename" else {"c"}
+        {"c", "x.safetensors"} if operation == "publish" else {"c"}
     )
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "operation", ["open_data_file", "file.read_at", "data.write_at", "data.sync", "rename"]
+    "operation", ["open_data_file", "file.read_at", "data.write_at", "data.sync", "publish"]
 )
 async def test_failing_midway_leaves_nothing(tmp_path: Path, operation: str) -> None:
     await penstock.save(tmp_path / "c", {str(at): noise(1 << 16, seed=at) for at in range(4)})

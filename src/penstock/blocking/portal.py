@@ -1,19 +1,18 @@
-"""An event loop in a thread, for code that has none."""
+"""What `penstock.sync` calls through: an async context manager, held open in a thread."""
 
 from __future__ import annotations
 
 __all__ = ("Portal", "refuse_running_loop", "run_once")
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from functools import partial
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar, final
 
 from anyio import NoEventLoopError
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.lowlevel import current_token
 
+from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer.process_exit import Stopping
 from penstock.kernel.errors import ClosedError, RunningLoopError
 
@@ -22,38 +21,38 @@ T = TypeVar("T")
 
 @final
 class Portal:
-    """Holds an async context manager open in a thread, as long as it is entered, and calls into it.
+    """Holds an async context manager open in a thread while it is entered itself, and calls into it.
 
     Args:
-        inner: What is entered there.
+        inner: The context manager.
         name: What callers call it, for messages.
-        stopping: What its Checkpointer does about the end of this process, if it has one.
+        stopping: What its Checkpointer does when the process ends, if it has one.
     """
 
-    __slots__ = ("_inner", "_name", "_portal", "_stack", "_stopping")
+    __slots__ = ("_is_open", "_name", "_stack", "_stopping", "_thread")
 
     def __init__(
         self, inner: AbstractAsyncContextManager[Any], name: str, stopping: Stopping | None = None
     ) -> None:
         refuse_running_loop()
-        self._inner = inner
-        self._stopping = stopping
         self._name = name
-        self._portal: BlockingPortal | None = None
+        self._stopping = stopping
+        self._thread: LoopThread[Any] = LoopThread(lambda: inner, name=f"penstock {name}")
+        self._is_open = False
         self._stack = ExitStack()
 
     def __enter__(self) -> Portal:
         refuse_running_loop()
         with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
-            stack.enter_context(self._portal.wrap_async_context_manager(self._inner))
+            stack.enter_context(self._thread)
             if self._stopping is not None:
                 stack.enter_context(self._stopping.holding_sigterm())
 
             self._stack = stack.pop_all()
 
+        self._is_open = True
         if self._stopping is not None:
-            # What the interpreter finds unclosed at its end it would close, by a loop that is dead by then.
+            # The interpreter would close what it finds open when it ends, in a loop that is dead by then.
             self._stopping.keeps = self._stack
 
         return self
@@ -64,9 +63,11 @@ class Portal:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> bool | None:
-        portal, self._portal = self._portal, None
+        self._is_open = False
         if self._stopping is not None and not self._stopping.is_home:
-            self._forget(portal)
+            # In a fork neither the loop nor its thread exists.
+            self._thread.abandon()
+            self._stack.pop_all()
             return None
 
         if self._stopping is not None:
@@ -74,28 +75,24 @@ class Portal:
 
         return self._stack.__exit__(exc_type, exc_val, exc_tb)
 
-    def _forget(self, portal: BlockingPortal | None) -> None:
-        """In a fork: have nobody wait for a loop and a thread that are not here, not even when collected."""
-        if portal is not None:
-            with suppress(StopIteration, RuntimeError):
-                portal.stop().send(None)  # only notes that it has stopped
-
-        self._stack.pop_all()
-
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
         """Await `function(...)` in the loop."""
-        return self._open().call(partial(function, *args, **keywords))
+
+        async def call(_: object) -> T:
+            return await function(*args, **keywords)
+
+        return self._open_thread().call(call)
 
     def call_plain(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that is not async in the loop."""
 
-        async def call() -> T:
+        async def call(_: object) -> T:
             return function(*args)
 
-        return self._open().call(call)
+        return self._open_thread().call(call)
 
     def iterate(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """Yield what an async iterator does, each in its turn; it is closed when this one is."""
+        """Yield what an async iterator yields, one by one. It is closed when this one is."""
         values = self.call_plain(make)
         try:
             while True:
@@ -106,24 +103,32 @@ class Portal:
 
                 yield value
         finally:
-            if self._portal is not None:
+            if self._is_open:
                 self.call(_close, values)
 
-    def _open(self) -> BlockingPortal:
+    def _open_thread(self) -> LoopThread[Any]:
         refuse_running_loop()
         if self._stopping is not None:
             self._stopping.check_process()
-        if self._portal is None:
+        if not self._is_open:
             raise ClosedError(f"the {self._name} is not open; use it inside its `with`")
 
-        return self._portal
+        return self._thread
 
 
 def run_once(function: Callable[[], Awaitable[T]]) -> T:
-    """Run one call in an event loop of its own."""
+    """Run one call in an event loop of its own, in a thread of its own.
+
+    Raises:
+        RunningLoopError: If an event loop is running here.
+    """
     refuse_running_loop()
-    with start_blocking_portal() as portal:
-        return portal.call(function)
+
+    async def call(_: object) -> T:
+        return await function()
+
+    with LoopThread(nullcontext[None]) as loop:
+        return loop.call(call)
 
 
 def refuse_running_loop() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 __all__ = ("Checkpointer", "Staging")
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
@@ -37,10 +39,10 @@ from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 
@@ -92,7 +94,7 @@ class Checkpointer:
         self,
         *,
         config: Config | Path | None = None,
-        registry: HandlerRegistry | None = None,
+        registry: HandlerLookup | None = None,
         save_pipeline: Pipeline[SaveRun] | None = None,
         restore_pipeline: Pipeline[RestoreRun] | None = None,
         store: Store | None = None,
@@ -329,6 +331,15 @@ class Checkpointer:
         _, threads = self._life.running()
         restore = partial(self.restore, mmap=mmap)
         return await restore_items(self._engine, threads, restore, absolute_path(path), like, items)
+
+    def with_handlers(self, registry: HandlerLookup) -> Checkpointer:
+        """Return this Checkpointer with other handlers for leaf types: the same budget, the same life.
+
+        It needs no context of its own: it is open as long as this one is.
+        """
+        other = copy.copy(self)
+        other._engine = replace(self._engine, registry=registry)
+        return other
 
     def stream(
         self,

@@ -28,12 +28,12 @@ from penstock.kernel.events import get_logger
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
+from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.paths import absolute_path
-from penstock.kernel.storage.read_lock import hold_for_reading
 from penstock.kernel.storage.workspace import Workspace
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Engine:
 
     config: Config
     memory: MemoryRegulator
-    registry: HandlerRegistry
+    registry: HandlerLookup
     store: Store
     layout: Layout
     coordinator: Coordinator
@@ -159,7 +159,7 @@ class Engine:
 def make_engine(
     config: Config | str | os.PathLike[str] | None,
     budget: MemoryKeywords,
-    registry: HandlerRegistry | None,
+    registry: HandlerLookup | None,
     store: Store | None,
     save_format: SaveFormat | None,
     layout: Layout | None,

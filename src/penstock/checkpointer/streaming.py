@@ -27,7 +27,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.storage.read_lock import hold_for_reading
+from penstock.kernel.storage.holds import hold_for_reading
 from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder
 

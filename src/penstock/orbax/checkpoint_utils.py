@@ -10,6 +10,7 @@ __all__ = (
     "wait_for_new_checkpoint",
 )
 
+from penstock.orbax.common.array_structs import to_shape_dtype_struct
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
-from penstock.orbax.v0.manager.restore_utils import construct_restore_args, to_shape_dtype_struct
-from penstock.orbax.v0.manager.step_waiting import checkpoints_iterator, wait_for_new_checkpoint
+from penstock.orbax.v0.manager.waiting_for_steps import checkpoints_iterator, wait_for_new_checkpoint
+from penstock.orbax.v0.trees.restore_args import construct_restore_args

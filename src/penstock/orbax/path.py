@@ -1,7 +1,7 @@
-"""Where Orbax keeps what names the directories of steps."""
+"""Where Orbax has the module that names the directories of steps."""
 
 from __future__ import annotations
 
 __all__ = ("step",)
 
-from penstock.orbax.v0.manager import step_name_formats as step
+from penstock.orbax import step

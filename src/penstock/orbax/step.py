@@ -11,7 +11,6 @@ __all__ = (
     "step_from_checkpoint_name",
 )
 
-from penstock.orbax.v0.manager.directory_utils import step_from_checkpoint_name
 from penstock.orbax.v0.manager.step_name_formats import (
     Metadata,
     NameFormat,
@@ -19,3 +18,4 @@ from penstock.orbax.v0.manager.step_name_formats import (
     composite_name_format,
     standard_name_format,
 )
+from penstock.orbax.v0.manager.step_paths import step_from_checkpoint_name

@@ -39,6 +39,14 @@ __all__ = (
     "tuple_path_from_keypath",
 )
 
+from penstock.orbax.common.array_structs import to_shape_dtype_struct
+from penstock.orbax.common.job_processes import (
+    broadcast_one_to_all,
+    fully_replicated_host_local_array_to_global_array,
+    is_primary_host,
+    reached_preemption,
+    sync_global_processes,
+)
 from penstock.orbax.v0.common.tree_utils import (
     deserialize_tree,
     from_flat_dict,
@@ -52,27 +60,25 @@ from penstock.orbax.v0.common.tree_utils import (
     to_flat_dict,
     tuple_path_from_keypath,
 )
-from penstock.orbax.v0.manager.directory_utils import (
+from penstock.orbax.v0.manager.step_paths import (
     TMP_DIR_SUFFIX,
-    all_leaves_are_placeholders,
     any_checkpoint_step,
-    broadcast_one_to_all,
     checkpoint_steps,
     checkpoint_steps_paths,
-    fully_replicated_host_local_array_to_global_array,
     is_checkpoint_finalized,
     is_gcs_path,
-    is_primary_host,
-    is_scalar,
     is_tmp_checkpoint,
+    step_from_checkpoint_name,
+    tmp_checkpoints,
+)
+from penstock.orbax.v0.trees.leaf_placeholders import (
+    all_leaves_are_placeholders,
+    is_scalar,
     leaf_is_placeholder,
     leaf_placeholder,
     name_from_leaf_placeholder,
     pytree_structure,
-    reached_preemption,
-    step_from_checkpoint_name,
-    sync_global_devices,
-    sync_global_processes,
-    tmp_checkpoints,
 )
-from penstock.orbax.v0.manager.restore_utils import construct_restore_args, to_shape_dtype_struct
+from penstock.orbax.v0.trees.restore_args import construct_restore_args
+
+sync_global_devices = sync_global_processes

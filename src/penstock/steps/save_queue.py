@@ -25,8 +25,11 @@ from penstock.kernel.errors import (
     SpecError,
     StepExistsError,
     StorageError,
+    UnsupportedByStoreError,
 )
 from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.protocols.store_capabilities import Renames
+from penstock.kernel.storage.holds import hold_alone
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, best_of
@@ -94,6 +97,9 @@ class StepSaves:
         engine = checkpointer.engine
         self._checkpointer = checkpointer
         self._store = engine.store
+        if trash is not None and not isinstance(self._store, Renames):
+            raise UnsupportedByStoreError("move deleted steps in", root, self._store, Renames)
+
         self._events = engine.events
         self._root = root
         self._names = names
@@ -358,7 +364,7 @@ class StepSaves:
 
     def _clean_up(self, path: str) -> None:
         try:
-            held = self._store.hold(path)  # a living save holds its directory
+            held = hold_alone(self._store, path)  # a save that is alive holds what it builds
         except StorageError:
             return
 

@@ -16,6 +16,7 @@ from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFI
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
 from penstock.steps.step_directory import DELETED
 
 RETRY_S: Final = 1.0
@@ -117,28 +118,14 @@ def delete_step(store: Store, root: str, name: str, trash: str | None) -> None:
     Does nothing if it does not exist.
 
     Raises:
-        StorageError: If it is being read (`errno` is EBUSY) or the medium refuses.
+        StorageError: If it is being read (`errno` is EBUSY), or the medium refuses.
+        UnsupportedByStoreError: If the store cannot move it to `trash`.
     """
     path = os.path.join(root, name)
     if store.kind(path) is None:
         return
 
     if trash is None:
-        target = os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
+        delete_checkpoint(store, path, os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}"))
     else:
-        target = os.path.join(root, trash, name)
-        store.make_directory(os.path.dirname(target))
-
-    # Readers hold the step while they read. A reader that comes now no longer finds it after the rename.
-    held = store.hold(path)
-    try:
-        store.remove_tree(target)  # left by an earlier deletion of the same step
-        store.rename(path, target)
-    finally:
-        held.release()
-
-    store.sync_directory(root)
-    if trash is None:
-        store.remove_tree(target)
-    else:
-        store.sync_directory(os.path.dirname(target))
+        move_checkpoint(store, path, os.path.join(root, trash, name))

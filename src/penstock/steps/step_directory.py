@@ -30,7 +30,8 @@ from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, TEMPORARY_SUFFIX
 from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
-from penstock.kernel.protocols.stores import FolderListing, Store
+from penstock.kernel.protocols.store_capabilities import FolderListing
+from penstock.kernel.protocols.stores import Store
 from penstock.steps.keep_policies import Needs, StepInfo
 from penstock.steps.step_names import NameFormat
 
@@ -144,7 +145,12 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
     file = os.path.join(folder, _ROOT_FILE[1])
     if store.kind(file) is None:
         store.make_directory(folder)
-        store.write_file(file, data)
+        try:
+            store.write_file(file, data, create=True)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:  # if somebody else was faster, theirs stays
+                raise
+
         store.sync_directory(folder)
 
 

@@ -16,9 +16,10 @@ from anyio.lowlevel import checkpoint
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
-from penstock.kernel.protocols.stores import Hold, Store
+from penstock.kernel.protocols.store_capabilities import Hold
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.holds import NoHold, take_hold
 from penstock.kernel.storage.paths import absolute_path
-from penstock.kernel.storage.read_lock import NoHold, take_hold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.directory_changes import set_at_change, tells_changes
 from penstock.steps.step_names import NameFormat, StepNames

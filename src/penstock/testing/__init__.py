@@ -1,4 +1,4 @@
-"""For tests of stages, handlers, stores and whole pipelines: doubles that fail on demand, and what must hold.
+"""For tests of stages, handlers, stores and pipelines: doubles that fail on demand, and conformance classes.
 
 ```python
 store = FaultyStore(LocalStore())
@@ -7,12 +7,16 @@ store.fail_on("data.sync", 1, StorageError("fsync", path, "Input/output error", 
 assert store.open_files == 0
 ```
 
-Whoever writes a handler, a stage or a store proves it by a subclass in a file of tests:
+A handler, a stage or a store is proved by a subclass in a file of tests; a store by one that inherits the
+class of each capability it has, too:
 
 ```python
 class TestVocabulary(HandlerConformance):
     def make_handler(self): return VocabularyHandler()
     def values(self): return [Vocabulary(["a", "b"]), Vocabulary([])]
+
+class TestMyStore(StoreConformance, RenameConformance, SharingConformance):
+    def make_store(self): return MyStore()
 ```
 """
 
@@ -21,17 +25,37 @@ from __future__ import annotations
 __all__ = (
     "Crash",
     "CrashStore",
+    "ExchangeConformance",
     "FaultyStore",
+    "ForeignFilesConformance",
     "HandlerConformance",
     "Hang",
+    "HoldConformance",
+    "KvStoreConformance",
+    "ListingConformance",
+    "MappingConformance",
+    "MemoryStore",
     "Operation",
+    "RenameConformance",
+    "SharingConformance",
     "StageConformance",
     "StoreConformance",
 )
 
+from penstock.testing.capability_conformance import (
+    ExchangeConformance,
+    ForeignFilesConformance,
+    HoldConformance,
+    KvStoreConformance,
+    ListingConformance,
+    MappingConformance,
+    RenameConformance,
+    SharingConformance,
+)
 from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore
 from penstock.testing.handler_conformance import HandlerConformance
 from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.memory_store import MemoryStore
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import StoreConformance

@@ -1,4 +1,4 @@
-"""A store on a machine that stops, and loses what was not made durable. Public as `penstock.testing`."""
+"""A store on a machine that stops and loses what was not durable. Public as `penstock.testing.CrashStore`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,30 @@ __all__ = ("Crash", "CrashStore")
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar, final
+from typing import Any, Literal, TypeAlias, TypeVar, final
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.stores import DataFile, Hold, ReadableFile, ReadHolds, Store
+from penstock.kernel.protocols.store_capabilities import (
+    BuildHolds,
+    Exchanges,
+    FolderListing,
+    ForeignFiles,
+    Hold,
+    KvStoreSpecs,
+    ManyFiles,
+    MappedFiles,
+    Placement,
+    PreferredPlacement,
+    ReadHolds,
+    Renames,
+    SharedFiles,
+)
+from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
-from penstock.kernel.storage.read_lock import NoHold
 
 T = TypeVar("T")
 
@@ -41,16 +56,30 @@ _Node: TypeAlias = _File | _Directory
 
 @final
 class CrashStore:
-    """Passes operations on, and keeps book of what would survive a loss of power.
+    """Passes operations on, and records what would survive a loss of power.
 
-    A file's bytes survive once they are synced, a name in a directory (made, renamed or removed)
-    once that directory is. What is there at the beginning is durable. Only operations that change
-    something are counted, from 1. Thread-safe; keeps all content in memory.
+    The bytes of a file survive once they are synced, and a name in a directory (made, renamed or
+    removed) once that directory is synced. What is there at the beginning is durable. Only operations
+    that change something are counted, from 1. It has the capabilities of the inner store and no others.
+    Thread-safe; keeps all content in memory.
 
     Args:
-        inner: What does the work, on real files.
+        inner: The store that does the work, on files of the operating system.
         root: The directory in which all of it happens, and which `lose_power` rewrites.
     """
+
+    exchange: Callable[[BuildToken], None]
+    rename: Callable[[str, str], None]
+    share: Callable[[str, str], Literal["link", "copy"]]
+    map_file: Callable[[str], memoryview]
+    sync_tree: Callable[[str], None]
+    kvstore_spec: Callable[[str], dict[str, Any]]
+    placement: Placement
+    hold: Callable[[str], Hold]
+    hold_reading: Callable[[str], Hold]
+    list_folders: Callable[[str], Sequence[str]]
+    read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
+    file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
 
     def __init__(self, inner: Store, root: str | os.PathLike[str]) -> None:
         self._inner = inner
@@ -59,6 +88,39 @@ class CrashStore:
         self._lock = threading.RLock()
         self._last: int | None = None
         self._n_changes = 0
+        self._show_changes(inner)
+        self._show_looks(inner)
+
+    # What the inner store can do becomes an attribute of this instance, so that `isinstance` finds that
+    # and no more.
+
+    def _show_changes(self, inner: Store) -> None:
+        if isinstance(inner, Exchanges):
+            self.exchange = partial(self._exchange, inner)
+        if isinstance(inner, Renames):
+            self.rename = partial(self._rename, inner)
+        if isinstance(inner, SharedFiles):
+            self.share = partial(self._share, inner)
+        if isinstance(inner, ForeignFiles):
+            self.sync_tree = partial(self._sync_tree, inner)
+
+    def _show_looks(self, inner: Store) -> None:
+        if isinstance(inner, MappedFiles):
+            self.map_file = partial(self._look, "map_file", action=inner.map_file)
+        if isinstance(inner, BuildHolds):
+            self.hold = partial(self._look, "hold", action=inner.hold)
+        if isinstance(inner, ReadHolds):
+            self.hold_reading = partial(self._look, "hold_reading", action=inner.hold_reading)
+        if isinstance(inner, FolderListing):
+            self.list_folders = partial(self._look, "list_folders", action=inner.list_folders)
+        if isinstance(inner, ManyFiles):
+            read_files, file_sizes = inner.read_files, inner.file_sizes
+            self.read_files = lambda paths: self._look("read_files", "", lambda _: read_files(paths))
+            self.file_sizes = lambda paths: self._look("file_sizes", "", lambda _: file_sizes(paths))
+        if isinstance(inner, KvStoreSpecs):
+            self.kvstore_spec = inner.kvstore_spec
+        if isinstance(inner, PreferredPlacement):
+            self.placement = inner.placement
 
     @property
     def n_changes(self) -> int:
@@ -94,15 +156,6 @@ class CrashStore:
     def check_writable(self, path: str) -> None:
         self._look("check_writable", path, self._inner.check_writable)
 
-    def hold(self, path: str) -> Hold:
-        return self._look("hold", path, self._inner.hold)
-
-    def hold_reading(self, path: str) -> Hold:
-        inner = self._inner
-        return self._look(
-            "hold_reading", path, inner.hold_reading if isinstance(inner, ReadHolds) else _no_hold
-        )
-
     def list_directory(self, path: str) -> Sequence[str]:
         return self._look("list_directory", path, self._inner.list_directory)
 
@@ -111,9 +164,6 @@ class CrashStore:
 
     def open_data_file(self, path: str) -> ReadableFile:
         return self._look("open_data_file", path, self._inner.open_data_file)
-
-    def map_file(self, path: str) -> memoryview:
-        return self._look("map_file", path, self._inner.map_file)
 
     def make_directory(self, path: str) -> None:
         def note() -> None:
@@ -126,13 +176,20 @@ class CrashStore:
 
         self.change("make_directory", path, lambda: self._inner.make_directory(path), note)
 
-    def write_file(self, path: str, data: bytes) -> None:
-        def note() -> None:
-            file = self._parent(path).now.setdefault(_name(path), _File())
-            assert isinstance(file, _File)
-            file.now, file.durable = bytearray(data), data
+    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
+        written: list[bool] = []
 
-        self.change("write_file", path, lambda: self._inner.write_file(path, data), note)
+        def write() -> bool:
+            written.append(self._inner.write_file(path, data, create=create))
+            return written[0]
+
+        def note() -> None:
+            if written[0]:
+                file = self._parent(path).now.setdefault(_name(path), _File())
+                assert isinstance(file, _File)
+                file.now, file.durable = bytearray(data), data
+
+        return self.change("write_file", path, write, note)
 
     def create_data_file(self, path: str) -> DataFile:
         file = _File()
@@ -143,13 +200,6 @@ class CrashStore:
         inner = self.change("create_data_file", path, lambda: self._inner.create_data_file(path), note)
         return _CrashDataFile(self, path, inner, file)
 
-    def link(self, source: str, destination: str) -> None:
-        def note() -> None:
-            # One file under two names: what was made durable under the one is so under the other.
-            self._parent(destination).now[_name(destination)] = self._parent(source).now[_name(source)]
-
-        self.change("link", source, lambda: self._inner.link(source, destination), note)
-
     def sync_directory(self, path: str) -> None:
         def note() -> None:
             directory = self._find(path)
@@ -157,28 +207,20 @@ class CrashStore:
 
         self.change("sync_directory", path, lambda: self._inner.sync_directory(path), note)
 
-    def sync_tree(self, path: str) -> None:
+    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
+        return self._look("begin_build", final, lambda _: self._inner.begin_build(final, beside, file))
+
+    def publish(self, token: BuildToken) -> None:
         def note() -> None:
-            # What others wrote past this store is known from here on.
-            now = _scan(Path(path))
-            directory = self._find(path)
-            directory.now, directory.durable = now.now, now.durable
+            self._move(token.built, token.final)
 
-        self.change("sync_tree", path, lambda: self._inner.sync_tree(path), note)
+        self.change("publish", token.built, lambda: self._inner.publish(token), note)
 
-    def rename(self, source: str, destination: str) -> None:
+    def discard(self, token: BuildToken) -> None:
         def note() -> None:
-            moved = self._parent(source).now.pop(_name(source))
-            self._parent(destination).now[_name(destination)] = moved
+            self._parent(token.place).now.pop(_name(token.place), None)
 
-        self.change("rename", source, lambda: self._inner.rename(source, destination), note)
-
-    def exchange(self, first: str, second: str) -> None:
-        def note() -> None:
-            a, b = self._parent(first).now, self._parent(second).now
-            a[_name(first)], b[_name(second)] = b[_name(second)], a[_name(first)]
-
-        self.change("exchange", first, lambda: self._inner.exchange(first, second), note)
+        self.change("discard", token.place, lambda: self._inner.discard(token), note)
 
     def remove_tree(self, path: str) -> None:
         def note() -> None:
@@ -186,8 +228,47 @@ class CrashStore:
 
         self.change("remove_tree", path, lambda: self._inner.remove_tree(path), note)
 
+    def _exchange(self, inner: Exchanges, token: BuildToken) -> None:
+        def note() -> None:
+            a, b = self._parent(token.built).now, self._parent(token.final).now
+            first, second = _name(token.built), _name(token.final)
+            a[first], b[second] = b[second], a[first]
+
+        self.change("exchange", token.built, lambda: inner.exchange(token), note)
+
+    def _rename(self, inner: Renames, source: str, destination: str) -> None:
+        def note() -> None:
+            self._move(source, destination)
+
+        self.change("rename", source, lambda: inner.rename(source, destination), note)
+
+    def _share(self, inner: SharedFiles, source: str, destination: str) -> Literal["link", "copy"]:
+        ways: list[Literal["link", "copy"]] = []
+
+        def share() -> Literal["link", "copy"]:
+            ways.append(inner.share(source, destination))
+            return ways[0]
+
+        def note() -> None:
+            file = self._parent(source).now[_name(source)]
+            assert isinstance(file, _File)
+            # One file under two names: what was made durable under the one is so under the other.
+            shared = file if ways[0] == "link" else _File(bytearray(file.now), file.durable)
+            self._parent(destination).now[_name(destination)] = shared
+
+        return self.change("share", source, share, note)
+
+    def _sync_tree(self, inner: ForeignFiles, path: str) -> None:
+        def note() -> None:
+            # What others wrote past this store is known from here on.
+            now = _scan(Path(path))
+            directory = self._find(path)
+            directory.now, directory.durable = now.now, now.durable
+
+        self.change("sync_tree", path, lambda: inner.sync_tree(path), note)
+
     def change(self, name: str, path: str, action: Callable[[], T], note: Callable[[], None]) -> T:
-        """Carry out one change and note it, unless the machine has stopped; for the files."""
+        """Carry out one change and record it, unless the machine has stopped. For the files as well."""
         with self._lock:
             self._check(name, path)
             result = action()
@@ -203,6 +284,10 @@ class CrashStore:
     def _check(self, name: str, path: str) -> None:
         if self._last is not None and self._n_changes >= self._last:
             raise Crash(name, path, f"the machine stopped after change {self._last}")
+
+    def _move(self, source: str, destination: str) -> None:
+        moved = self._parent(source).now.pop(_name(source))
+        self._parent(destination).now[_name(destination)] = moved
 
     def _parent(self, path: str) -> _Directory:
         return self._find(os.path.dirname(path))
@@ -270,10 +355,6 @@ def _write(directory: _Directory, path: Path) -> None:
 def _directory(node: _Node) -> _Directory:
     assert isinstance(node, _Directory)
     return node
-
-
-def _no_hold(_: str) -> Hold:
-    return NoHold()
 
 
 def _name(path: str) -> str:

@@ -1,4 +1,4 @@
-"""A store that fails, hangs or tears where a test says. Public as `penstock.testing.FaultyStore`."""
+"""A store that fails, hangs or tears a write where a test says. Public as `penstock.testing.FaultyStore`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ __all__ = ("FaultyStore",)
 import errno
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, final
+from functools import partial
+from typing import Any, Literal, TypeVar, final
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.stores import DataFile, Hold, ReadableFile, ReadHolds, Store
+from penstock.kernel.protocols.store_capabilities import (
+    BuildHolds,
+    Exchanges,
+    FolderListing,
+    ForeignFiles,
+    Hold,
+    KvStoreSpecs,
+    ManyFiles,
+    MappedFiles,
+    Placement,
+    PreferredPlacement,
+    ReadHolds,
+    Renames,
+    SharedFiles,
+)
+from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
-from penstock.kernel.storage.read_lock import NoHold
 from penstock.testing.hang_points import Hang, Operation
 
 T = TypeVar("T")
@@ -28,14 +43,28 @@ class _Tear:
 
 @final
 class FaultyStore:
-    """A store that fails, hangs or tears where a test says, and counts what is done with it.
+    """A store that fails, hangs or tears where a test says, and counts the operations.
 
-    Operations are counted from 1, those of the files it opens included. A fault happens once and
-    before the operation does anything, but for `close`, which closes in any case. Thread-safe.
+    Operations are counted from 1, including those of the files it opens. A fault happens once and
+    before the operation does anything, except for `close`, which closes the file in any case.
+    It has the capabilities of the inner store and no others. Thread-safe.
 
     Args:
-        inner: What does the work.
+        inner: The store that does the work.
     """
+
+    exchange: Callable[[BuildToken], None]
+    rename: Callable[[str, str], None]
+    share: Callable[[str, str], Literal["link", "copy"]]
+    map_file: Callable[[str], memoryview]
+    sync_tree: Callable[[str], None]
+    kvstore_spec: Callable[[str], dict[str, Any]]
+    placement: Placement
+    hold: Callable[[str], Hold]
+    hold_reading: Callable[[str], Hold]
+    list_folders: Callable[[str], Sequence[str]]
+    read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
+    file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
@@ -44,10 +73,55 @@ class FaultyStore:
         self._counts: Counter[str] = Counter()
         self._faults: dict[int | tuple[str, int], Exception | Hang | _Tear] = {}
         self._open_files = 0
+        self._show_publishing(inner)
+        self._show_sharing(inner)
+        self._show_holds(inner)
+        self._show_listings(inner)
+
+    # What the inner store can do becomes an attribute of this instance, so that `isinstance` finds that
+    # and no more.
+
+    def _show_publishing(self, inner: Store) -> None:
+        if isinstance(inner, Exchanges):
+            exchange = inner.exchange
+            self.exchange = lambda token: self.perform("exchange", token.built, lambda: exchange(token))
+        if isinstance(inner, Renames):
+            rename = inner.rename
+            self.rename = lambda source, to: self.perform("rename", source, lambda: rename(source, to))
+
+    def _show_sharing(self, inner: Store) -> None:
+        if isinstance(inner, SharedFiles):
+            share = inner.share
+            self.share = lambda source, to: self.perform("share", source, lambda: share(source, to))
+        if isinstance(inner, MappedFiles):
+            self.map_file = self._counted("map_file", inner.map_file)
+        if isinstance(inner, ForeignFiles):
+            self.sync_tree = self._counted("sync_tree", inner.sync_tree)
+        if isinstance(inner, KvStoreSpecs):
+            self.kvstore_spec = inner.kvstore_spec  # no operation: it looks at nothing
+        if isinstance(inner, PreferredPlacement):
+            self.placement = inner.placement
+
+    def _show_holds(self, inner: Store) -> None:
+        if isinstance(inner, BuildHolds):
+            self.hold = self._counted("hold", inner.hold)
+        if isinstance(inner, ReadHolds):
+            self.hold_reading = self._counted("hold_reading", inner.hold_reading)
+
+    def _show_listings(self, inner: Store) -> None:
+        if isinstance(inner, FolderListing):
+            self.list_folders = self._counted("list_folders", inner.list_folders)
+        if isinstance(inner, ManyFiles):
+            read_files, file_sizes = inner.read_files, inner.file_sizes
+            self.read_files = lambda paths: self.perform("read_files", "", lambda: read_files(paths))
+            self.file_sizes = lambda paths: self.perform("file_sizes", "", lambda: file_sizes(paths))
+
+    def _counted(self, name: str, method: Callable[[str], T]) -> Callable[[str], T]:
+        return lambda path: self.perform(name, path, lambda: method(path))
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """All that was begun so far, in order."""
+        """The operations begun so far, in order."""
         with self._lock:
             return tuple(self._operations)
 
@@ -102,26 +176,19 @@ class FaultyStore:
     def make_directory(self, path: str) -> None:
         self.perform("make_directory", path, lambda: self._inner.make_directory(path))
 
-    def hold(self, path: str) -> Hold:
-        return self.perform("hold", path, lambda: self._inner.hold(path))
-
-    def hold_reading(self, path: str) -> Hold:
-        def hold() -> Hold:
-            return self._inner.hold_reading(path) if isinstance(self._inner, ReadHolds) else NoHold()
-
-        return self.perform("hold_reading", path, hold)
-
     def list_directory(self, path: str) -> Sequence[str]:
         return self.perform("list_directory", path, lambda: self._inner.list_directory(path))
 
     def read_file(self, path: str) -> bytes:
         return self.perform("read_file", path, lambda: self._inner.read_file(path))
 
-    def write_file(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
         def torn() -> None:
-            self._inner.write_file(path, data[: len(data) // 2])
+            if not create:  # which is whole or not at all
+                self._inner.write_file(path, data[: len(data) // 2])
 
-        self.perform("write_file", path, lambda: self._inner.write_file(path, data), torn)
+        write = partial(self._inner.write_file, path, data, create=create)
+        return self.perform("write_file", path, write, torn)
 
     def create_data_file(self, path: str) -> DataFile:
         return self.perform("create_data_file", path, lambda: self._wrap_data(path))
@@ -129,31 +196,25 @@ class FaultyStore:
     def open_data_file(self, path: str) -> ReadableFile:
         return self.perform("open_data_file", path, lambda: self._wrap_readable(path))
 
-    def map_file(self, path: str) -> memoryview:
-        return self.perform("map_file", path, lambda: self._inner.map_file(path))
-
-    def link(self, source: str, destination: str) -> None:
-        self.perform("link", source, lambda: self._inner.link(source, destination))
-
     def sync_directory(self, path: str) -> None:
         self.perform("sync_directory", path, lambda: self._inner.sync_directory(path))
-
-    def sync_tree(self, path: str) -> None:
-        self.perform("sync_tree", path, lambda: self._inner.sync_tree(path))
-
-    def rename(self, source: str, destination: str) -> None:
-        self.perform("rename", source, lambda: self._inner.rename(source, destination))
-
-    def exchange(self, first: str, second: str) -> None:
-        self.perform("exchange", first, lambda: self._inner.exchange(first, second))
 
     def remove_tree(self, path: str) -> None:
         self.perform("remove_tree", path, lambda: self._inner.remove_tree(path))
 
+    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
+        return self.perform("begin_build", final, lambda: self._inner.begin_build(final, beside, file))
+
+    def publish(self, token: BuildToken) -> None:
+        self.perform("publish", token.built, lambda: self._inner.publish(token))
+
+    def discard(self, token: BuildToken) -> None:
+        self.perform("discard", token.place, lambda: self._inner.discard(token))
+
     def perform(
         self, name: str, path: str, action: Callable[[], T], torn: Callable[[], object] | None = None
     ) -> T:
-        """Count an operation and carry it out, or the fault that waits for it; for the files."""
+        """Count an operation and carry it out, or the fault set for it. For the files as well."""
         operation = Operation(name, path)
         with self._lock:
             self._operations.append(operation)
@@ -174,7 +235,7 @@ class FaultyStore:
         return action()
 
     def closed(self) -> None:
-        """Note that a file was closed; for the files."""
+        """Note that a file was closed. Called by the files."""
         with self._lock:
             self._open_files -= 1
 

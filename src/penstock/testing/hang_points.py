@@ -1,4 +1,4 @@
-"""An operation that stops half-way until a test lets it go on. Public as `penstock.testing`."""
+"""Store operations that block until a test releases them. Public in `penstock.testing`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from penstock.kernel.errors import StorageError
 class Operation:
     """One call of a store, or of a file it opened."""
 
-    name: str  #: `rename`, `data.write_at`, `file.read_at`: `data.` is being written, `file.` read
+    name: str  #: as in `publish`, `data.write_at` (of a file being written), `file.read_at` (being read)
     path: str
 
 
 @final
 class Hang:
-    """An operation that does not return before it is told to.
+    """An operation that does not return before it is released.
 
     Args:
-        then: What it raises when released; None to go on as if nothing had been.
-        limit_s: When it fails by itself, so that a wrong test ends.
+        then: What it raises when released; None to go on as usual.
+        limit_s: Seconds after which it fails by itself, so that a wrong test ends.
     """
 
     __slots__ = ("_limit_s", "_reached", "_released", "_then")
@@ -53,20 +53,20 @@ class Hang:
             raise TimeoutError(f"the operation did not begin within {self._limit_s} s")
 
     def release(self) -> None:
-        """Let the operation go on. Idempotent, and may come first."""
+        """Let the operation go on. Idempotent; may be called before the operation begins."""
         self._released.set()
 
     def skip(self) -> None:
-        """Note that the operation will not come: those who wait for it go on. Idempotent."""
+        """Say that the operation will not come, so that nobody waits for it any longer. Idempotent."""
         self._reached.set()
         self._released.set()
 
     def hold(self, operation: Operation) -> None:
-        """Block as the operation that hangs; for the store.
+        """Block the calling thread, which carries out the operation. Called by the store.
 
         Raises:
-            StorageError: If nobody released it in time.
-            Exception: The one it was told to raise.
+            StorageError: If it is not released in time.
+            Exception: The one given as `then`.
         """
         self._reached.set()
         if not self._released.wait(self._limit_s):

@@ -1,10 +1,9 @@
-"""What the conformance classes have in common: a save and a restore that stop at every store operation."""
+"""A save and a restore that are stopped at every store operation, for the conformance classes."""
 
 from __future__ import annotations
 
 __all__ = ("Trial", "backends", "demand", "refuses")
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from anyio import create_task_group
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import PenstockError, StorageError
+from penstock.kernel.protocols.store_capabilities import Exchanges
 from penstock.kernel.protocols.stores import Store
 from penstock.testing.faulty_store import FaultyStore
 
@@ -30,13 +30,13 @@ def backends() -> tuple[str, ...]:
 
 
 def demand(fulfilled: object, what: str) -> None:
-    """Fail with these words unless something is so; in words, for these asserts are not rewritten."""
+    """Raise `AssertionError` with these words unless `fulfilled`: pytest explains no assert of ours."""
     if not fulfilled:
         raise AssertionError(what)
 
 
 def refuses(call: Callable[[], object], kind: type[BaseException], what: str) -> BaseException:
-    """Return what the call raises, which must be of this kind."""
+    """Return the error that the call raises. It must be of this kind."""
     try:
         call()
     except kind as error:
@@ -93,10 +93,10 @@ class Trial:
         await self._save(store)
         found = await self._restore(store)
         demand(self.same(found, self.expected), f"restored is {found!r}, and expected {self.expected!r}")
-        demand(os.listdir(self.folder) == [self.path.name], "a save leaves nothing beside the checkpoint")
+        demand(self._names() == [self.path.name], "a save leaves nothing beside the checkpoint")
 
     async def save_fails_everywhere(self) -> None:
-        """Have each operation of a save fail in turn: the error is told, and nothing is left."""
+        """Have each operation of a save fail in turn: the error is raised, and nothing is left behind."""
         k = 1
         while True:
             store = FaultyStore(self.make_store())
@@ -158,10 +158,10 @@ class Trial:
     async def _after(self, store: FaultyStore, saved: bool | None, where: str, *, again: bool) -> None:
         """Check what is left: a checkpoint, all of it, or nothing; if `again`, the next save works."""
         demand(store.open_files == 0, f"{where}, and a file is open")
-        names = os.listdir(self.folder)
+        names = self._names()
         demand(set(names) <= {self.path.name}, f"{where}, and there are {names}")
         there = self.path.name in names
-        demand(saved is not True or there, f"{where}, the save ended well, and there is no checkpoint")
+        demand(saved is not True or there, f"{where}, the save succeeded, and there is no checkpoint")
         good = FaultyStore(self.make_store())
         if there:
             demand(self.same(await self._restore(good), self.expected), f"{where}, and it is another tree")
@@ -172,9 +172,16 @@ class Trial:
             good.remove_tree(str(self.path))
 
     async def _save(self, store: FaultyStore) -> None:
+        plain = self.make_store()
+        if not isinstance(plain, Exchanges):
+            plain.remove_tree(str(self.path))
+
         async with Checkpointer(store=store, **self.options()) as checkpointer:
             await (await checkpointer.save(self.path, self.tree, overwrite=True))
             self._nothing_held(checkpointer, store)
+
+    def _names(self) -> list[str]:
+        return list(self.make_store().list_directory(str(self.folder)))
 
     async def _restore(self, store: FaultyStore) -> Any:
         async with Checkpointer(store=store, **self.options()) as checkpointer:

@@ -2,48 +2,90 @@
 
 from __future__ import annotations
 
-__all__ = ("StoreConformance",)
+__all__ = ("StoreCase", "StoreConformance")
 
 import errno
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
-import anyio
 import numpy as np
 
-from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.errors import StorageError, TruncatedDataError
-from penstock.kernel.protocols.stores import Hold, ReadHolds, Store
-from penstock.kernel.storage.read_lock import NoHold
-from penstock.testing.operation_faults import Trial, backends, demand, refuses
-
-NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
+from penstock.kernel.protocols.stores import BuildToken, Store
+from penstock.testing.operation_faults import Trial, demand, refuses
 
 
-class StoreConformance(ABC):
-    """Tests of a `Store`. Subclass it as `TestMyStore` in a file that pytest collects.
-
-    `tmp_path` is pytest's. A store that is no local file system overrides `root`. What is asked of
-    holds for reading is asked of a store that is a `ReadHolds`.
-    """
+class StoreCase(ABC):
+    """What the tests of every class need to know of a store."""
 
     @abstractmethod
     def make_store(self) -> Store:
-        """Return the store; called more than once in a test, so a new one sees what an older one wrote."""
+        """Return the store. Called more than once in a test: each store sees what the others wrote."""
 
     def root(self, tmp_path: Path) -> str:
-        """Return a directory of the store that exists, is empty, and belongs to this test alone."""
+        """Return a directory of the store that exists, is empty and belongs to this test alone.
+
+        By default it is pytest's `tmp_path`; a store that is no local file system overrides this.
+        """
         return str(tmp_path)
+
+    def build(self, store: Store, final: str, content: bytes) -> BuildToken:
+        """Build a directory that is to be published at `final`, with one file called `file`."""
+        token = store.begin_build(final, f"{final}.tmp")
+        store.remove_tree(token.place)
+        store.make_directory(token.place)
+        store.write_file(f"{token.place}/file", content)
+        store.sync_directory(token.place)
+        return token
+
+
+class StoreConformance(StoreCase):
+    """Tests of the required part of a `Store`.
+
+    Subclass it as `TestMyStore` in a file that pytest collects, together with the class of
+    `penstock.testing` for each capability that the store has.
+    """
 
     def test_a_document_is_read_as_it_was_written_and_can_be_replaced(self, tmp_path: Path) -> None:
         store, path = self.make_store(), f"{self.root(tmp_path)}/document"
         for data in (b"first", b"", b"second, and longer"):
-            store.write_file(path, data)
+            demand(store.write_file(path, data) is True, "write_file without `create` always writes")
             demand(self.make_store().read_file(path) == data, "read_file must return what was written last")
             demand(store.size(path) == len(data), "size must be the length of what was written")
+
+    def test_a_document_is_created_once(self, tmp_path: Path) -> None:
+        store, path = self.make_store(), f"{self.root(tmp_path)}/document"
+        demand(store.write_file(path, b"first", create=True) is True, "who creates a file is told so")
+        demand(
+            store.write_file(path, b"first", create=True) is False,
+            "who finds the content there is told that somebody else created the file",
+        )
+        error = refuses(
+            lambda: store.write_file(path, b"other", create=True), StorageError, "creating what is there"
+        )
+        demand(_errno(error) == errno.EEXIST, "and its errno is EEXIST")
+        demand(store.read_file(path) == b"first", "what is there is not replaced")
+        demand(list(store.list_directory(self.root(tmp_path))) == ["document"], "nothing is left beside it")
+
+    def test_of_many_who_create_a_document_one_succeeds(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+
+        def create(content: bytes) -> bool:
+            try:
+                return store.write_file(f"{root}/document", content, create=True)
+            except StorageError as error:
+                demand(_errno(error) == errno.EEXIST, f"the others see EEXIST, and not {error!r}")
+                return False
+
+        contents = [bytes([n]) * 10_000 for n in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            created = list(pool.map(create, contents))
+
+        demand(sum(created) == 1, f"one creates the file, and {sum(created)} were told so")
+        demand(store.read_file(f"{root}/document") == contents[created.index(True)], "it has their content")
 
     def test_a_data_file_is_written_at_offsets_and_ends_with_its_last_byte(self, tmp_path: Path) -> None:
         store, path = self.make_store(), f"{self.root(tmp_path)}/data"
@@ -54,6 +96,7 @@ class StoreConformance(ABC):
             file.sync()
             file.close()  # and again at the end: close is idempotent
 
+        refuses(lambda: store.create_data_file(path), StorageError, "creating a data file that is there")
         demand(store.size(path) == 10, "sync must give back what was allocated and not written")
         first, second = bytearray(3), bytearray(5)
         with closing(self.make_store().open_data_file(path)) as readable:
@@ -89,6 +132,7 @@ class StoreConformance(ABC):
         store.make_directory(f"{root}/a/b")
         store.make_directory(f"{root}/a/b")  # it may exist
         store.write_file(f"{root}/a/file", b"123")
+        store.sync_directory(f"{root}/a")
         found = [store.kind(f"{root}/a"), store.kind(f"{root}/a/file"), store.kind(f"{root}/a/none")]
         demand(found == ["directory", "file", None], f"kinds must be told apart, and are {found}")
         demand(sorted(store.list_directory(f"{root}/a")) == ["b", "file"], "names must be those in it alone")
@@ -96,136 +140,87 @@ class StoreConformance(ABC):
     def test_identity_changes_with_what_lies_there(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
         demand(store.identity(f"{root}/a") is None, "nothing has the identity None")
-        store.make_directory(f"{root}/a")
-        store.make_directory(f"{root}/b")
-        first, second = store.identity(f"{root}/a"), store.identity(f"{root}/b")
-        demand(first is not None and first != second, "two things have two identities")
-        demand(store.identity(f"{root}/a") == first, "what stays has one identity")
-        store.exchange(f"{root}/a", f"{root}/b")
-        demand(store.identity(f"{root}/a") != first, "what was exchanged has another identity")
+        found: list[object] = []
+        for content in (b"first", b"second"):
+            store.publish(self.build(store, f"{root}/a", content))
+            found.append(store.identity(f"{root}/a"))
+            demand(found[-1] is not None, "what is there has an identity")
+            demand(store.identity(f"{root}/a") == found[-1], "what stays has one identity")
+            store.remove_tree(f"{root}/a")
 
-    def test_exchange_rename_and_remove(self, tmp_path: Path) -> None:
+        demand(found[0] != found[1], "what was removed and made anew has another identity")
+
+    def test_what_is_built_is_seen_once_it_is_published(self, tmp_path: Path) -> None:
+        store, final = self.make_store(), f"{self.root(tmp_path)}/final"
+        token = self.build(store, final, b"content")
+        demand(store.kind(final) is None, "nothing is visible before publish")
+        store.publish(token)
+        store.sync_directory(self.root(tmp_path))
+        other = self.make_store()
+        demand(other.kind(final) == "directory", "what was published is there")
+        demand(other.read_file(f"{final}/file") == b"content", "and so is all that is in it")
+        demand(list(other.list_directory(final)) == ["file"], "and nothing else")
+        store.discard(token)
+        demand(other.read_file(f"{final}/file") == b"content", "discard leaves alone what was published")
+        demand(list(store.list_directory(self.root(tmp_path))) == ["final"], "nothing is left beside it")
+
+    def test_one_file_of_what_is_built_is_published_alone(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        for name in ("a", "b"):
-            store.make_directory(f"{root}/{name}")
-            store.write_file(f"{root}/{name}/file", name.encode())
+        token = store.begin_build(f"{root}/final", f"{root}/final.tmp", "inner")
+        store.make_directory(token.place)
+        store.write_file(f"{token.place}/inner", b"content")
+        store.publish(token)
+        store.discard(token)
+        demand(store.kind(f"{root}/final") == "file", "the file has the published path")
+        demand(store.read_file(f"{root}/final") == b"content", "and its content")
+        demand(list(store.list_directory(root)) == ["final"], "discard removes what is left of the place")
 
-        store.exchange(f"{root}/a", f"{root}/b")
-        found = store.read_file(f"{root}/a/file"), store.read_file(f"{root}/b/file")
-        demand(found == (b"b", b"a"), "exchange must swap all that is in two directories")
-        store.rename(f"{root}/a", f"{root}/c")
-        demand(store.kind(f"{root}/a") is None, "what was renamed is not under its old name")
-        demand(store.read_file(f"{root}/c/file") == b"b", "what was renamed is under its new one")
-        store.remove_tree(f"{root}/c")
-        store.remove_tree(f"{root}/c")  # it may be absent
-        demand(list(store.list_directory(root)) == ["b"], "remove_tree must remove all of it, and no more")
-        store.sync_directory(root)
-        store.sync_tree(root)
+    def test_publishing_over_something_is_refused(self, tmp_path: Path) -> None:
+        store, final = self.make_store(), f"{self.root(tmp_path)}/final"
+        store.publish(self.build(store, final, b"first"))
+        token = self.build(store, final, b"second")
+        error = refuses(lambda: store.publish(token), StorageError, "publishing over something")
+        demand(_errno(error) == errno.EEXIST, "and its errno is EEXIST")
+        store.discard(token)
+        demand(store.read_file(f"{final}/file") == b"first", "what is there stays")
 
-    def test_one_holder_at_a_time(self, tmp_path: Path) -> None:
-        path = self.root(tmp_path)
-        hold = self.make_store().hold(path)
-        error = refuses(lambda: self.make_store().hold(path), StorageError, "holding what is held")
-        demand(isinstance(error, StorageError) and error.errno == errno.EBUSY, "and its errno is EBUSY")
-        hold.release()
-        again = self.make_store().hold(path)
-        hold.release()  # idempotent: this gives up nothing of the second one
-        refuses(lambda: self.make_store().hold(path), StorageError, "holding what is held")
-        again.release()
-
-    def test_readers_hold_together_and_keep_others_out(self, tmp_path: Path) -> None:
-        path = self.root(tmp_path)
-        first = _held_for_reading(self.make_store(), path)
-        if first is None:
-            return
-
-        second = _held_for_reading(self.make_store(), path)
-        demand(second is not None, "readers hold together")
-        assert second is not None
-        busy = refuses(lambda: self.make_store().hold(path), StorageError, "holding what is read")
-        demand(isinstance(busy, StorageError) and busy.errno == errno.EBUSY, "and its errno is EBUSY")
-        first.release()
-        first.release()  # idempotent: this gives up nothing of the second one
-        refuses(lambda: self.make_store().hold(path), StorageError, "holding what one of two still reads")
-        second.release()
-        self.make_store().hold(path).release()
-
-    def test_nobody_reads_what_is_held_or_absent(self, tmp_path: Path) -> None:
-        store, path = self.make_store(), self.root(tmp_path)
-        if not isinstance(store, ReadHolds) or _held_for_reading(store, path) is None:
-            return
-
-        alone = self.make_store().hold(path)
-        for number, where in ((errno.EBUSY, path), (errno.ENOENT, f"{path}/absent")):
-            error = refuses(partial(store.hold_reading, where), StorageError, f"to read {where}")
-            demand(isinstance(error, StorageError) and error.errno == number, f"and its errno is {number}")
-            demand(path in str(error), "the error must name the path")
-
-        alone.release()
-        store.hold_reading(path).release()
-
-    def test_nobody_deletes_what_is_being_restored(self, tmp_path: Path) -> None:
-        path = f"{self.root(tmp_path)}/checkpoint"
-
-        async def look() -> None:
-            async with Checkpointer(store=self.make_store()) as checkpointer:
-                await (await checkpointer.save(path, {"a": np.ones(3)}))
-                probe = _held_for_reading(self.make_store(), path)
-                if probe is None:
-                    return
-
-                probe.release()
-                async with checkpointer.stream(path) as leaves:
-                    await anext(leaves)
-                    refuses(lambda: self.make_store().hold(path), StorageError, "holding what is restored")
-
-            self.make_store().hold(path).release()
-
-        for backend in backends():
-            anyio.run(look, backend=backend)
-            self.make_store().remove_tree(path)
-
-    def test_a_link_keeps_a_file_or_is_refused_with_a_number(self, tmp_path: Path) -> None:
+    def test_what_is_discarded_is_gone(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        store.make_directory(f"{root}/a")
-        store.write_file(f"{root}/a/file", b"bytes")
-        try:
-            store.link(f"{root}/a/file", f"{root}/b")
-        except StorageError as error:
-            demand(error.errno in NO_LINKS, f"a store without links says so by errno, and not {error.errno}")
-            return
+        token = self.build(store, f"{root}/final", b"content")
+        store.discard(token)
+        store.discard(token)  # idempotent
+        demand(list(store.list_directory(root)) == [], "discard must remove all that was built")
+        store.publish(self.build(store, f"{root}/final", b"again"))
+        demand(store.read_file(f"{root}/final/file") == b"again", "after it somebody else can build there")
+
+    def test_remove_tree_removes_what_is_below_and_no_more(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        for name in ("a", "ab"):
+            store.make_directory(f"{root}/{name}/inner")
+            store.write_file(f"{root}/{name}/inner/file", b"content")
 
         store.remove_tree(f"{root}/a")
-        demand(store.read_file(f"{root}/b") == b"bytes", "a link stays when the first name is gone")
-
-    def test_a_mapping_is_read_only_and_outlives_the_name(self, tmp_path: Path) -> None:
-        store, root = self.make_store(), self.root(tmp_path)
-        store.make_directory(f"{root}/a")
-        store.write_file(f"{root}/a/file", b"bytes")
-        view = store.map_file(f"{root}/a/file")
-        store.remove_tree(f"{root}/a")
-        demand(view.readonly, "nobody writes to a file through its mapping")
-        demand(view.tobytes() == b"bytes", "a mapping keeps its bytes when the file is removed")
+        store.remove_tree(f"{root}/a")  # it may be absent
+        demand(list(store.list_directory(root)) == ["ab"], "remove_tree must remove all of it, and no more")
 
     def test_what_cannot_be_is_a_storage_error_that_names_the_path(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
         store.write_file(f"{root}/file", b"")
         store.check_writable(f"{root}/new/newer")
         absent, below = f"{root}/absent", f"{root}/file/below"
-        for what, call in {
+        calls: dict[str, Callable[[], object]] = {
             "reading an absent file": lambda: store.read_file(absent),
             "opening an absent file": lambda: store.open_data_file(absent),
-            "mapping an absent file": lambda: store.map_file(absent),
             "listing an absent directory": lambda: store.list_directory(absent),
             "the size of nothing": lambda: store.size(absent),
-            "holding nothing": lambda: store.hold(absent),
-            "renaming nothing": lambda: store.rename(absent, f"{root}/new"),
             "writing in a file": lambda: store.write_file(below, b""),
             "creating in a file": lambda: store.create_data_file(below),
             "what could not be created": lambda: store.check_writable(below),
-        }.items():
+        }
+        for what, call in calls.items():
             error = refuses(call, StorageError, what)
             demand(root in str(error), f"the error of {what} must name the path")
+            demand("absent" not in str(error) or _errno(error) == errno.ENOENT, f"{what} has errno ENOENT")
 
     def test_checkpoints_are_saved_and_restored_and_undone_wherever_it_fails(self, tmp_path: Path) -> None:
         tree = {"a": np.arange(5000), "b": [np.ones(3), None], "step": 7}
@@ -235,10 +230,8 @@ class StoreConformance(ABC):
         trial.sweep_save()
 
 
-def _held_for_reading(store: Store, path: str) -> Hold | None:
-    """Hold it as readers do; None if the store has no such holds."""
-    hold = store.hold_reading(path) if isinstance(store, ReadHolds) else NoHold()
-    return None if isinstance(hold, NoHold) else hold
+def _errno(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, StorageError) else None
 
 
 def _same(found: object, expected: object) -> bool:

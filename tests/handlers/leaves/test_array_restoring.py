@@ -208,6 +208,7 @@ def test_a_batch_keeps_its_order_whatever_is_in_it() -> None:
 SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 
 
+@pytest.mark.many_cases
 @given(SHAPES, st.integers(1, 40), st.booleans(), st.sampled_from(["int4", "int16"]))
 def test_any_shape_in_pieces_of_any_size(
     shape: tuple[int, ...], piece_bytes: int, alias: bool, dtype: str

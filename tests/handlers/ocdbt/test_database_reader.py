@@ -21,6 +21,7 @@ from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.key_tables import encode_files
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.handlers.ocdbt.wire_format import MANIFEST_MAGIC, MISSING, NODE_MAGIC, seal, varint, varints
+from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ChecksumError,
     CorruptCheckpointError,
@@ -49,7 +50,7 @@ def contents(directory: Path) -> dict[bytes, bytes]:
             file.seek(value.offset)
             return file.read(value.length)
 
-    return {key: resolve(value) for key, value in read_index(str(directory)).items()}
+    return {key: resolve(value) for key, value in read_index(LocalStore(), str(directory)).items()}
 
 
 COMPRESSIONS = pytest.mark.parametrize("compression", [None, {"id": "zstd"}], ids=["plain", "zstd"])
@@ -77,7 +78,7 @@ def test_reads_the_newest_version_that_tensorstore_wrote(
         store[b"version"] = expected[b"version"] = b"%d" % version
 
     assert contents(tmp_path) == expected
-    assert list(read_index(str(tmp_path))) == sorted(expected)
+    assert list(read_index(LocalStore(), str(tmp_path))) == sorted(expected)
 
 
 @COMPRESSIONS
@@ -96,7 +97,7 @@ def test_reads_databases_without_keys(tmp_path: Path, compression: Any) -> None:
     store[b"a"] = b"b"
     store.delete_range(ts.KvStore.KeyRange()).result()
 
-    assert read_index(str(tmp_path)) == {}
+    assert read_index(LocalStore(), str(tmp_path)) == {}
 
 
 @COMPRESSIONS
@@ -110,7 +111,7 @@ def test_values_stay_where_a_merge_left_them(tmp_path: Path, compression: Any, f
     merged = opened(tmp_path, context, config=config)
     child.experimental_copy_range_to(merged).result()
 
-    index = read_index(str(tmp_path))
+    index = read_index(LocalStore(), str(tmp_path))
 
     references = [value for value in index.values() if isinstance(value, Indirect)]
     assert len(references) == 20
@@ -138,7 +139,9 @@ def test_the_base_path_of_a_node_holds_for_all_below_it(
     (tmp_path / "manifest.ocdbt").write_bytes(ts.ocdbt.undump_manifest(manifest))
 
     assert {
-        value.file[:8] for value in read_index(str(tmp_path)).values() if isinstance(value, Indirect)
+        value.file[:8]
+        for value in read_index(LocalStore(), str(tmp_path)).values()
+        if isinstance(value, Indirect)
     } == {"below/d/"}
     assert contents(tmp_path) == {b"key/%d" % i: b"value %d" % i for i in range(40)}
     assert opened(tmp_path)[b"key/7"] == b"value 7"
@@ -155,7 +158,7 @@ def test_reads_what_penstock_wrote(
     }
     write_database(tmp_path, entries.items(), max_node_bytes=max_node_bytes)
 
-    index = read_index(str(tmp_path))
+    index = read_index(LocalStore(), str(tmp_path))
 
     assert index == entries
     assert list(index) == sorted(entries)
@@ -186,14 +189,16 @@ def test_what_goes_in_comes_out(
     with tempfile.TemporaryDirectory() as directory:
         write_database(Path(directory), entries.items(), max_node_bytes=max_node_bytes)
 
-        assert read_index(directory) == entries
+        assert read_index(LocalStore(), directory) == entries
 
 
+@pytest.mark.process
 def test_what_penstock_wrote_is_read_without_tensorstore(tmp_path: Path, write_database: Write) -> None:
     write_database(tmp_path, [(b"k", Inline(b"v"))])
     program = (
         "import sys; from penstock.handlers.ocdbt.database_reader import read_index; "
-        "assert len(read_index(sys.argv[1])) == 1; print('tensorstore' in sys.modules)"
+        "from penstock.handlers.stores.local import LocalStore; "
+        "assert len(read_index(LocalStore(), sys.argv[1])) == 1; print('tensorstore' in sys.modules)"
     )
 
     command = [sys.executable, "-c", program, str(tmp_path)]
@@ -244,9 +249,10 @@ def damaged(path: Path, change: Callable[[bytes, int], bytes]) -> Iterator[int]:
     path.write_bytes(whole)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
 def test_a_flipped_bit_is_an_error_or_makes_no_difference(database: Path, bits: int) -> None:
-    expected = read_index(str(database))
+    expected = read_index(LocalStore(), str(database))
     errors: list[tuple[Path, CorruptCheckpointError]] = []
 
     def flip(whole: bytes, position: int) -> bytes:
@@ -255,7 +261,7 @@ def test_a_flipped_bit_is_an_error_or_makes_no_difference(database: Path, bits: 
     for path in files_of(database):
         for _ in damaged(path, flip):
             try:
-                index = read_index(str(database))
+                index = read_index(LocalStore(), str(database))
             except CorruptCheckpointError as error:
                 errors.append((path, error))
             else:
@@ -263,25 +269,25 @@ def test_a_flipped_bit_is_an_error_or_makes_no_difference(database: Path, bits: 
 
     assert len(errors) > 200
     assert all(error.path == str(path) for path, error in errors)
-    assert read_index(str(database)) == expected
+    assert read_index(LocalStore(), str(database)) == expected
 
 
 def test_a_manifest_cut_anywhere_is_truncated(database: Path) -> None:
     for position in damaged(database / "manifest.ocdbt", lambda whole, position: whole[:position]):
         with pytest.raises(TruncatedDataError) as caught:
-            read_index(str(database))
+            read_index(LocalStore(), str(database))
         assert caught.value.path == str(database / "manifest.ocdbt")
         assert caught.value.found == position
 
 
 def test_a_node_file_cut_anywhere_is_truncated(database: Path) -> None:
-    expected = read_index(str(database))
+    expected = read_index(LocalStore(), str(database))
     found: list[tuple[str, int]] = []
     cuts: list[tuple[str, int]] = []
     for path in files_of(database)[1:]:
         for position in damaged(path, lambda whole, position: whole[:position]):
             try:
-                index = read_index(str(database))
+                index = read_index(LocalStore(), str(database))
             except TruncatedDataError as error:
                 found.append((error.path, error.found))
                 cuts.append((str(path), position))
@@ -297,20 +303,20 @@ def test_bytes_behind_a_manifest_are_an_error(database: Path) -> None:
     manifest.write_bytes(manifest.read_bytes() + b"\0")
 
     with pytest.raises(CorruptCheckpointError, match=r"manifest\.ocdbt.*its header says"):
-        read_index(str(database))
+        read_index(LocalStore(), str(database))
 
 
 def test_a_missing_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(NotACheckpointError, match=r"manifest\.ocdbt"):
-            read_index(str(directory))
+            read_index(LocalStore(), str(directory))
 
 
 def test_missing_data_files_are_named(database: Path) -> None:
     shutil.rmtree(database / "d")
 
     with pytest.raises(CorruptCheckpointError, match=f"{database}/d/.*No such file") as caught:
-        read_index(str(database))
+        read_index(LocalStore(), str(database))
     assert not isinstance(caught.value, NotACheckpointError)
 
 
@@ -319,7 +325,7 @@ def test_directories_in_place_of_files_are_corrupt(database: Path) -> None:
         path.unlink()
         path.mkdir()
         with pytest.raises(CorruptCheckpointError, match="directory"):
-            read_index(str(database))
+            read_index(LocalStore(), str(database))
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file whose reading fails")
@@ -327,7 +333,7 @@ def test_a_failing_medium_is_not_corruption(tmp_path: Path) -> None:
     (tmp_path / "manifest.ocdbt").symlink_to("/proc/self/mem")  # address 0 is never mapped: EIO
 
     with pytest.raises(StorageError) as caught:
-        read_index(str(tmp_path))
+        read_index(LocalStore(), str(tmp_path))
 
     assert caught.value.errno == errno.EIO
     assert caught.value.path.endswith("manifest.ocdbt")
@@ -338,7 +344,7 @@ def test_a_checksum_error_says_which_node(tmp_path: Path, write_database: Write)
     nodes.write_bytes(nodes.read_bytes().replace(b"value", b"Value"))
 
     with pytest.raises(ChecksumError, match="d/nodes: B\\+tree node at byte 5: checksum mismatch"):
-        read_index(str(tmp_path))
+        read_index(LocalStore(), str(tmp_path))
 
 
 # From here on: databases whose checksums are right, and which nobody should have written.
@@ -370,7 +376,7 @@ WIDE = varint(2**64)
 
 
 def test_the_handmade_node_itself_is_fine(tmp_path: Path) -> None:
-    assert read_index(build(tmp_path, ONE)) == {b"k": Inline(b"v")}
+    assert read_index(LocalStore(), build(tmp_path, ONE)) == {b"k": Inline(b"v")}
 
 
 @pytest.mark.parametrize(
@@ -410,7 +416,7 @@ def test_the_handmade_node_itself_is_fine(tmp_path: Path) -> None:
 )
 def test_a_malformed_node_is_corrupt(tmp_path: Path, node: bytes, problem: str) -> None:
     with pytest.raises(CorruptCheckpointError, match=f"(?s)d/n: B.tree node at byte 0: .*({problem})"):
-        read_index(build(tmp_path, node))
+        read_index(LocalStore(), build(tmp_path, node))
 
 
 def test_something_else_in_place_of_a_node_is_corrupt(tmp_path: Path) -> None:
@@ -418,7 +424,7 @@ def test_something_else_in_place_of_a_node_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "d" / "n").write_bytes(seal(MANIFEST_MAGIC, ONE))
 
     with pytest.raises(CorruptCheckpointError, match="starts with 0cdb3a2a, not 0cdb20de"):
-        read_index(directory)
+        read_index(LocalStore(), directory)
 
 
 @pytest.mark.parametrize(
@@ -446,7 +452,7 @@ def test_something_else_in_place_of_a_node_is_corrupt(tmp_path: Path) -> None:
 )
 def test_a_malformed_manifest_is_corrupt(tmp_path: Path, manifest: bytes, problem: str) -> None:
     with pytest.raises(CorruptCheckpointError, match=problem):
-        read_index(build(tmp_path, ONE, manifest))
+        read_index(LocalStore(), build(tmp_path, ONE, manifest))
 
 
 def interior(height: int, *children: tuple[bytes, int, int, int], inherited: int = 0) -> bytes:
@@ -475,17 +481,17 @@ def test_a_node_that_is_its_own_child_is_corrupt(tmp_path: Path) -> None:
     length = len(interior(3, (b"", 0, 60, 1))) + 18
 
     with pytest.raises(CorruptCheckpointError, match="height 3, but its parent says 2"):
-        read_index(build(tmp_path, interior(3, (b"", 0, length, 1)), height=3))
+        read_index(LocalStore(), build(tmp_path, interior(3, (b"", 0, length, 1)), height=3))
 
 
 def test_a_child_that_inherits_too_much_is_corrupt(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="inherits more"):
-        read_index(build(tmp_path, interior(1, (b"k", 0, 60, 1), inherited=2), height=1))
+        read_index(LocalStore(), build(tmp_path, interior(1, (b"k", 0, 60, 1), inherited=2), height=1))
 
 
 def test_a_child_without_a_node_is_corrupt(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="a child without a node"):
-        read_index(build(tmp_path, interior(1, (b"k", MISSING, MISSING, 1)), height=1))
+        read_index(LocalStore(), build(tmp_path, interior(1, (b"k", MISSING, MISSING, 1)), height=1))
 
 
 def test_leaves_that_overlap_are_corrupt(tmp_path: Path) -> None:
@@ -496,7 +502,7 @@ def test_leaves_that_overlap_are_corrupt(tmp_path: Path) -> None:
     (tmp_path / "d" / "n").write_bytes(child + node)
 
     with pytest.raises(CorruptCheckpointError, match="comes after"):
-        read_index(directory)
+        read_index(LocalStore(), directory)
 
 
 def test_a_tree_that_multiplies_is_given_up_early(tmp_path: Path) -> None:
@@ -511,14 +517,14 @@ def test_a_tree_that_multiplies_is_given_up_early(tmp_path: Path) -> None:
     (tmp_path / "d" / "n").write_bytes(nodes)
 
     with pytest.raises(CorruptCheckpointError, match="says 5 keys, but the index holds 6"):
-        read_index(directory)
+        read_index(LocalStore(), directory)
 
 
 def test_an_uncompressed_manifest_may_configure_compression(tmp_path: Path) -> None:
     plain = manifest_body(length=len(ONE) + 18)
     directory = build(tmp_path, ONE, CONFIG[:-1] + b"\x01\0\0\0\0" + plain[len(CONFIG) :])
 
-    assert read_index(directory) == {b"k": Inline(b"v")}
+    assert read_index(LocalStore(), directory) == {b"k": Inline(b"v")}
 
 
 def test_a_later_format_is_named_as_such(tmp_path: Path, write_database: Write) -> None:
@@ -530,11 +536,12 @@ def test_a_later_format_is_named_as_such(tmp_path: Path, write_database: Write) 
         later[position] = 3
         manifest.write_bytes(bytes(later) + crc32c(bytes(later)).to_bytes(4, "little"))
         with pytest.raises(UnsupportedFormatError, match=words):
-            read_index(str(tmp_path))
+            read_index(LocalStore(), str(tmp_path))
         later[position] = original
         manifest.write_bytes(bytes(later) + crc32c(bytes(later)).to_bytes(4, "little"))
 
 
+@pytest.mark.many_cases
 @given(data=st.data())
 def test_damage_under_a_right_checksum_never_escapes_as_another_error(
     write_database: Write, data: st.DataObject
@@ -555,7 +562,7 @@ def test_damage_under_a_right_checksum_never_escapes_as_another_error(
         path.write_bytes(whole[:start] + seal(magic, bytes(body)))
 
         try:
-            index = read_index(name)
+            index = read_index(LocalStore(), name)
         except CorruptCheckpointError:
             return
 
@@ -563,6 +570,7 @@ def test_damage_under_a_right_checksum_never_escapes_as_another_error(
     assert list(index) == sorted(index)
 
 
+@pytest.mark.many_cases
 @given(in_manifest=st.booleans(), where=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
 def test_damage_under_a_right_checksum_in_a_compressed_node(
     in_manifest: bool, where: float, value: int
@@ -582,7 +590,7 @@ def test_damage_under_a_right_checksum_in_a_compressed_node(
         path.write_bytes(whole[:start] + bytes(part) + crc32c(bytes(part)).to_bytes(4, "little"))
 
         try:
-            index = read_index(name)
+            index = read_index(LocalStore(), name)
         except CorruptCheckpointError:
             return
 

@@ -76,6 +76,7 @@ def arrays(n_keys: int) -> tuple[dict[bytes, Value], dict[bytes, bytes], dict[st
     return entries, expected, files
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("max_node_bytes", [8 << 20, 2000])
 @pytest.mark.parametrize("n_keys", [1, 2, 1000, 50_000])
 def test_tensorstore_reads_every_key(
@@ -226,6 +227,7 @@ keys = st.one_of(shared, st.binary(max_size=12))
 contents = st.one_of(st.binary(max_size=20), st.integers(0, 1024).map(lambda n: b"x" * n))
 
 
+@pytest.mark.many_cases
 @given(
     data=st.dictionaries(keys, st.tuples(st.booleans(), st.integers(0, 2), contents), max_size=60),
     max_node_bytes=st.sampled_from([1, 150, 600, 8 << 20]),

@@ -18,7 +18,7 @@ from penstock.kernel.errors import StorageError
 def test_a_file_gets_a_second_name(tmp_path: Path) -> None:
     store, first, second = LocalStore(), tmp_path / "first", tmp_path / "second"
     first.write_bytes(b"content")
-    store.link(str(first), str(second))
+    store.share(str(first), str(second))
     first.unlink()
 
     assert second.read_bytes() == b"content"
@@ -28,7 +28,7 @@ def test_the_file_behind_a_symbolic_link_gets_the_second_name(tmp_path: Path) ->
     (tmp_path / "file").write_bytes(b"content")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "sub").mkdir()
-    LocalStore().link(str(tmp_path / "link"), str(tmp_path / "sub" / "second"))
+    LocalStore().share(str(tmp_path / "link"), str(tmp_path / "sub" / "second"))
 
     assert not (tmp_path / "sub" / "second").is_symlink()
     assert (tmp_path / "sub" / "second").samefile(tmp_path / "file")
@@ -56,8 +56,8 @@ def test_a_second_name_that_cannot_be_given(
     (tmp_path / "sub").mkdir()
 
     with pytest.raises(StorageError) as caught:
-        LocalStore().link(str(tmp_path / source), str(tmp_path / destination))
-    assert (caught.value.operation, caught.value.errno) == ("link", number)
+        LocalStore().share(str(tmp_path / source), str(tmp_path / destination))
+    assert (caught.value.operation, caught.value.errno) == ("share", number)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from penstock.handlers.stores.atomic_rename import exchange_in_steps
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import PenstockError, StorageError, TruncatedDataError
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import BuildToken, Store
 
 NOBODY = 65534
 
@@ -397,7 +397,7 @@ def test_rename_replaces_nothing_not_even_an_empty_directory(store: LocalStore, 
 
 
 def exchange_by_store(first: str, second: str) -> None:
-    LocalStore().exchange(first, second)
+    LocalStore().exchange(BuildToken(second, first))
 
 
 @pytest.mark.parametrize("exchange", [exchange_by_store, exchange_in_steps])
@@ -443,7 +443,7 @@ def test_neither_name_is_ever_absent_during_an_exchange(store: LocalStore, tmp_p
     watcher.start()
     try:
         for _ in range(2000):
-            store.exchange(first, second)
+            store.exchange(BuildToken(second, first))
     finally:
         done.set()
         watcher.join(20)
@@ -546,7 +546,7 @@ def test_a_read_only_file_system_is_not_writable(store: LocalStore) -> None:
         lambda store, path: store.write_file(path + "/x", b""),
         lambda store, path: store.create_data_file(path + "/x"),
         lambda store, path: store.rename(path, path + "2"),
-        lambda store, path: store.exchange(path, path + "2"),
+        lambda store, path: store.exchange(BuildToken(path + "2", path)),
     ],
 )
 def test_what_is_absent_is_a_storage_error_with_its_number(

@@ -14,7 +14,8 @@ from anyio import CancelScope, Event, create_task_group
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
-from penstock.kernel.protocols.stores import DataFile, Hold, ReadableFile, Store
+from penstock.kernel.protocols.store_capabilities import Hold
+from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.storage.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
@@ -42,12 +43,6 @@ class FakeStore:
         self.held: set[str] = set()
         self.before: dict[str, Callable[[], object]] = {}
 
-    def link(self, source: str, destination: str) -> None:
-        raise NotImplementedError
-
-    def map_file(self, path: str) -> memoryview:
-        raise NotImplementedError
-
     def _do(self, operation: str, *paths: str) -> None:
         self.done.append((operation, *paths))
         if operation in self.before:
@@ -73,21 +68,31 @@ class FakeStore:
     def sync_directory(self, path: str) -> None:
         self._do("sync_directory", path)
 
-    def sync_tree(self, path: str) -> None:
-        self._do("sync_tree", path)
+    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
+        return BuildToken(final, beside, file)
 
-    def rename(self, source: str, destination: str) -> None:
-        self._do("rename", source, destination)
-        assert destination not in self.there
-        self.there[destination] = self.there.pop(source)
+    def publish(self, token: BuildToken) -> None:
+        self._do("publish", token.built, token.final)
+        if token.final in self.there:
+            raise StorageError("publish", token.final, "exists", errno.EEXIST)
 
-    def exchange(self, first: str, second: str) -> None:
+        self.there[token.final] = self.there.pop(token.built)
+
+    def exchange(self, token: BuildToken) -> None:
+        first, second = token.built, token.final
         self._do("exchange", first, second)
         there = self.there
         there[first], there[second] = there[second], there[first]
 
+    def discard(self, token: BuildToken) -> None:
+        self._do("discard", token.place)
+        self._remove(token.place)
+
     def remove_tree(self, path: str) -> None:
         self._do("remove_tree", path)
+        self._remove(path)
+
+    def _remove(self, path: str) -> None:
         for gone in [p for p in self.there if p == path or p.startswith(f"{path}/")]:
             del self.there[gone]
 
@@ -103,7 +108,7 @@ class FakeStore:
     def read_file(self, path: str) -> bytes:
         raise NotImplementedError
 
-    def write_file(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
         raise NotImplementedError
 
     def create_data_file(self, path: str) -> DataFile:
@@ -207,7 +212,7 @@ async def test_many_may_open_at_once() -> None:
     ]
 
 
-async def test_publish_renames_and_syncs_the_parent() -> None:
+async def test_publish_publishes_and_syncs_the_parent() -> None:
     store = FakeStore()
     workspace = space(store)
     await workspace.open()
@@ -219,7 +224,7 @@ async def test_publish_renames_and_syncs_the_parent() -> None:
 
     assert workspace.published
     assert store.there == {FINAL: "new"}
-    assert store.done == [("rename", TEMPORARY, FINAL), ("sync_directory", "/run")]
+    assert store.done == [("publish", TEMPORARY, FINAL), ("sync_directory", "/run")]
 
 
 async def test_publish_over_an_old_checkpoint_exchanges_and_then_removes_it() -> None:
@@ -235,18 +240,18 @@ async def test_publish_over_an_old_checkpoint_exchanges_and_then_removes_it() ->
     assert store.done == [
         ("exchange", TEMPORARY, FINAL),
         ("sync_directory", "/run"),
-        ("remove_tree", TEMPORARY),
+        ("discard", TEMPORARY),
     ]
 
 
-async def test_overwrite_where_nothing_is_is_a_rename() -> None:
+async def test_overwrite_where_nothing_is_publishes() -> None:
     store = FakeStore()
     workspace = space(store, overwrite=True)
     await workspace.open()
     await workspace.publish()
 
     assert store.there == {FINAL: "new"}
-    assert ("rename", TEMPORARY, FINAL) in store.done
+    assert ("publish", TEMPORARY, FINAL) in store.done
 
 
 async def test_an_old_checkpoint_is_refused_before_and_at_the_end() -> None:
@@ -300,7 +305,7 @@ async def test_after_an_open_that_failed_it_may_be_tried_again_or_discarded(at: 
     assert store.there == {TEMPORARY: "new", f"{TEMPORARY}/d": "new"}
 
 
-@pytest.mark.parametrize(("at", "left"), [("rename", {}), ("exchange", {FINAL: "old"})])
+@pytest.mark.parametrize(("at", "left"), [("publish", {}), ("exchange", {FINAL: "old"})])
 async def test_after_a_publish_that_failed_the_old_checkpoint_stands(at: str, left: dict[str, str]) -> None:
     store = FakeStore(*left)
     workspace = space(store, overwrite=True)

@@ -18,10 +18,10 @@ from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PipelineError, StorageError
 from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.store_capabilities import DEFAULT_PLACEMENT
 from penstock.kernel.protocols.written import Written
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.encode import Encode
-from penstock.stages.files.chunk_files import SMALL
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
 from penstock.stages.write import Write
@@ -29,6 +29,7 @@ from penstock.stages.write import Write
 pytestmark = pytest.mark.anyio
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SMALL = DEFAULT_PLACEMENT.document_bytes
 LARGE = 3 * SMALL
 
 

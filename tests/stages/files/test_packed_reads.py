@@ -285,7 +285,7 @@ def test_reads_are_few_and_gaps_small(places: list[tuple[int, int]], reads: list
 async def test_an_operation_that_fails_gives_back_every_lease(rig: Rig, operation: str) -> None:
     await saved(rig)
     batches = await planned(rig)
-    rig.store.fail_on(operation)
+    rig.store.fail_on(operation, rig.operations.count(operation) + 1)
 
     with pytest.raises(PenstockError):
         await run_stages(rig.restore_run(), feed(batches), LimitBytes(50), Read())
@@ -297,7 +297,7 @@ async def test_an_operation_that_fails_gives_back_every_lease(rig: Rig, operatio
 async def test_cancelled_midway_every_lease_is_given_back(rig: Rig, native: bool) -> None:
     await saved(rig)
     batches = await planned(rig)
-    hang = rig.store.hang_on("file.read_at", 2)
+    hang = rig.store.hang_on("file.read_at", rig.operations.count("file.read_at") + 2)
 
     async def work() -> None:
         await run_stages(rig.restore_run(), feed(batches), LimitBytes(50), Read())

@@ -271,6 +271,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.many_cases
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_any_trees_one_after_the_other(found: list[object]) -> None:
     cache = StructureCache(most=3)

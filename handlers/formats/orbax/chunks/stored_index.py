@@ -15,7 +15,8 @@ from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
-from penstock.kernel.protocols.stores import ManyFiles, Store
+from penstock.kernel.protocols.store_capabilities import ManyFiles
+from penstock.kernel.protocols.stores import Store
 
 MOST_LOOKED_FOR: Final = 16
 """Chunks of an array that are looked for one by one; the directory of one with more is listed."""

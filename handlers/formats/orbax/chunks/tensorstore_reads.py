@@ -17,8 +17,15 @@ from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common.chunk_regions import Bounds, shape_of
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
 from penstock.kernel.concurrency.threads import ForeignFuture, await_future
-from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    PenstockError,
+    StorageError,
+    UnsupportedByStoreError,
+)
 from penstock.kernel.protocols.reads import Destination
+from penstock.kernel.protocols.store_capabilities import KvStoreSpecs
+from penstock.kernel.protocols.stores import Store
 
 # Half of TensorStore's signatures are unknown to the checkers: its stubs use names they do not define.
 _ts = cast("Any", ts)
@@ -48,13 +55,21 @@ class ArrayDriver:
     """Reads parts of the arrays in one directory. Opens nothing until it reads.
 
     Args:
-        directory: What holds the arrays; absolute.
+        store: Where the arrays lie.
+        directory: The directory that holds them; absolute.
         ocdbt: Whether they lie in an OCDBT database there, or each in a directory of its own.
+
+    Raises:
+        UnsupportedByStoreError: If TensorStore cannot read the store.
     """
 
-    __slots__ = ("_context", "_directory", "_ocdbt")
+    __slots__ = ("_context", "_directory", "_ocdbt", "_store")
 
-    def __init__(self, directory: str, *, ocdbt: bool) -> None:
+    def __init__(self, store: Store, directory: str, *, ocdbt: bool) -> None:
+        if not isinstance(store, KvStoreSpecs):
+            raise UnsupportedByStoreError("read with TensorStore", directory, store, KvStoreSpecs)
+
+        self._store = store
         self._directory = directory
         self._ocdbt = ocdbt
         self._context = ts.Context(_CONTEXT)
@@ -91,12 +106,11 @@ class ArrayDriver:
             raise self._translated(error, prefix, key_path) from error
 
     def _spec(self, array: ArrayFormat, prefix: str) -> dict[str, Any]:
-        folder = {"driver": "file", "path": os.path.join(self._directory, "")}
-        kvstore: dict[str, Any]
         if self._ocdbt:
-            kvstore = {"driver": "ocdbt", "base": folder, "path": prefix, "cache_pool": "cache_pool#ocdbt"}
+            base = self._store.kvstore_spec(self._directory)
+            kvstore = {"driver": "ocdbt", "base": base, "path": prefix, "cache_pool": "cache_pool#ocdbt"}
         else:
-            kvstore = {"driver": "file", "path": os.path.join(self._directory, prefix)}
+            kvstore = self._store.kvstore_spec(os.path.join(self._directory, prefix))
 
         return {
             "driver": "zarr" if array.version == 2 else "zarr3",

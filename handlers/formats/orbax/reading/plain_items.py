@@ -33,7 +33,7 @@ def _open_json(source: Source, place: Place) -> OrbaxCheckpoint:
     name = json_file(source.store, place.directory, place.names)
     assert name is not None, "the form says that there is one"
     path = os.path.join(place.directory, name)
-    return _of_leaves(place, json_leaves(path, source.store.read_file(path), place.directory))
+    return _of_leaves(source, place, json_leaves(path, source.store.read_file(path), place.directory))
 
 
 def _open_proto(source: Source, place: Place) -> OrbaxCheckpoint:
@@ -47,7 +47,7 @@ def _open_proto(source: Source, place: Place) -> OrbaxCheckpoint:
         raise CorruptCheckpointError(path, f"is not UTF-8: {error.reason}") from error
 
     info = ParamInfo((), (), "", place.directory)
-    return _of_leaves(place, (StoredLeaf(info, LeafSpec("string", text=text)),))
+    return _of_leaves(source, place, (StoredLeaf(info, LeafSpec("string", text=text)),))
 
 
 def _open_jax_key(source: Source, place: Place) -> OrbaxCheckpoint:
@@ -103,8 +103,9 @@ def _about(source: Source, place: Place) -> tuple[str, dict[str, object]]:
     return path, parse_object(path, source.store.read_file(path))
 
 
-def _of_leaves(place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
+def _of_leaves(source: Source, place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
     return OrbaxCheckpoint(
+        store=source.store,
         path=place.path,
         directory=place.directory,
         leaves=StoredLeaves.of(place.directory, leaves),

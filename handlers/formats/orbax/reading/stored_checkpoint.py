@@ -40,6 +40,7 @@ from penstock.kernel.protocols.reads import (
     ScatterRead,
     WholeChunks,
 )
+from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Written
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 class OrbaxCheckpoint:
     """An Orbax checkpoint, opened. Immutable; may be used from several threads."""
 
+    store: Store  #: where it lies
     path: str  #: of the checkpoint: as it was asked for, or the latest step there
     directory: str  #: what holds the tree: `path`, or an item in it
     leaves: StoredLeaves
@@ -209,7 +211,7 @@ class OrbaxCheckpoint:
         # Here, because it imports tensorstore, which plain chunks never need.
         from penstock.handlers.formats.orbax.chunks.tensorstore_reads import ArrayDriver
 
-        return ArrayDriver(self.directory, ocdbt=self.uses_ocdbt)
+        return ArrayDriver(self.store, self.directory, ocdbt=self.uses_ocdbt)
 
 
 def _bounds_of(start: tuple[int, ...], shape: tuple[int, ...]) -> Bounds:

@@ -73,6 +73,7 @@ def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
     index = documents.index()
     checksums, digests = documents.integrity()
     return OrbaxCheckpoint(
+        store=source.store,
         path=place.path,
         directory=place.directory,
         leaves=StoredLeaves(place.directory, _leaf_table(documents, structure, index)),
@@ -146,7 +147,7 @@ class _Documents:
                 os.path.join(directory, MANIFEST), "is missing, and there are arrays"
             )
 
-        index = read_index(directory, self.source.remembered.keys)
+        index = read_index(store, directory, self.source.remembered.keys)
         check_files(store, directory, index.needed(), whole=self.source.whole)
         return index
 

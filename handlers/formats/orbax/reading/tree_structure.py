@@ -65,7 +65,7 @@ def read_structure(store: Store, place: Place, remembered: RememberedDocuments) 
 
 def _recorded(store: Store, place: Place, remembered: RememberedDocuments) -> Structure:
     path = os.path.join(place.directory, METADATA)
-    if METADATA not in place.names and _is_single_array(place):
+    if METADATA not in place.names and _is_single_array(store, place):
         return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
     if METADATA not in place.names:
         raise MissingFileError(path, "is missing, and the structure of the tree with it")
@@ -120,12 +120,12 @@ def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
     return Structure(_tree(columns), {leaf.keys: leaf for leaf in leaves})
 
 
-def _is_single_array(place: Place) -> bool:
+def _is_single_array(store: Store, place: Place) -> bool:
     """Whether a database is an item of one array as Orbax 0.4 wrote it, which needs no other document."""
     if MANIFEST not in place.names:
         return False
 
-    keys = read_index(place.directory)
+    keys = read_index(store, place.directory)
     return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
 
 

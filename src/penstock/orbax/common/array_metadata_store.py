@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("RANDOM_KEY_IMPL", "ArrayMetadata", "SerializedArrayMetadata", "Store", "Validator")
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ from threading import Lock
 from typing import Any, Final
 
 from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
+from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.common.background_work import in_thread
+from penstock.orbax.common.item_files import find_text
 
 RANDOM_KEY_IMPL: Final = "random_key_impl"
 _PREFIX: Final = "process_"
@@ -110,8 +111,10 @@ class Validator:
 
 def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
     path = directory / ARRAY_METADATAS / f"{_PREFIX}{process_index}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entries: list[Any] = json.loads(path.read_text())["array_metadatas"] if path.exists() else []
+    store = LocalStore()
+    store.make_directory(str(path.parent))
+    known = find_text(path.parent, [path.name])
+    entries: list[Any] = [] if known is None else json.loads(known)["array_metadatas"]
     entries += [
         {
             "array_metadata": {
@@ -123,9 +126,7 @@ def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
         }
         for one in found
     ]
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps({"array_metadatas": entries}))
-    os.replace(temporary, path)
+    store.write_file(str(path), json.dumps({"array_metadatas": entries}).encode())
 
 
 def _read(directory: Path, process_index: int | None) -> Any:

@@ -1,11 +1,10 @@
-"""Work that goes on after a handler has returned, and waiting for TensorStore."""
+"""Waiting for TensorStore and for blocking calls, in handlers that are called directly."""
 
 from __future__ import annotations
 
-__all__ = ("all_results", "blaming", "in_thread", "reserved", "start")
+__all__ = ("all_results", "blaming", "in_thread", "reserved")
 
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -13,19 +12,6 @@ from penstock.kernel.concurrency.threads import Threads, await_future
 from penstock.orbax.common.leaf_args import ParamInfo
 
 T = TypeVar("T")
-
-
-def start(function: Callable[..., T], *args: Any) -> Future[T]:
-    """Call a blocking function in a thread that ends with it.
-
-    A handler that is called directly belongs to no pipeline, so there is no run with threads of its own;
-    and its caller may wait for the future in the very event loop that called the handler.
-    """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax")
-    try:
-        return pool.submit(function, *args)
-    finally:
-        pool.shutdown(wait=False)  # the thread ends when there is nothing left to do
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

@@ -12,6 +12,7 @@ from typing import Any, final
 
 import jax
 
+from penstock.blocking.background import run_sync
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
 from penstock.kernel.config.save_format import SaveFormat
@@ -20,8 +21,8 @@ from penstock.kernel.messages.save import Committed, Leaf, WrittenBatch
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.storage.foreign_files import foreign_files
 from penstock.orbax.common.array_metadata_store import RANDOM_KEY_IMPL, ArrayMetadata
-from penstock.orbax.common.blocking_calls import run_sync
 from penstock.orbax.common.handler_paths import handler_path
 
 
@@ -109,7 +110,7 @@ class _Record:
                 directory = run.workspace.path(run.folder)
                 await run.threads.run(_remove, os.path.join(directory, ARRAY_METADATAS, "process_0"))
                 await self._record(handler_path(directory))
-                await run.threads.run(run.store.sync_tree, directory)
+                await run.threads.run(foreign_files(run.store, directory).sync_tree, directory)
 
             return committed
 

@@ -46,13 +46,13 @@ __all__ = (
 )
 
 from penstock.orbax.v1 import arrays, errors, handlers, multihost, options, partial, path, serialization, tree
-from penstock.orbax.v1.common.background_operation import AsyncResponse
 from penstock.orbax.v1.common.handler_types import (
     AbstractCheckpointable,
     Checkpointable,
     CheckpointableHandler,
     StatefulCheckpointable,
 )
+from penstock.orbax.v1.common.operation import AsyncResponse
 from penstock.orbax.v1.context.context import Context
 from penstock.orbax.v1.operations.checkpoint_info import CheckpointMetadata, PyTreeMetadata
 from penstock.orbax.v1.operations.deleting import delete, delete_async

@@ -13,6 +13,7 @@ __all__ = (
     "to_shape_dtype_struct",
 )
 
+from penstock.orbax.common.array_structs import to_shape_dtype_struct
 from penstock.orbax.v1.common.array_types import (
     AbstractArray,
     AbstractScalar,
@@ -21,5 +22,4 @@ from penstock.orbax.v1.common.array_types import (
     DType,
     Scalar,
     Shape,
-    to_shape_dtype_struct,
 )

@@ -58,6 +58,7 @@ def said_of(array: jax.Array) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("device", [None, 0, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)

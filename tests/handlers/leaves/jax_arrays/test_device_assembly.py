@@ -94,6 +94,7 @@ def test_64_bits_that_were_asked_for_by_name_stay(dtype: Any, sharding: Sharding
     assert same_bits(found, array)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("sharding", SHARDINGS, ids=str)
 @pytest.mark.parametrize("part_bytes", [1, 64, 100, 250])
 def test_any_sharding(sharding: Sharding, part_bytes: int) -> None:
@@ -233,6 +234,7 @@ def test_an_array_is_updated_where_it_is() -> None:
     assert len(places) == 1
 
 
+@pytest.mark.many_cases
 @given(
     st.lists(st.integers(1, 6), max_size=3).map(tuple),
     st.integers(1, 60),

@@ -7,14 +7,14 @@ __all__ = ("AsyncCheckpointer",)
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from concurrent.futures import Future as ThreadFuture
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
+from penstock.blocking.background import run_sync, start_thread
 from penstock.kernel.errors import ConfigError, SpecError
-from penstock.orbax.common.blocking_calls import run_sync
 from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer, SaveContext
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args
 from penstock.orbax.v0.common.monitoring import WRITE, WRITE_ASYNC, tell_of_async_save, timed
@@ -136,9 +136,9 @@ class AsyncCheckpointer(Checkpointer):
             self._cancelled = False
             self._futures = _flat(found)
             # Not a daemon: whoever leaves without waiting gets the checkpoint all the same.
-            executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.save")
-            self._pending = executor.submit(self._commit, building, self._futures, custom_metadata, begun)
-            executor.shutdown(wait=False)
+            self._pending = start_thread(
+                self._commit, building, self._futures, custom_metadata, begun, name="penstock.orbax.save"
+            )
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Return the object that is saved in a directory. Waits for a save first; see `Checkpointer`."""

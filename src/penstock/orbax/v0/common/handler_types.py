@@ -12,6 +12,12 @@ from typing import Any, Final, TypeVar
 
 HandlerT = TypeVar("HandlerT", bound=type[Any])
 _V0: Final = ("orbax.checkpoint.v0._src.", "orbax.checkpoint._src.")
+_EARLIER: Final = {
+    "penstock.orbax.handlers.base_pytree.BasePyTreeCheckpointHandler": (
+        "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
+    ),
+}
+"""What earlier versions of penstock recorded, and what is recorded now."""
 
 
 class HandlerTypeRegistry:
@@ -45,9 +51,10 @@ class HandlerTypeRegistry:
             KeyError: If there is none.
         """
         with self._lock:
-            names = (handler_typestr, str(handler_typestr).replace(*_V0, 1))
+            text = str(handler_typestr)
+            names = (handler_typestr, text.replace(*_V0, 1), _EARLIER.get(text))
             for name in names:
-                if name in self._registry:
+                if name is not None and name in self._registry:
                     return self._registry[name]
 
         raise KeyError(f'Handler type string "{handler_typestr}" not found in the registry.')

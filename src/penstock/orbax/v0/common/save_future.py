@@ -13,10 +13,9 @@ __all__ = (
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from penstock.orbax.common.blocking_calls import run_sync
+from penstock.blocking.background import start_loop
 
 
 class Future(Protocol):
@@ -107,9 +106,7 @@ class CommitFutureAwaitingContractedSignals:
         async def run() -> None:
             await coro
 
-        executor = ThreadPoolExecutor(1, thread_name_prefix=name or "penstock.orbax.commit")
-        self._future = executor.submit(run_sync, run)
-        executor.shutdown(wait=False)
+        self._future = start_loop(run, name=name or "penstock.orbax.commit")
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for it.

@@ -25,12 +25,12 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from threading import RLock
 from typing import Any, cast
 
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import StorageError
 from penstock.orbax.common.handler_paths import handler_path
 from penstock.orbax.v0.common.named_items import Composite
 
@@ -132,8 +132,8 @@ class MetadataStore:
     def read(self, file_path: str | os.PathLike[str]) -> dict[str, Any] | None:
         """Return a document; None if there is none, or it is no JSON."""
         try:
-            found: Any = json.loads(Path(file_path).read_text())
-        except (OSError, ValueError):
+            found: Any = json.loads(self._store.read_file(os.fspath(file_path)))
+        except (StorageError, ValueError):
             return None
 
         return cast("dict[str, Any]", found)

@@ -8,8 +8,9 @@ import os
 from typing import Any, final
 
 from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, TEMPORARY_SUFFIX
+from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DestinationExistsError
-from penstock.kernel.protocols.stores import Hold, Store
+from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.orbax.common.handler_paths import handler_path
 from penstock.orbax.v0.common.v0_options import AtomicityMode, AtomicityOptions, FileOptions
 
@@ -30,7 +31,7 @@ class TemporaryDirectory:
 
     def __init__(
         self,
-        store: Store,
+        store: LocalStore,
         final: str,
         *,
         overwrite: bool = False,
@@ -105,13 +106,14 @@ class TemporaryDirectory:
         store.write_file(os.path.join(self._temporary, COMMIT_MARK), b"Checkpoint commit was successful")
         store.sync_directory(self._temporary)
         if not self._in_place:
+            token = store.begin_build(self._final, self._temporary)
             replacing = store.kind(self._final) is not None
             if replacing and not self._overwrite:
                 raise DestinationExistsError(self._final)
             if replacing:
-                store.exchange(self._temporary, self._final)
+                store.exchange(token)
             else:
-                store.rename(self._temporary, self._final)
+                store.publish(token)
 
             store.sync_directory(os.path.dirname(self._final))
             if replacing:

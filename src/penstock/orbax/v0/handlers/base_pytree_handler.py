@@ -5,14 +5,16 @@ from __future__ import annotations
 __all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSaveArgs")
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 from jax import tree_util
 
+from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
@@ -20,13 +22,13 @@ from penstock.handlers.formats.auto_layout import EveryLayout
 from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
+from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.orbax.common.array_metadata_store import Store
-from penstock.orbax.common.blocking_calls import LoopThread
+from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
@@ -50,7 +52,6 @@ from penstock.orbax.v0.trees.empty_node_leaves import with_markers
 from penstock.orbax.v0.trees.leaf_formats import leaf_formats
 from penstock.orbax.v0.trees.restore_tree import Asked, Calls, restore_tree
 from penstock.orbax.v0.trees.tree_description import describe_tree
-from penstock.orbax.v0.trees.type_handler_calls import CallRegistry, serving
 from penstock.stages.pytree.flattening import step
 from penstock.stages.reuse.value_cache import KnownValues
 
@@ -58,6 +59,8 @@ T = TypeVar("T")
 _jax: Any = tree_util
 
 Limit: TypeAlias = int | None
+Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
+"""Gives a Checkpointer the type handlers of one save or restore."""
 Resources: TypeAlias = tuple[Checkpointer, ...]
 """What saves, and what restores: the same if both have one budget."""
 
@@ -128,7 +131,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._layout = TreeLayout(self._form, single=self._single)
         self._type_handler_registry = type_handler_registry
-        self._loop = LoopThread(partial(_make, self._layout, limits))
+        self._loop = LoopThread(partial(_opened, self._layout, limits), name="penstock.orbax")
 
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
@@ -165,7 +168,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
                 save_args=_by_name(args.save_args, SaveArgs),
             )
-            serves = StageRegistry(self._registry, workers).as_kernel()
+            serves = partial(_serving, self._registry, workers)
             path, marked = path_text(directory), with_markers(item)
 
         links = links_in_force()
@@ -201,7 +204,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
-        serves = StageRegistry(self._registry, workers).as_kernel()
+        serves = partial(_serving, self._registry, workers)
         calls = Calls(
             metadata=partial(self._loop.call, _describe, path),
             restore=partial(self._restore, serves, path),
@@ -232,7 +235,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """End the thread. Used again, the handler begins another one."""
         self._loop.close()
 
-    def _restore(self, serves: HandlerRegistry, path: str, **keywords: Any) -> Any:
+    def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
         return self._loop.call(_restore, serves, path, keywords)
 
     @property
@@ -312,31 +315,32 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
     partial_restore: bool = False
 
 
-def _make(layout: TreeLayout, limits: tuple[Limit, Limit]) -> Resources:
-    """Make what saves and what restores."""
+@asynccontextmanager
+async def _opened(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
+    """Yield what saves and what restores."""
     chosen = EveryLayout(layout)
-    registry = CallRegistry().as_kernel()
-    return tuple(
-        [
-            Checkpointer(layout=chosen, memory_limit=limit, registry=registry)
-            for limit in dict.fromkeys(limits)
-        ]
-    )
+    async with AsyncExitStack() as stack:
+        opened: list[Checkpointer] = []
+        for limit in dict.fromkeys(limits):
+            checkpointer = Checkpointer(layout=chosen, memory_limit=limit)
+            opened.append(await stack.enter_async_context(checkpointer))
+
+        yield tuple(opened)
 
 
 async def _start_save(
-    resources: Resources, serves: HandlerRegistry, path: str, item: Any, keywords: dict[str, Any]
+    resources: Resources, serves: Serving, path: str, item: Any, keywords: dict[str, Any]
 ) -> SaveFuture:
     base = keywords.pop("base", None)
-    with serving(serves):
-        if base is not None:
-            try:
-                return await resources[0].save(path, item, overwrite=True, base=base, **keywords)
-            except (CorruptCheckpointError, StorageError) as error:
-                if not error.path.startswith(base):
-                    raise  # else somebody removed or damaged it, and it is not needed
+    checkpointer = serves(resources[0], "save")
+    if base is not None:
+        try:
+            return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
+        except (CorruptCheckpointError, StorageError) as error:
+            if not error.path.startswith(base):
+                raise  # else somebody removed or damaged it, and it is not needed
 
-        return await resources[0].save(path, item, overwrite=True, **keywords)
+    return await checkpointer.save(path, item, overwrite=True, **keywords)
 
 
 async def _note_moved(resources: Resources, path: str, to: str) -> None:
@@ -344,9 +348,14 @@ async def _note_moved(resources: Resources, path: str, to: str) -> None:
     engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
 
 
-async def _restore(resources: Resources, serves: HandlerRegistry, path: str, keywords: dict[str, Any]) -> Any:
-    with serving(serves):
-        return await resources[-1].restore(path, **keywords)
+async def _restore(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:
+    return await serves(resources[-1], "restore").restore(path, **keywords)
+
+
+def _serving(registry: Any, workers: StageWorkers, checkpointer: Checkpointer, flow: Flow) -> Checkpointer:
+    """Return the Checkpointer with the type handlers of one save or restore."""
+    limiters = Limiters.of(checkpointer.engine.memory, flow)
+    return checkpointer.with_handlers(StageRegistry(registry, replace(workers, limiters=limiters)))
 
 
 async def _describe(resources: Resources, path: str) -> CheckpointMetadata:

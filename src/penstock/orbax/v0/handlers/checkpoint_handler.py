@@ -14,7 +14,7 @@ import abc
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from penstock.orbax.common.blocking_calls import run_sync
+from penstock.blocking.background import run_sync
 from penstock.orbax.v0.common.save_future import Future
 
 

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyio import to_thread
-
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import SpecError
+from penstock.orbax.common.item_files import find_text, write_text
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.save_future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
@@ -57,8 +55,7 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         return [CommitFutureAwaitingContractedSignals(self._save_fn(copied, directory), name="json_save")]
 
     async def _save_fn(self, x: Any, directory: Any) -> None:
-        file = os.path.join(directory, self._filename)
-        await to_thread.run_sync(LocalStore().write_file, file, json.dumps(x).encode())
+        await write_text(directory, self._filename, json.dumps(x))
 
     def save(
         self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonSaveArgs | None = None
@@ -75,11 +72,11 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
             FileNotFoundError: If there is none.
             ValueError: If it is damaged.
         """
-        file = os.path.join(directory, self._filename)
-        if LocalStore().kind(file) is None:
-            raise FileNotFoundError(f"File {file} not found.")
+        text = find_text(directory, [self._filename])
+        if text is None:
+            raise FileNotFoundError(f"File {os.path.join(directory, self._filename)} not found.")
 
-        return json.loads(LocalStore().read_file(file))
+        return json.loads(text)
 
 
 @register_with_handler(JsonCheckpointHandler, for_save=True)

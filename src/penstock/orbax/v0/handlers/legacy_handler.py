@@ -13,7 +13,9 @@ from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler
 
 
 class _Wrapper(CheckpointHandler):
-    """Gives a handler the arguments of a call as they came."""
+    """Passes the arguments of a call on to a handler, as they came."""
+
+    _ORBAX_NAME = "penstock.orbax.handlers.legacy._Wrapper"  # as it has always been recorded
 
     def __init__(self, handler: CheckpointHandler) -> None:
         self._handler = handler
@@ -39,6 +41,7 @@ class _Wrapper(CheckpointHandler):
 class _AsyncWrapper(_Wrapper, AsyncCheckpointHandler):
     """The same for a handler that saves in the background."""
 
+    _ORBAX_NAME = "penstock.orbax.handlers.legacy._AsyncWrapper"
     _handler: AsyncCheckpointHandler
 
     async def async_save(self, directory: Any, args: CheckpointArgs) -> Sequence[Future] | None:

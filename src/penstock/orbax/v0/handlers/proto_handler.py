@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyio import to_thread
-
-from penstock.handlers.stores.local import LocalStore
+from penstock.orbax.common.item_files import find_text, write_text
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.save_future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
@@ -45,13 +43,8 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
         from google.protobuf import text_format
 
         message: Any = item if args is None else args.item
-        data = text_format.MessageToString(message).encode()
-
-        async def write() -> None:
-            file = os.path.join(directory, self._filename)
-            await to_thread.run_sync(LocalStore().write_file, file, data)
-
-        return [CommitFutureAwaitingContractedSignals(write(), name="proto_save")]
+        writing = write_text(directory, self._filename, text_format.MessageToString(message))
+        return [CommitFutureAwaitingContractedSignals(writing, name="proto_save")]
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Write a message; see `async_save`."""
@@ -70,11 +63,11 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
         if kind is None:
             raise ValueError("Must provide `item`, the class of the message, to restore it.")
 
-        file = os.path.join(directory, self._filename)
-        if LocalStore().kind(file) is None:
-            raise FileNotFoundError(f"File {file} not found.")
+        text = find_text(directory, [self._filename])
+        if text is None:
+            raise FileNotFoundError(f"File {os.path.join(directory, self._filename)} not found.")
 
-        return text_format.Parse(LocalStore().read_file(file).decode(), kind())
+        return text_format.Parse(text, kind())
 
 
 @register_with_handler(ProtoCheckpointHandler, for_save=True)

@@ -13,12 +13,13 @@ import anyio
 import jax
 from anyio import create_task_group
 
+from penstock.blocking.background import start_thread
 from penstock.handlers.formats.orbax.documents.file_names import SHARDING
 from penstock.handlers.leaves import array
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.orbax.common.array_handler_options import Described, replicas_share_by_default
 from penstock.orbax.common.array_metadata_store import RANDOM_KEY_IMPL
-from penstock.orbax.common.background_work import in_thread, start
+from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.common.leaf_args import (
     ArrayRestoreArgs,
     ParamInfo,
@@ -143,7 +144,7 @@ class ArrayHandler(TypeHandler):
         refuse_empty(values, infos)
         staged = await in_thread(stage, values, infos, args, self._replicas, self._metadata_key)
         self._tell("on_transfer_end", infos)
-        return [start(self._write, staged, infos)]
+        return [start_thread(self._write, staged, infos)]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None

@@ -19,6 +19,7 @@ from penstock.kernel.concurrency.threads import await_future
 from penstock.kernel.messages.save import Committed
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.storage.foreign_files import foreign_files
 from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import OcdbtWriteOptions, get_ts_context, kvstore_spec
 
@@ -99,7 +100,7 @@ class MergeProcessFiles:
             )
             for place in there:
                 await merge_ocdbt_per_process_files(place, get_ts_context(), use_zarr3=False)
-                await run.threads.run(run.store.sync_tree, place)
+                await run.threads.run(foreign_files(run.store, place).sync_tree, place)
 
             return committed
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.blocking.background import start_thread
 from penstock.handlers.leaves import numpy_array, scalar
 from penstock.kernel.protocols.leaf_handlers import Waitable
-from penstock.orbax.common.background_work import all_results, in_thread, reserved, start
+from penstock.orbax.common.background_work import all_results, in_thread, reserved
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs, check_input_arguments
 from penstock.orbax.common.value_metadata import ScalarMetadata
 from penstock.orbax.v0.leaf_handlers.array_io import (
@@ -74,7 +75,7 @@ class NumpyHandler(TypeHandler):
         check_infos(infos)
         refuse_empty(values, infos)
         copies = await in_thread(_copied, values) if self._copies else list(values)
-        return [start(self._write, copies, infos, args)]
+        return [start_thread(self._write, copies, infos, args)]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None

@@ -6,33 +6,32 @@ else, or one whose reading or writing was changed by a subclass, is adapted: it 
 
 from __future__ import annotations
 
-__all__ = ("StageRegistry", "StageTypeHandler", "StageWorkers", "UnknownTypeError")
+__all__ = ("StageRegistry", "StageTypeHandler", "StageWorkers", "UnknownTypeError", "as_stored")
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast, final
 
 import jax
-from jax import tree_util
 from jax.core import Tracer
 
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.errors import HandlerError
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.handler_entries import type_name
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.leaf import KeyKind
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
 from penstock.orbax.common.background_work import in_thread
+from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.common.handler_traits import keeps, leaf_size
+from penstock.orbax.common.key_entries import key_entries
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context
-from penstock.orbax.v0.leaf_handlers.type_handler import keeps, leaf_size
 
-_jax: Any = tree_util
 _OURS: Final = __name__.rpartition(".")[0] + "."
 _NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer})
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -64,6 +63,8 @@ class StageWorkers:
         ocdbt_target_data_file_size: See `ParamInfo`.
         save_args: By stored name.
         restore_args: By stored name.
+        ts_context: See `ParamInfo`.
+        limiters: Of this save or restore; None if handlers are not limited.
     """
 
     use_ocdbt: bool | None = None
@@ -73,6 +74,7 @@ class StageWorkers:
     save_args: Mapping[str, SaveArgs] = field(default_factory=lambda: _NOTHING)
     restore_args: Mapping[str, RestoreArgs] = field(default_factory=lambda: _NOTHING)
     ts_context: Any = field(default_factory=get_ts_context)
+    limiters: Limiters | None = None
 
     def of(self, handler: Any) -> LeafHandler:
         """Return what handles the leaves of `handler` in a pipeline."""
@@ -86,11 +88,14 @@ class StageWorkers:
 
     def info(self, info: KernelInfo, typestr: str, *, use_ocdbt: bool) -> ParamInfo:
         """Say of a leaf in a pipeline what Orbax says of one."""
+        limiters = self.limiters
         return ParamInfo(
             name=info.name,
             parent_dir=handler_path(info.directory),
-            keypath=tuple([_key(k, kind) for k, kind in zip(info.keys, info.kinds, strict=True)]),
+            keypath=key_entries(info),
             skip_deserialize=False,
+            byte_limiter=None if limiters is None else limiters.in_flight,
+            device_host_byte_limiter=None if limiters is None else limiters.device_host,
             is_ocdbt_checkpoint=use_ocdbt,
             use_compression=self.use_compression,
             use_zarr3=self.use_zarr3,
@@ -178,21 +183,22 @@ class StageRegistry:
         workers: Makes workers of what it has.
     """
 
-    __slots__ = ("_nodes", "_registry", "_types", "_workers")
+    __slots__ = ("_handlers", "_nodes", "_registry", "_types", "_workers")
 
     def __init__(self, registry: Any, workers: StageWorkers) -> None:
         self._registry = registry
         self._workers = workers
         self._nodes = default_handlers(entry_points=False)
         self._types: dict[type | str, LeafHandler] = {}
+        self._handlers: dict[int, LeafHandler] = {}  # by identity of what was registered
 
     def lookup(self, type_: type, key_path: str) -> LeafHandler:
-        """Find the handler for a leaf of this type.
+        """Find the handler for a leaf of this type, or of what a class of `as_stored` stands for.
 
         Raises:
             UnknownTypeError: If there is none.
         """
-        return self._find(type_, key_path)
+        return self._find(getattr(type_, _TYPESTR, type_), key_path)
 
     def for_typestr(self, typestr: str, key_path: str) -> LeafHandler:
         """Find the handler that wrote a leaf.
@@ -202,10 +208,6 @@ class StageRegistry:
         """
         return self._find(typestr, key_path)
 
-    def as_kernel(self) -> HandlerRegistry:
-        """Return itself, as what a Checkpointer takes: nothing else is asked of it."""
-        return cast("HandlerRegistry", self)
-
     def _find(self, kind: type | str, key_path: str) -> LeafHandler:
         if kind not in self._types:
             self._types[kind] = self._made(kind, key_path)
@@ -214,7 +216,11 @@ class StageRegistry:
 
     def _made(self, kind: type | str, key_path: str) -> LeafHandler:
         if self._registry.has(kind):
-            return self._workers.of(self._registry.get(kind))
+            handler = self._registry.get(kind)
+            if id(handler) not in self._handlers:  # one for all its types: they are one batch
+                self._handlers[id(handler)] = self._workers.of(handler)
+
+            return self._handlers[id(handler)]
         if isinstance(kind, str):
             if kind in _EMPTY_MARKERS:
                 return self._nodes.for_typestr(kind, key_path)
@@ -226,8 +232,11 @@ class StageRegistry:
         raise UnknownTypeError(key_path, kind)
 
 
+@lru_cache(maxsize=64)
+def as_stored(typestr: str) -> type:
+    """Return a class that stands in a target for a leaf that is restored by the handler that wrote it."""
+    return type(f"as stored: {typestr}", (), {_TYPESTR: typestr})
+
+
+_TYPESTR: Final = "_penstock_stored_typestr"
 _EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
-
-
-def _key(key: str, kind: KeyKind) -> Any:
-    return _jax.DictKey(key) if kind is KeyKind.MAPPING else _jax.SequenceKey(int(key))

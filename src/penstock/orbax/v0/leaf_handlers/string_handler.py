@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from penstock.blocking.background import start_thread
 from penstock.handlers.formats.orbax.documents import strings_document as strings
 from penstock.handlers.formats.orbax.documents.file_names import STRINGS
 from penstock.handlers.leaves import string
@@ -15,7 +16,6 @@ from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import KeyKind
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
 from penstock.kernel.protocols.leaf_handlers import Waitable
-from penstock.orbax.common.background_work import start
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs, check_input_arguments
 from penstock.orbax.common.value_metadata import StringMetadata
 from penstock.orbax.v0.leaf_handlers.array_io import check_infos, resolve_paths
@@ -60,7 +60,7 @@ class StringHandler(TypeHandler):
         check_input_arguments(values, infos)
         check_infos(infos)
         _check_places(values, infos)
-        return [start(self._write, list(values), infos)]
+        return [start_thread(self._write, list(values), infos)]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None

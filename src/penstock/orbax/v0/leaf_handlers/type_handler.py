@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("TypeHandler", "keeps", "leaf_size")
+__all__ = ("TypeHandler",)
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.kernel.protocols.leaf_handlers import Waitable
+from penstock.orbax.common.handler_traits import leaf_size
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
 
@@ -60,16 +60,3 @@ class TypeHandler(ABC):
         from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers
 
         return StageWorkers().of(self)
-
-
-def leaf_size(value: object) -> int:
-    """Bytes of a value, as far as it can be told from outside."""
-    nbytes = getattr(value, "nbytes", None)
-    return nbytes if isinstance(nbytes, int) else sys.getsizeof(value)
-
-
-def keeps(handler: object, class_: type, *names: str) -> bool:
-    """Whether a handler is of a class, and does what is called so just as the class itself does it."""
-    return isinstance(handler, class_) and all(
-        getattr(type(handler), name) is getattr(class_, name) and name not in vars(handler) for name in names
-    )

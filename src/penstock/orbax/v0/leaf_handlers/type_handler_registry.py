@@ -20,8 +20,7 @@ from typing import Any, Final, Protocol, final, runtime_checkable
 import jax
 import numpy as np
 
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.leaf_handlers import Waitable
+from penstock.kernel.protocols.leaf_handlers import HandlerLookup, Waitable
 from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.v0.leaf_handlers.array_handler import ArrayHandler
@@ -118,14 +117,14 @@ def default_entries() -> tuple[tuple[Any, TypeHandler], ...]:
     )
 
 
-def stage_registry(registry: Any, workers: StageWorkers | None = None) -> HandlerRegistry:
+def stage_registry(registry: Any, workers: StageWorkers | None = None) -> HandlerLookup:
     """Return what a `penstock.Checkpointer` takes for a registry of Orbax's kind.
 
     Args:
         registry: Has `get` and `has`.
         workers: What leaves are told, of one save or restore.
     """
-    return StageRegistry(registry, workers or StageWorkers()).as_kernel()
+    return StageRegistry(registry, workers or StageWorkers())
 
 
 @final

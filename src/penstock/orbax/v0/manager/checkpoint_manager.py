@@ -14,18 +14,19 @@ import datetime
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast, overload
 
+from penstock.blocking.background import start_thread
 from penstock.kernel.errors import NotACheckpointError, SpecError, StepExistsError
+from penstock.orbax.common.job_processes import reached_preemption
 from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs
 from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata, save_statistics
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.handlers.composite_handler import CompositeArgs
-from penstock.orbax.v0.manager.directory_utils import reached_preemption
 from penstock.orbax.v0.manager.manager_items import (
     DEFAULT_ITEM,
     args_to_save,
@@ -376,10 +377,8 @@ class CheckpointManager:
             steps = [info.step for info in doomed]
             if isinstance(self._checkpointer, AsyncCheckpointer):
                 # Not a daemon: whoever leaves without waiting has the old steps deleted all the same.
-                executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.manager")
-                self._finishing = executor.submit(self._finish, steps, links)
+                self._finishing = start_thread(self._finish, steps, links, name="penstock.orbax.manager")
                 self._saving = (number, doomed)
-                executor.shutdown(wait=False)
             else:
                 self._finish(steps, links)
 

@@ -9,13 +9,14 @@ import errno
 import operator
 import os
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 import structlog
 
+from penstock.blocking.background import start_thread
 from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, StorageError
@@ -166,12 +167,10 @@ class Root:
             return
 
         # Not a daemon: whoever leaves without waiting has them deleted all the same.
-        executor = ThreadPoolExecutor(1, thread_name_prefix="penstock.orbax.delete")
         for done in [one for one in self._deletions if one.done()]:
             del self._deletions[done]
 
-        self._deletions[executor.submit(self._delete_all, steps)] = steps
-        executor.shutdown(wait=False)
+        self._deletions[start_thread(self._delete_all, steps, name="penstock.orbax.delete")] = steps
 
     def forget(self, step: int) -> None:
         """See that a step that is about to be saved again is not deleted later."""

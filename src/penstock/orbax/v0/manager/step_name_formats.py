@@ -8,7 +8,6 @@ __all__ = (
     "as_name_format",
     "composite_name_format",
     "standard_name_format",
-    "step_from_checkpoint_name",
 )
 
 import datetime
@@ -22,7 +21,6 @@ from penstock.kernel.errors import ConfigError, NotACheckpointError, SpecError
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.step_metadata import StepMetadata, get_step_metadata
 from penstock.orbax.v0.common.v0_options import AtomicityOptions
-from penstock.orbax.v0.manager.directory_utils import step_from_checkpoint_name
 from penstock.steps import step_names as own
 from penstock.steps.step_directory import find_steps, is_finished
 

@@ -19,7 +19,7 @@ from penstock.handlers.leaves.empty import EmptyNamedTuple
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.common.sharding_metadata import to_sharding
-from penstock.orbax.v0.trees.type_handler_calls import as_stored
+from penstock.orbax.v0.leaf_handlers.stage_workers import as_stored
 
 EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 """What is recorded of nodes with nothing in them."""

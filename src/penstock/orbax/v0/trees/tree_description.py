@@ -11,9 +11,9 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from penstock.blocking.background import run_sync
 from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.orbax.common.blocking_calls import run_sync
 from penstock.orbax.common.leaf_args import ParamInfo
 from penstock.orbax.common.sharding_metadata import from_serialized_string
 from penstock.orbax.common.value_metadata import (

@@ -5,24 +5,22 @@ from __future__ import annotations
 __all__ = ("delete", "delete_async")
 
 import os
-import uuid
 
-from anyio import to_thread
-
-from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.storage.paths import absolute_path
-from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.item_names import check_names
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.context.v1_options import CheckpointLayout
 from penstock.orbax.v1.operations.locating import Kind, find, item_names
+from penstock.steps.step_deletion import delete_step
 
 
 def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
     """Delete a checkpoint, or one item of it.
 
-    It is renamed first, so that at no time a part of it passes for a checkpoint.
+    It is renamed first, so that at no time part of it passes for a checkpoint.
 
     Args:
         path: Of a single checkpoint.
@@ -35,7 +33,8 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
     Raises:
         FileNotFoundError: If there is nothing, and `missing_ok` is off.
         InvalidLayoutError: If what is there is no checkpoint. It is a ValueError.
-        ValueError: If the item is the only one, or cannot be called so.
+        ValueError: If the item is the only one, or its name is not allowed.
+        StorageError: If penstock reads it elsewhere on this machine, or the medium refuses.
     """
     return finished(_begin(path, checkpointable_name, missing_ok=missing_ok))
 
@@ -53,7 +52,7 @@ def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[b
         check_names((name,))
 
     async def run(operation: Operation[bool]) -> bool:
-        return await to_thread.run_sync(_delete, place, name, missing_ok)
+        return await Threads(1).run(_delete, place, name, missing_ok)
 
     return begin(f"delete {place!r}", run)
 
@@ -76,10 +75,7 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
         os.remove(path)
         return True
 
-    store, hidden = LocalStore(), f"{doomed}{TEMPORARY_SUFFIX}-deleted-{uuid.uuid4().hex}"
-    store.rename(doomed, hidden)
-    store.sync_directory(os.path.dirname(doomed))
-    store.remove_tree(hidden)
+    delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
     return True
 
 

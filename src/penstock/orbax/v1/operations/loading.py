@@ -24,11 +24,11 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from penstock.kernel.events import get_logger
 from penstock.kernel.storage.paths import absolute_path
-from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished, hosting
 from penstock.orbax.v1.common.handler_registration import NoEntryError
 from penstock.orbax.v1.common.handler_resolution import handler_for_load
 from penstock.orbax.v1.common.handler_types import AbstractCheckpointable, Checkpointable
 from penstock.orbax.v1.common.item_names import AUTO, METRICS, check_item_names, check_one_name
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, hosting
 from penstock.orbax.v1.common.path_types import Path, PathLike
 from penstock.orbax.v1.common.tree_types import PyTreeOf, is_supported_abstract_leaf
 from penstock.orbax.v1.common.v1_errors import InvalidLayoutError

@@ -122,7 +122,11 @@ def tree_name(found: Found, name: str | None) -> str | None:
 def item_names(found: Found) -> list[str]:
     """Return the names of all items: `state` first, then by the alphabet."""
     names = [
-        name for name in found.names if name not in RESERVED and os.path.isdir(os.path.join(found.path, name))
+        name
+        for name in found.names
+        if name not in RESERVED
+        and TEMPORARY_SUFFIX not in name  # what a deletion left that was interrupted
+        and os.path.isdir(os.path.join(found.path, name))
     ]
     return sorted(names, key=lambda name: (name != STATE, name))
 

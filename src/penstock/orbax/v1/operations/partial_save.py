@@ -20,8 +20,8 @@ from penstock.handlers.formats.orbax.documents.file_names import METADATA, PARTI
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.storage.paths import absolute_path
-from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.item_names import STATE
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.tree_types import JsonType, PyTreeOf, merge
 from penstock.orbax.v1.common.v1_errors import PartialSaveReplacementError

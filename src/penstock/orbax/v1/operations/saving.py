@@ -32,11 +32,11 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.workspace import Workspace
-from penstock.orbax.v1.common.background_operation import AsyncResponse, Operation, begin, finished, hosting
 from penstock.orbax.v1.common.handler_directories import Building
 from penstock.orbax.v1.common.handler_registration import resolve_handler_for_save
 from penstock.orbax.v1.common.handler_types import Checkpointable, typestr
 from penstock.orbax.v1.common.item_names import STATE, check_item_names
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, hosting
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.tree_types import JsonType, Leaf, PyTreeOf, is_supported_leaf
 from penstock.orbax.v1.context.context import Context, get_context

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import jax
-from jax import tree_util
 
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
+from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Waitable
+from penstock.orbax.common.byte_limiters import Limiters
+from penstock.orbax.common.handler_traits import leaf_size
+from penstock.orbax.common.key_entries import key_entries
 from penstock.orbax.v1.common.handler_directories import Existing
 from penstock.orbax.v1.common.handler_types import typestr
 from penstock.orbax.v1.common.path_types import Path
@@ -28,8 +30,6 @@ from penstock.orbax.v1.trees.leaf_serialization import (
     SerializationParam,
 )
 
-_jax: Any = tree_util
-
 
 @final
 @dataclass(slots=True)
@@ -41,12 +41,17 @@ class CustomLeaves:
         context: Given to the handlers, and says what paths are.
         stored: Recorded names of the handlers that saved the leaves of a tree.
         asked: What leaves are asked for as, by their keys.
+        limiters: Given to the handlers; None if they are not limited.
     """
 
     leaves: LeafHandlerRegistry
     context: Context
     stored: frozenset[str] = frozenset()
     asked: Mapping[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])
+    limiters: Limiters | None = None
+    _made: dict[type[Any], _AdaptedLeafHandler] = field(
+        default_factory=dict["type[Any]", "_AdaptedLeafHandler"], init=False, repr=False
+    )
 
     def types(self) -> Mapping[str, type[Any]]:
         """Return the leaf type for each recorded name that there is a handler for."""
@@ -79,23 +84,31 @@ class CustomLeaves:
         return next((name for name in names if name in self.stored), names[0])
 
     def _adapted(self, handler: type[Any]) -> _AdaptedLeafHandler:
-        try:
-            inner: Any = handler(context=self.context)
-        except TypeError:
-            inner = handler()
+        """Make a handler, one for all its types: they are one batch."""
+        if handler not in self._made:
+            try:
+                inner: Any = handler(context=self.context)
+            except TypeError:
+                inner = handler()
 
-        return _AdaptedLeafHandler(inner, self._recorded(handler), self.context, self.asked)
+            self._made[handler] = _AdaptedLeafHandler(inner, self._recorded(handler), self)
+
+        return self._made[handler]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _AdaptedLeafHandler:
     """A `TypeHandler`, as the kernel takes it, of a `LeafHandler`."""
 
     inner: Any
     name: str
-    context: Context
-    asked: Mapping[KeyPath, Any]
+    call: CustomLeaves  #: the save or restore
+
+    @property
+    def handler_class(self) -> type:
+        """The class that errors are to name."""
+        return type(self.inner)  # pyright: ignore[reportUnknownVariableType]  # anybody's
 
     def typestr(self) -> str:
         return self.name
@@ -104,44 +117,43 @@ class _AdaptedLeafHandler:
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
     ) -> Sequence[Waitable]:
         params = [
-            SerializationParam(_keypath(info), value) for info, value in zip(infos, values, strict=True)
+            SerializationParam(key_entries(info), value) for info, value in zip(infos, values, strict=True)
         ]
         directory = Existing(self._path(infos[0]))
-        await (await self.inner.serialize(params, SerializationContext(directory)))
+        limiters = self.call.limiters
+        context = SerializationContext(directory)
+        if limiters is not None:
+            context.byte_limiter = limiters.in_flight
+            context.device_host_byte_limiter = limiters.device_host
+
+        await (await self.inner.serialize(params, context))
         return []
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
     ) -> Sequence[Any]:
-        params = [DeserializationParam(_keypath(info), self.asked.get(info.keys)) for info in infos]
+        params = [DeserializationParam(key_entries(info), self.call.asked.get(info.keys)) for info in infos]
         found: Sequence[Any] = await (await self.inner.deserialize(params, self._context(infos[0])))
         return found
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        params = [DeserializationParam[Any](_keypath(info)) for info in infos]
+        params = [DeserializationParam[Any](key_entries(info)) for info in infos]
         found: Sequence[Any] = await self.inner.metadata(params, self._context(infos[0]))
         return found
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Nothing: this form of handler has no way to say it."""
-        return [(0, 0)] * len(values)
+        """Take the sizes of the values: this form of handler has no way to say more."""
+        return [(leaf_size(value), leaf_size(value)) for value in values]
 
     def finalize(self, directory: str) -> None:
         """Nothing: `serialize` has awaited everything."""
 
     def _path(self, info: ParamInfo) -> Path:
-        return self.context.file.path_class(info.directory)
+        return self.call.context.file.path_class(info.directory)
 
     def _context(self, info: ParamInfo) -> DeserializationContext:
-        saving = self.context.array.saving
-        return DeserializationContext(self._path(info), saving.use_ocdbt, saving.use_zarr3)
-
-
-def _keypath(info: ParamInfo) -> tuple[Any, ...]:
-    """Return jax's keys, as far as they are known: an attribute is taken for the key of a dict."""
-    return tuple(
-        [
-            _jax.DictKey(key) if kind is KeyKind.MAPPING else _jax.SequenceKey(int(key))
-            for key, kind in zip(info.keys, info.kinds, strict=True)
-        ]
-    )
+        saving, limiters = self.call.context.array.saving, self.call.limiters
+        byte_limiter = None if limiters is None else limiters.in_flight
+        return DeserializationContext(
+            self._path(info), saving.use_ocdbt, saving.use_zarr3, byte_limiter=byte_limiter
+        )

@@ -50,7 +50,7 @@ class SerializationParam(Generic[LeafT]):
 
 @dataclass
 class SerializationContext:
-    """Where leaves are saved. The limits are always None here: the memory budget is the pipeline's."""
+    """Where leaves are saved, and what bounds the bytes that are copied and written at once."""
 
     parent_dir: PathAwaitingCreation
     ts_context: Any = None

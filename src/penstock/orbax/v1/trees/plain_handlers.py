@@ -6,14 +6,13 @@ __all__ = ("JsonHandler", "MetricsHandler", "ProtoHandler", "StatefulCheckpointa
 
 import json
 from collections.abc import Awaitable
-from pathlib import Path as _LocalPath
 from typing import Any, Final, final
 
-from anyio import to_thread
-
+from penstock.kernel.concurrency.threads import Threads
+from penstock.orbax.common.item_files import find_text, write_text
+from penstock.orbax.common.job_processes import is_primary_host
 from penstock.orbax.v1.common.handler_types import StatefulCheckpointable
 from penstock.orbax.v1.common.item_names import METRICS
-from penstock.orbax.v1.common.multihost_functions import is_primary_host
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.context.context import get_context
 
@@ -54,14 +53,13 @@ class JsonHandler:
         return None
 
     async def _read(self, directory: str) -> Any:
-        for name in self._names:
-            file = _LocalPath(directory, name)
-            if await to_thread.run_sync(file.is_file):
-                return json.loads(await to_thread.run_sync(file.read_text))
+        text = await Threads(1).run(find_text, directory, self._names)
+        if text is None:
+            raise FileNotFoundError(
+                f"Unable to parse JSON file in {directory}. Recognized filenames are: {self._names}"
+            )
 
-        raise FileNotFoundError(
-            f"Unable to parse JSON file in {directory}. Recognized filenames are: {self._names}"
-        )
+        return json.loads(text)
 
 
 @final
@@ -131,7 +129,10 @@ class ProtoHandler:
     async def _read(self, directory: str, kind: type[Any]) -> Any:
         from google.protobuf import text_format
 
-        text = await to_thread.run_sync(_LocalPath(directory, self._filename).read_text)
+        text = await Threads(1).run(find_text, directory, [self._filename])
+        if text is None:
+            raise FileNotFoundError(f"there is no {self._filename} in {directory}")
+
         return text_format.Parse(text, kind())
 
 
@@ -183,7 +184,7 @@ def _is_primary() -> bool:
 async def _write(directory: PathAwaitingCreation, name: str, text: str, is_primary: bool) -> None:
     path = await directory.await_creation()
     if is_primary:
-        await to_thread.run_sync(_LocalPath(path, name).write_text, text)
+        await write_text(path, name, text)
 
 
 def _is_message(kind: type[Any]) -> bool:

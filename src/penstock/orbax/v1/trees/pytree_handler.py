@@ -21,8 +21,9 @@ from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.orbax.common.array_metadata_store import Store
+from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.common.metadata_recording import recorded_by, validate
-from penstock.orbax.v1.common.background_operation import Operation, begin, budget
+from penstock.orbax.v1.common.operation import Operation, begin, budget
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.common.tree_types import PyTree
 from penstock.orbax.v1.context.array_options import (
@@ -150,10 +151,12 @@ class PyTreeHandler:
 
         save_args = _save_args(options, tree)
         limit = budget(self._context.memory.save_limit)
-        registry = CustomLeaves(self._leaves, self._context).registry()
+        custom = CustomLeaves(self._leaves, self._context)
         path = await directory.await_creation()
         await to_thread.run_sync(LocalStore().make_directory, str(path))
+        registry = custom.registry()
         async with Checkpointer(memory_limit=limit, layout=layout, registry=registry) as checkpointer:
+            custom.limiters = Limiters.of(checkpointer.engine.memory, "save")
             first = _first(self._context, tree)
             try:
                 future = await checkpointer.save(
@@ -192,6 +195,7 @@ class PyTreeHandler:
 
         limit = budget(self._context.memory.read_concurrent_bytes)
         async with Checkpointer(memory_limit=limit, registry=custom.registry()) as checkpointer:
+            custom.limiters = Limiters.of(checkpointer.engine.memory, "restore")
             try:
                 tree = await checkpointer.restore(directory, **plan.options)
             except StructureMismatchError as error:

@@ -256,6 +256,7 @@ def test_cut_short_anywhere_it_is_an_error(tmp_path: Path) -> None:
             read(tmp_path, data[:length])
 
 
+@pytest.mark.many_cases
 def test_with_any_byte_changed_it_opens_or_names_the_file(tmp_path: Path) -> None:
     data = packed(WHOLE)
     refused = 0

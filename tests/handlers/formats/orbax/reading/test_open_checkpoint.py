@@ -216,6 +216,7 @@ async def test_a_missing_compressed_chunk_is_an_error_only_if_all_were_written(
     await read_part(replace(checkpoint, index=fewer, all_chunks_written=False), big)
 
 
+@pytest.mark.process
 def test_reading_documents_touches_no_jax(tmp_path: Path) -> None:
     v0(tmp_path / "ckpt", use_zarr3=True)
     program = f"""

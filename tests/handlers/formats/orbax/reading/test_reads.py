@@ -48,6 +48,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.many_cases
 @given(case=cases())
 def test_any_part_of_any_chunking_is_what_numpy_slices(
     case: dict[str, Any], make_leaf: Any, write_flat: Any, read_part: Any

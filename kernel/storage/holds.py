@@ -1,9 +1,13 @@
-"""Holding what is being read, so that nobody on this machine deletes it meanwhile."""
+"""Holding directories: alone while something is built or deleted there, together while it is read.
+
+Every hold of the library is taken here. On a store without holds they are all `NoHold`s.
+"""
 
 from __future__ import annotations
 
 __all__ = (
     "NoHold",
+    "hold_alone",
     "hold_for_reading",
     "take_hold",
 )
@@ -16,7 +20,8 @@ from typing import TYPE_CHECKING, Final, final
 from anyio import sleep
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.stores import Hold, ReadHolds, Store
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Hold, ReadHolds
+from penstock.kernel.protocols.stores import Store
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
@@ -27,7 +32,7 @@ _WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 @final
 class NoHold:
-    """The hold of a store that has none."""
+    """The hold on a directory of a store that has none."""
 
     __slots__ = ()
 
@@ -35,11 +40,20 @@ class NoHold:
         """Do nothing."""
 
 
+def hold_alone(store: Store, path: str) -> Hold:
+    """Hold the directory at `path` alone, if the store has such holds. Blocking.
+
+    Raises:
+        StorageError: With `errno.EBUSY` if anybody holds it.
+    """
+    return store.hold(path) if isinstance(store, BuildHolds) else NoHold()
+
+
 @asynccontextmanager
 async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGenerator[None]:
-    """Hold the directory at `path` against deletion, as far as the store can.
+    """Hold the directory at `path` against deletion, if the store has such holds.
 
-    Who reads what is not there, or is no directory, is told so by the reading.
+    Never fails because of `path`: if nothing lies there, the read that follows says so.
     """
     held = await take_hold(store, threads, path)
     try:
@@ -49,15 +63,15 @@ async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGe
 
 
 async def take_hold(store: Store, threads: Threads, path: str) -> Hold:
-    """Hold the directory at `path` until the result is released; the same as `hold_for_reading`."""
+    """Hold the directory at `path` as `hold_for_reading` does, until the result is released."""
     if not isinstance(store, ReadHolds):
         return NoHold()
 
     for wait_s in (*_WAITS_S, None):
         try:
-            return await _taken(store, threads, path)
+            return await _take(store, threads, path)
         except StorageError as error:
-            # A medium that cannot be held can perhaps be read, and that is what was asked for.
+            # A medium that has no holds can still be read, and that is what was asked for.
             if error.errno != errno.EBUSY or wait_s is None:
                 break
 
@@ -66,8 +80,8 @@ async def take_hold(store: Store, threads: Threads, path: str) -> Hold:
     return NoHold()
 
 
-async def _taken(store: ReadHolds, threads: Threads, path: str) -> Hold:
-    taken: list[Hold] = []  # by the thread: a task that is cancelled meanwhile would lose it unreleased
+async def _take(store: ReadHolds, threads: Threads, path: str) -> Hold:
+    taken: list[Hold] = []  # filled by the thread: if the task is cancelled meanwhile, it is released here
     try:
         await threads.run(lambda: taken.append(store.hold_reading(path)))
     except BaseException:

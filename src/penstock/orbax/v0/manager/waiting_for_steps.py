@@ -9,16 +9,21 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, final
 
 import structlog
 
+from penstock.blocking.background import run_sync
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
+from penstock.kernel.concurrency.threads import Threads
 from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.v0.manager.step_name_formats import NameFormat, standard_name_format
+from penstock.orbax.v0.manager.step_paths import STEP_NAME
+from penstock.steps.step_watch import Watch, watch_steps
 
 _SNAPSHOTS: Final = "_SNAPSHOTS"
 _NONE: Final = -1
+_LEAST_S: Final = 0.001
 
 
 @contextmanager
@@ -58,28 +63,24 @@ def wait_for_new_checkpoint(
         The number of the step, or -1 if the wait is over and there is none.
     """
     root = handler_path(checkpoint_dir)
-    names = step_name_format or _standard(step_prefix, step_format_fixed_length)
+    names = step_name_format or standard_name_format(
+        step_prefix=step_prefix, step_format_fixed_length=step_format_fixed_length
+    )
     snapshots = root / _SNAPSHOTS if snapshot_dir is None else handler_path(snapshot_dir)
-    deadline = None if timeout is None else time.time() + timeout
-    held: tuple[int, _Held] | None = None
-    while held is None:
-        step = max(_steps(root), default=None)
-        if step is not None and (until_step is None or step >= until_step):
-            held = _hold(root, names, step, snapshots, forgiving=bool(ignore_snapshot_errors))
-        if held is not None:
-            break
-
-        late = deadline is not None and time.time() + seconds_to_sleep > deadline
-        if late and (timeout_fn is None or timeout_fn()):
-            break
-
-        time.sleep(seconds_to_sleep)
-
+    is_over = _Timeout(timeout, seconds_to_sleep, timeout_fn)
+    steps = _later_steps(root, names, until_step, max(seconds_to_sleep, _LEAST_S), is_over)
+    step = run_sync(anext, steps, _NONE)
+    snapshot = None
     try:
-        yield _NONE if held is None else held[0]
+        if step != _NONE:
+            snapshot = _snapshot(
+                path_text(names.find_step(root, step).path), snapshots, forgiving=bool(ignore_snapshot_errors)
+            )
+        yield step
     finally:
-        if held is not None:
-            held[1].release()
+        run_sync(steps.aclose)
+        if snapshot is not None:
+            shutil.rmtree(snapshot, ignore_errors=True)
 
 
 def checkpoints_iterator(
@@ -144,52 +145,66 @@ def checkpoints_iterator(
         time.sleep(max(0.0, since + min_interval_secs - time.time()))
 
 
-class _Held:
-    """A step that is not deleted, and its snapshot."""
-
-    def __init__(self, hold: Any, snapshot: str) -> None:
-        self._hold = hold
-        self._snapshot = snapshot
-
-    def release(self) -> None:
-        self._hold.release()
-        shutil.rmtree(self._snapshot, ignore_errors=True)
-
-
-def _standard(prefix: str | None, length: int | None) -> Any:
-    # Here, because it imports what refers to this module.
-    from penstock.orbax.v0.manager.step_name_formats import standard_name_format
-
-    return standard_name_format(step_prefix=prefix, step_format_fixed_length=length)
+def _later_steps(
+    root: Any, names: NameFormat, until_step: int | None, interval_s: float, is_over: Callable[[], bool]
+) -> Watch:
+    """Watch for the latest step, `until_step` or a later one."""
+    return watch_steps(
+        LocalStore(),
+        Threads(1),
+        path_text(root),
+        _AnyNames(names),
+        after=None if until_step is None else until_step - 1,
+        latest_only=True,
+        until=is_over,
+        interval_s=interval_s,
+    )
 
 
-def _steps(root: Any) -> list[int]:
-    from penstock.orbax.v0.manager.directory_utils import checkpoint_steps
+@final
+class _Timeout:
+    """Says whether a wait is over, when it is called because there is no step yet."""
 
-    return checkpoint_steps(root)
+    def __init__(self, timeout_s: float | None, sleep_s: float, decides: Callable[[], bool] | None) -> None:
+        self._last_look_s = None if timeout_s is None else time.monotonic() + timeout_s - sleep_s
+        self._decides = decides
+
+    def __call__(self) -> bool:
+        if self._last_look_s is None or time.monotonic() <= self._last_look_s:
+            return False
+
+        return self._decides is None or self._decides()
 
 
-def _hold(root: Any, names: Any, step: int, snapshots: Any, *, forgiving: bool) -> tuple[int, _Held] | None:
-    """Hold a step and make its snapshot; None if it was deleted meanwhile."""
-    try:
-        path = path_text(names.find_step(root, step).path)
-        hold = LocalStore().hold_reading(path)
-    except (StorageError, ValueError):
-        if step not in _steps(root):
-            return None
-        raise
+@final
+class _AnyNames:
+    """Finds steps under any name that ends in a number, first of all under those of a format."""
 
+    def __init__(self, names: NameFormat) -> None:
+        self._names = names
+
+    def name(self, step: int, /) -> str:
+        return self._names.build_name(step)
+
+    def step(self, name: str, /) -> int | None:
+        found = STEP_NAME.fullmatch(name)
+        return None if found is None else int(found[1])
+
+
+def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
+    """Link the files of a step into a directory among the snapshots; return that directory."""
     snapshot = path_text(snapshots / os.path.basename(path))
     try:
         if not os.path.exists(snapshot):
             shutil.copytree(path, snapshot, copy_function=_link)
     except (FileNotFoundError, shutil.Error) as error:
         if not forgiving:
-            hold.release()
             raise
-        structlog.get_logger("penstock.orbax").warning("step.no_snapshot", step=step, error=repr(error))
+        structlog.get_logger("penstock.orbax").warning(
+            "step.no_snapshot", step=os.path.basename(path), error=repr(error)
+        )
 
-    return step, _Held(hold, snapshot)
+    return snapshot
 
 
 def _link(source: str, target: str) -> str:

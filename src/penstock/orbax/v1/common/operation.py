@@ -8,14 +8,14 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
-from contextvars import Context, ContextVar, copy_context
-from functools import partial
+from contextvars import ContextVar
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
 
 import anyio
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
+from penstock.blocking.background import start_loop
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import PenstockError, RunningLoopError
 from penstock.kernel.events import get_logger
@@ -184,8 +184,7 @@ def begin(name: str, main: Main[T]) -> Operation[T]:
 
     # The caller may have a loop or none, and either way must not be made to run ours. The thread is no
     # daemon: a program that ends waits for its saves.
-    run = partial(_run, operation, main, copy_context())
-    threading.Thread(target=run, name=f"penstock: {name}").start()
+    start_loop(operation.run, main, name=f"penstock: {name}")
     return operation
 
 
@@ -200,23 +199,6 @@ def finished(operation: Operation[T]) -> T:
                 operation.result()
 
         raise
-
-
-def _run(operation: Operation[T], main: Main[T], caller: Context) -> None:
-    async def run() -> None:
-        own = copy_context()
-        for variable, value in caller.items():
-            if variable not in own:  # what says which loop is running here is not the caller's to say
-                variable.set(value)
-
-        await operation.run(main)
-
-    try:
-        anyio.run(run)
-    except BaseException as error:
-        operation.fail(error)
-        if not isinstance(error, Exception):
-            raise
 
 
 @asynccontextmanager

@@ -1,14 +1,8 @@
-"""The module `checkpoint_utils` of Orbax's API: how leaves are restored, and waiting for steps."""
+"""How each leaf is restored, as a target says it."""
 
 from __future__ import annotations
 
-__all__ = (
-    "PLACEHOLDER",
-    "checkpoints_iterator",
-    "construct_restore_args",
-    "to_shape_dtype_struct",
-    "wait_for_new_checkpoint",
-)
+__all__ = ("construct_restore_args",)
 
 from typing import Any, Final, cast
 
@@ -16,13 +10,12 @@ import jax
 import numpy as np
 
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.orbax.common.array_structs import key_data, placement_of
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
-from penstock.orbax.common.sharding_metadata import ShardingMetadata
 from penstock.orbax.common.value_metadata import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata
 from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata, build_default_tree_metadata
 from penstock.orbax.v0.common.tree_utils import PyTree
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
-from penstock.orbax.v0.manager.step_waiting import checkpoints_iterator, wait_for_new_checkpoint
 
 _jax: Any = jax
 _PYTHON: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
@@ -56,11 +49,11 @@ def construct_restore_args(
         return _restore_args(value, sharding, set_global_shape=set_global_shape, strict=strict)
 
     tree = target.tree if isinstance(target, TreeMetadata) else target
-    tree = _jax.tree.map(_key_data, tree)
+    tree = _jax.tree.map(key_data, tree)
     if sharding_tree is None:
         # Not a tree of its own: None in it would be no leaf.
         def own(value: Any) -> RestoreArgs:
-            return args_of(value, _place(value, support_layout))
+            return args_of(value, placement_of(value, support_layout))
 
         found = _jax.tree.map(own, tree)
     else:
@@ -70,36 +63,6 @@ def construct_restore_args(
         return build_default_tree_metadata(found, custom_metadata=target.custom_metadata)
 
     return found
-
-
-def to_shape_dtype_struct(
-    arr: Any, dtype: Any = None, scalar_dtype: Any = None, support_format: bool = False
-) -> Any:
-    """Return a `jax.ShapeDtypeStruct` like an array, or like what describes one.
-
-    Args:
-        arr: A jax.Array, a NumPy array, a struct, `ArrayRestoreArgs`, `ArrayMetadata`, or a number.
-        dtype: Of the result, instead of its own.
-        scalar_dtype: What a number is given to; it is returned as it is otherwise.
-        support_format: Whether the struct says how the array is laid out in memory, too.
-
-    Raises:
-        ValueError: If it has no shape.
-    """
-    arr = _key_data(arr)
-    if isinstance(arr, int | float | np.number):
-        number = cast("Any", arr)
-        return number if scalar_dtype is None else scalar_dtype(number)
-
-    shape = getattr(arr, "shape", getattr(arr, "global_shape", None))
-    if shape is None:
-        raise ValueError(f"{arr!r} has no shape")
-    if isinstance(arr, np.ndarray):
-        return _jax.ShapeDtypeStruct(shape, dtype or cast("Any", arr).dtype)
-
-    place = arr.sharding
-    place = place.to_jax_sharding() if isinstance(place, ShardingMetadata) else _place(arr, support_format)
-    return _jax.ShapeDtypeStruct(shape, dtype or arr.dtype, sharding=place)
 
 
 def _restore_args(value: Any, sharding: Any, *, set_global_shape: bool, strict: bool) -> RestoreArgs:
@@ -125,14 +88,3 @@ def _restore_args(value: Any, sharding: Any, *, set_global_shape: bool, strict: 
             raise ValueError(f"nobody says how a leaf of the metadata {type(value)} is restored")
         case _:
             raise ValueError(f"nobody says how a {type(value)} is restored")
-
-
-def _place(value: Any, layout: bool) -> Any:
-    """The sharding of a value, or its `Format` if that is wanted and there is one."""
-    format_ = getattr(value, "format", None) if layout else None
-    return getattr(value, "sharding", None) if getattr(format_, "layout", None) is None else format_
-
-
-def _key_data(value: Any) -> Any:
-    """Typed keys are restored by what is stored of them, and their kind by what is recorded."""
-    return jax.random.key_data(value) if isinstance(value, jax.Array) and is_key(value.dtype) else value

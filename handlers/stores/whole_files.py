@@ -1,0 +1,89 @@
+"""Files that are written whole, in one call: replaced, or created by one writer of many."""
+
+from __future__ import annotations
+
+__all__ = ("create_whole", "replace_whole")
+
+import errno
+import os
+import uuid
+from contextlib import suppress
+from typing import Final
+
+from penstock.handlers.stores.atomic_rename import rename_to_absent
+from penstock.handlers.stores.descriptor import Descriptor, translated
+from penstock.handlers.stores.vectored_io import write_vectored
+from penstock.kernel.errors import StorageError
+
+# What a file system without hard links says.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def replace_whole(path: str, data: bytes, *, new: bool = False) -> None:
+    """Create a file, or replace its content, and make the content durable.
+
+    Not in one step: after a failure the file may be there with any part of the content.
+
+    Args:
+        path: Of the file.
+        data: All of its content.
+        new: Whether the file must not exist.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    file = Descriptor(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC))
+    try:
+        with translated("write", path):
+            write_vectored(file.number, 0, [memoryview(data)])
+        with translated("fsync", path):
+            os.fsync(file.number)
+    finally:
+        file.close()
+
+
+def create_whole(path: str, data: bytes) -> bool:
+    """Create a file with its content in one step, durable but for its name.
+
+    It is written beside its path, as `<path>.penstock-new-<hex>`, and linked to it, so that of several
+    writers one succeeds and nobody reads a part. A crash may leave the file beside it.
+
+    Returns:
+        True if it was created; False if it was there with this content.
+
+    Raises:
+        StorageError: With `errno.EEXIST` if it was there with another content.
+    """
+    beside = f"{path}.penstock-new-{uuid.uuid4().hex}"
+    try:
+        replace_whole(beside, data, new=True)
+        with translated("create", path):
+            _link_to_absent(beside, path)
+    except StorageError as error:
+        if error.errno != errno.EEXIST or not _holds(path, data):
+            raise
+
+        return False
+    finally:
+        with suppress(OSError):  # gone by the rename, or never made
+            os.unlink(beside)
+
+    return True
+
+
+def _link_to_absent(source: str, destination: str) -> None:
+    try:
+        os.link(source, destination)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+
+        rename_to_absent(source, destination)
+
+
+def _holds(path: str, data: bytes) -> bool:
+    try:
+        with translated("read", path), open(path, "rb", buffering=0) as file:
+            return file.readall() == data
+    except StorageError:
+        return False

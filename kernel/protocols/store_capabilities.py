@@ -1,0 +1,194 @@
+"""What only some stores can do: small protocols, looked for with `isinstance` where they matter.
+
+A store that wraps another one has the capabilities of that one, and no others.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "DEFAULT_PLACEMENT",
+    "BuildHolds",
+    "Exchanges",
+    "FolderListing",
+    "ForeignFiles",
+    "Hold",
+    "KvStoreSpecs",
+    "ManyFiles",
+    "MappedFiles",
+    "Placement",
+    "PreferredPlacement",
+    "ReadHolds",
+    "Renames",
+    "SharedFiles",
+)
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, runtime_checkable
+
+from penstock.kernel.protocols.stores import BuildToken
+
+
+@runtime_checkable
+class Exchanges(Protocol):
+    """A store that can replace a checkpoint. On any other, `overwrite=True` is refused."""
+
+    def exchange(self, token: BuildToken) -> None:
+        """Publish as `Store.publish` does, over what lies at `final`, which is then at the place instead.
+
+        In one step, so that `final` is never absent.
+        """
+        ...
+
+
+@runtime_checkable
+class Renames(Protocol):
+    """A store that can move a checkpoint. On any other, deleted steps cannot be moved to a trash folder."""
+
+    def rename(self, source: str, destination: str) -> None:
+        """Rename a directory in one step.
+
+        Raises:
+            StorageError: With `errno.EEXIST` if something lies at the destination.
+        """
+        ...
+
+
+@runtime_checkable
+class SharedFiles(Protocol):
+    """A store that can put a file into a second checkpoint without sending its bytes once more."""
+
+    def share(self, source: str, destination: str) -> Literal["link", "copy"]:
+        """Make the content of the file `source` the file `destination`, too, which must not exist.
+
+        Either may be removed without the other. The content is as durable as that of `source`.
+
+        Returns:
+            `link` if both are one file, which takes its room once; `copy` if the store copied it.
+
+        Raises:
+            StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP if the store cannot do it there.
+        """
+        ...
+
+
+@runtime_checkable
+class MappedFiles(Protocol):
+    """A store whose files can be looked at as memory. On any other, `restore(mmap=True)` is refused."""
+
+    def map_file(self, path: str) -> memoryview:
+        """Return the bytes of a file that nobody changes, read-only; they are read when looked at.
+
+        They stay until the last view of them is gone, also when the file is removed.
+        """
+        ...
+
+
+@runtime_checkable
+class ForeignFiles(Protocol):
+    """A store whose paths are those of the operating system, so that others can write files there.
+
+    On any other, a leaf handler that writes files by itself is refused.
+    """
+
+    def sync_tree(self, path: str) -> None:
+        """Make durable every file and directory at and below `path`, whoever wrote it."""
+        ...
+
+
+@runtime_checkable
+class KvStoreSpecs(Protocol):
+    """A store that TensorStore can read. On any other, chunks with a codec are refused by a restore."""
+
+    def kvstore_spec(self, directory: str) -> dict[str, Any]:
+        """Return the TensorStore kvstore spec of the keys below `directory`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a store likes bytes to be placed in data files. All in bytes."""
+
+    file_bytes: int = 2 * 2**30  #: a data file that has grown so large is followed by another one
+    page_bytes: int = 4096  #: large chunks begin at a multiple of it, for direct and mapped reads
+    page_from_bytes: int = 2**20  #: a chunk this long is large
+    line_bytes: int = 64  #: other chunks of a page or more begin at a multiple of it: jax uses them in place
+    document_bytes: int = 2**20  #: a file shorter than this is written in one call, like a document
+
+    def step(self, nbytes: int) -> int:
+        """Return what a chunk or a pack of so many bytes begins at a multiple of."""
+        if nbytes >= self.page_from_bytes:
+            return self.page_bytes
+
+        return self.line_bytes if nbytes >= self.page_bytes else 1
+
+
+DEFAULT_PLACEMENT: Final = Placement()
+"""For a store that has no preference."""
+
+
+@runtime_checkable
+class PreferredPlacement(Protocol):
+    """A store that says how bytes should be placed; see `penstock.kernel.storage.byte_placement`."""
+
+    @property
+    def placement(self) -> Placement:
+        """What it prefers. Does not block, and is always the same."""
+        ...
+
+
+class Hold(Protocol):
+    """A directory held against others. The hold also ends with the process that has it."""
+
+    def release(self) -> None:
+        """Give up the hold. Idempotent; never fails."""
+        ...
+
+
+@runtime_checkable
+class BuildHolds(Protocol):
+    """A store whose directories can be held alone, so that one save at a time builds there."""
+
+    def hold(self, path: str) -> Hold:
+        """Hold the directory at `path` alone.
+
+        Raises:
+            StorageError: With `errno.EBUSY` if anybody holds it, in this process or another.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadHolds(Protocol):
+    """A store whose directories can be held by readers, so that nothing is deleted while it is read."""
+
+    def hold_reading(self, path: str) -> Hold:
+        """Hold the directory at `path` beside other readers; `BuildHolds.hold` fails meanwhile.
+
+        Raises:
+            StorageError: With `errno.EBUSY` if somebody holds it alone or is replacing it just now;
+                with `errno.ENOENT` if there is nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class FolderListing(Protocol):
+    """A store that tells directories from files without looking at each."""
+
+    def list_folders(self, path: str) -> Sequence[str]:
+        """Return the names of the directories in the directory at `path`."""
+        ...
+
+
+@runtime_checkable
+class ManyFiles(Protocol):
+    """A store that reads or measures many small files at a lower price than one by one."""
+
+    def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
+        """Return the content of each file; None where there is no file."""
+        ...
+
+    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+        """Return the length of each file in bytes; -1 for a directory, None where there is nothing."""
+        ...

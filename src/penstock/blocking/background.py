@@ -1,0 +1,99 @@
+"""Threads of their own, for work that belongs to no pipeline, and event loops for callers that have none.
+
+Every thread and every event loop that penstock starts for a blocking caller begins here. No running
+loop is ever patched or re-entered: a blocking caller waits while the loop of another thread works.
+"""
+
+from __future__ import annotations
+
+__all__ = ("BackgroundCall", "run_sync", "start_loop", "start_thread")
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextvars import Context, copy_context
+from threading import Thread
+from typing import Any, TypeVar, final
+
+import anyio
+from anyio import NoEventLoopError
+from anyio.lowlevel import current_token
+
+T = TypeVar("T")
+
+
+@final
+class BackgroundCall(Future[T]):
+    """A call that runs in a thread of its own, which ends when the call returns."""
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], name: str, daemon: bool) -> None:
+        super().__init__()
+        self._thread = Thread(target=_settle, args=(self, function, args), name=name, daemon=daemon)
+        self._thread.start()
+
+    def join(self) -> T:
+        """Wait until the thread has ended; return or raise what the call did."""
+        self._thread.join()
+        return self.result()
+
+
+def start_thread(
+    function: Callable[..., T], *args: Any, name: str = "penstock", daemon: bool = False
+) -> BackgroundCall[T]:
+    """Call a blocking function in a thread of its own.
+
+    Args:
+        function: What to call.
+        *args: For the function.
+        name: Of the thread.
+        daemon: Whether the interpreter may end before the call does. By default it waits.
+    """
+    return BackgroundCall(function, args, name, daemon)
+
+
+def start_loop(
+    function: Callable[..., Awaitable[T]], *args: Any, name: str = "penstock", daemon: bool = False
+) -> BackgroundCall[T]:
+    """Await `function(*args)` in an event loop of its own, in a thread of its own.
+
+    The function sees the context variables of the caller.
+    """
+    return start_thread(_run, function, args, copy_context(), name=name, daemon=daemon)
+
+
+def run_sync(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Call a coroutine function and wait for its result, in an event loop of its own.
+
+    The loop runs in this thread, or in another one if a loop is running here already. The function sees
+    the context variables of the caller.
+    """
+    try:
+        current_token()
+    except NoEventLoopError:
+        return anyio.run(_call, function, args)
+
+    return start_loop(function, *args, name="penstock: blocking call").join()
+
+
+def _run(function: Callable[..., Awaitable[T]], args: tuple[Any, ...], caller: Context) -> T:
+    async def call() -> T:
+        own = copy_context()
+        for variable, value in caller.items():
+            if variable not in own:  # those that say which loop runs here are not the caller's
+                variable.set(value)
+
+        return await function(*args)
+
+    return anyio.run(call)
+
+
+async def _call(function: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
+    return await function(*args)
+
+
+def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        outcome.set_result(function(*args))
+    except BaseException as error:
+        outcome.set_exception(error)

@@ -1,0 +1,216 @@
+"""An async resource that is held open by an event loop in a thread, for callers in other threads."""
+
+from __future__ import annotations
+
+__all__ = ("LoopThread",)
+
+import sys
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from types import TracebackType
+from typing import Any, Generic, TypeVar, final
+
+import anyio
+from anyio import CancelScope, Event
+from anyio.from_thread import BlockingPortal
+
+from penstock.blocking.background import BackgroundCall, start_thread
+from penstock.kernel.concurrency.threads import LoopHandle, await_future
+
+T = TypeVar("T")
+ResourceT = TypeVar("ResourceT")
+
+
+@final
+@dataclass(slots=True)
+class _Open(Generic[ResourceT]):
+    """What the thread holds while it runs."""
+
+    resource: ResourceT
+    portal: BlockingPortal
+    stopping: Event
+    loop: LoopHandle
+    scope: CancelScope
+    failure: Any = field(default=(None, None, None))  #: what the resource is left with
+
+    def stop(self) -> None:
+        """Have the thread leave the resource and end. From any thread; does not wait."""
+        self.loop.post(self.stopping.set)
+
+    def cancel(self) -> None:
+        """Have the thread end without leaving the resource in peace. From any thread; does not wait."""
+        self.loop.post(self.scope.cancel)
+
+
+@final
+class LoopThread(Generic[ResourceT]):
+    """Holds an async context manager open in the event loop of a thread.
+
+    The thread starts at the first call, or when this is entered. It ends with `close`, or when the
+    object is collected, and may start again. It is a daemon: an idle loop does not keep the interpreter
+    alive. Thread-safe.
+
+    Args:
+        make: Returns the context manager, not yet entered. It must not refer to this object.
+        name: Of the thread.
+    """
+
+    def __init__(
+        self, make: Callable[[], AbstractAsyncContextManager[ResourceT]], name: str = "penstock"
+    ) -> None:
+        self._make = make
+        self._name = name
+        self._lock = Lock()
+        self._open: _Open[ResourceT] | None = None
+        self._thread: BackgroundCall[bool | None] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def __enter__(self) -> LoopThread[ResourceT]:
+        self._opened()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        return self.close(exc_type, exc_val, exc_tb)
+
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Call `function(resource, *args)` in the loop and wait for its result.
+
+        Raises:
+            RuntimeError: If called in that very loop, where waiting would never end.
+        """
+        return self._submit(function, args).result()
+
+    async def acall(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Do what `call` does, without blocking the event loop of the caller.
+
+        Cancellation:
+            Cancels the call and does not wait for it.
+        """
+        return await await_future(self._submit(function, args))
+
+    def close(self, *failure: Any) -> bool | None:
+        """Leave the resource and wait until the thread has ended. Idempotent.
+
+        Args:
+            *failure: What `__aexit__` of the resource gets, as its three arguments; by default no error.
+
+        Returns:
+            What `__aexit__` returned.
+        """
+        open_, thread = self._forget()
+        if open_ is None or thread is None:
+            return None
+
+        open_.failure = failure or open_.failure
+        open_.stop()
+        try:
+            return thread.join()
+        except BaseException:
+            if not thread.done():  # this wait was interrupted, as by Ctrl-C
+                open_.cancel()
+                with suppress(Exception):
+                    thread.join()
+
+            raise
+
+    def abandon(self) -> None:
+        """Forget the thread. For a fork of the process, which has no such thread to wait for."""
+        self._forget()
+
+    def _forget(self) -> tuple[_Open[ResourceT] | None, BackgroundCall[bool | None] | None]:
+        with self._lock:
+            found = self._open, self._thread
+            finalizer, self._finalizer = self._finalizer, None
+            self._open, self._thread = None, None
+
+        if finalizer is not None:
+            finalizer.detach()
+
+        return found
+
+    def _submit(self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> Future[T]:
+        open_ = self._opened()
+        return open_.portal.start_task_soon(partial(_call, function), open_.resource, *args)
+
+    def _opened(self) -> _Open[ResourceT]:
+        with self._lock:
+            if self._open is None:
+                opened: Future[_Open[ResourceT]] = Future()
+                thread = start_thread(_run, self._make, opened, name=self._name, daemon=True)
+                self._open, self._thread = opened.result(), thread
+                self._finalizer = weakref.finalize(self, self._open.stop)
+                self._finalizer.atexit = False
+
+            return self._open
+
+
+def _run(
+    make: Callable[[], AbstractAsyncContextManager[ResourceT]], opened: Future[_Open[ResourceT]]
+) -> bool | None:
+    try:
+        return anyio.run(_hold_open, make, opened)
+    except BaseException as error:
+        if opened.done():
+            raise
+
+        opened.set_exception(error)
+        return None
+
+
+async def _hold_open(
+    make: Callable[[], AbstractAsyncContextManager[ResourceT]], opened: Future[_Open[ResourceT]]
+) -> bool | None:
+    suppressed: bool | None = None
+    failure: BaseException | None = None
+    with CancelScope() as scope:
+        async with BlockingPortal() as portal:
+            try:
+                suppressed = await _enter_and_wait(make(), portal, scope, opened)
+            except Exception as error:
+                failure = error  # raised below, as it is and not in a group
+
+            # As where a caller's `with` block ends on an error: calls that still go on are given up.
+            if failure is not None or suppressed is False:
+                await portal.stop(cancel_remaining=True)
+
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # the traceback refers to this frame
+
+    return suppressed
+
+
+async def _enter_and_wait(
+    manager: AbstractAsyncContextManager[ResourceT],
+    portal: BlockingPortal,
+    scope: CancelScope,
+    opened: Future[_Open[ResourceT]],
+) -> bool | None:
+    """Return what the manager's `__aexit__` does of the caller's error: None if there is none."""
+    stopping = Event()
+    open_ = _Open(await manager.__aenter__(), portal, stopping, LoopHandle(), scope)
+    try:
+        opened.set_result(open_)
+        await stopping.wait()
+    except BaseException:
+        await manager.__aexit__(*sys.exc_info())
+        raise
+
+    suppresses = await manager.__aexit__(*open_.failure)
+    return None if open_.failure[0] is None else bool(suppresses)
+
+
+async def _call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    return await function(*args)

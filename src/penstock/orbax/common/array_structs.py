@@ -1,0 +1,58 @@
+"""Structs that stand for arrays, and where arrays are placed."""
+
+from __future__ import annotations
+
+__all__ = ("key_data", "placement_of", "to_shape_dtype_struct")
+
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.orbax.common.sharding_metadata import ShardingMetadata
+
+_jax: Any = jax
+
+
+def to_shape_dtype_struct(
+    arr: Any, dtype: Any = None, scalar_dtype: Any = None, support_format: bool = False
+) -> Any:
+    """Return a `jax.ShapeDtypeStruct` like an array, or like what describes one.
+
+    Args:
+        arr: A jax.Array, a NumPy array, a struct, `ArrayRestoreArgs`, `ArrayMetadata`, or a number.
+        dtype: Of the result, instead of its own.
+        scalar_dtype: What a number is given to; it is returned as it is otherwise.
+        support_format: Whether the struct says how the array is laid out in memory, too.
+
+    Raises:
+        ValueError: If it has no shape.
+    """
+    arr = key_data(arr)
+    if isinstance(arr, int | float | np.number):
+        number = cast("Any", arr)
+        return number if scalar_dtype is None else scalar_dtype(number)
+
+    shape = getattr(arr, "shape", getattr(arr, "global_shape", None))
+    if shape is None:
+        raise ValueError(f"{arr!r} has no shape")
+    if isinstance(arr, np.ndarray):
+        return _jax.ShapeDtypeStruct(shape, dtype or cast("Any", arr).dtype)
+
+    place = arr.sharding
+    place = (
+        place.to_jax_sharding() if isinstance(place, ShardingMetadata) else placement_of(arr, support_format)
+    )
+    return _jax.ShapeDtypeStruct(shape, dtype or arr.dtype, sharding=place)
+
+
+def placement_of(value: Any, layout: bool) -> Any:
+    """The sharding of a value, or its `Format` if that is wanted and there is one."""
+    format_ = getattr(value, "format", None) if layout else None
+    return getattr(value, "sharding", None) if getattr(format_, "layout", None) is None else format_
+
+
+def key_data(value: Any) -> Any:
+    """Typed keys are restored by what is stored of them, and their kind by what is recorded."""
+    return jax.random.key_data(value) if isinstance(value, jax.Array) and is_key(value.dtype) else value

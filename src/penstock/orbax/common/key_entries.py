@@ -1,0 +1,56 @@
+"""jax's key entries of a leaf, put together from what penstock notes of its place."""
+
+from __future__ import annotations
+
+__all__ = ("key_entries",)
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from jax import tree_util
+
+from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
+
+_jax: Any = tree_util
+
+
+def key_entries(info: ParamInfo) -> tuple[Any, ...]:
+    """Return the key path of a leaf as `jax.tree_util` has it: `DictKey`, `SequenceKey`, `GetAttrKey`, ...
+
+    Of a leaf that is saved these are the entries of its tree. Of one that is restored they are what
+    the checkpoint knows: there an attribute is recorded as the key of a dict.
+
+    Args:
+        info: Its `key_path` is what `jax.tree_util.keystr` prints, perhaps with more in front: keys are
+            compared from the last to the first.
+    """
+    entries: list[Any] = []
+    text = info.key_path
+    for key, kind in zip(reversed(info.keys), reversed(info.kinds), strict=True):
+        for entry in _candidates(key, kind):
+            shown = str(entry)
+            if text.endswith(shown):
+                text = text[: -len(shown)]
+                break
+        else:  # an entry of somebody's own, or no text
+            entry = _jax.DictKey(key) if kind is KeyKind.MAPPING else _jax.SequenceKey(int(key))
+
+        entries.append(entry)
+
+    entries.reverse()
+    return tuple(entries)
+
+
+def _candidates(key: str, kind: KeyKind) -> Iterator[Any]:
+    if kind is not KeyKind.MAPPING:
+        yield _jax.SequenceKey(int(key))
+        yield _jax.FlattenedIndexKey(int(key))
+        return
+
+    yield _jax.DictKey(key)
+    yield _jax.GetAttrKey(key)
+    try:
+        yield _jax.DictKey(ast.literal_eval(key))  # a number, or a bool
+    except (ValueError, SyntaxError):
+        return

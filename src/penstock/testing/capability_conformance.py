@@ -1,0 +1,222 @@
+"""What a store with a capability must do, as tests: one class for each. Public in `penstock.testing`."""
+
+from __future__ import annotations
+
+__all__ = (
+    "ExchangeConformance",
+    "ForeignFilesConformance",
+    "HoldConformance",
+    "KvStoreConformance",
+    "ListingConformance",
+    "MappingConformance",
+    "RenameConformance",
+    "SharingConformance",
+)
+
+import errno
+from functools import partial
+from pathlib import Path
+
+import anyio
+import numpy as np
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.kernel.concurrency.threads import await_future
+from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.store_capabilities import (
+    BuildHolds,
+    Exchanges,
+    FolderListing,
+    ForeignFiles,
+    Hold,
+    KvStoreSpecs,
+    ManyFiles,
+    MappedFiles,
+    ReadHolds,
+    Renames,
+    SharedFiles,
+)
+from penstock.testing.operation_faults import backends, demand, refuses
+from penstock.testing.store_conformance import StoreCase
+
+NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
+
+
+class ExchangeConformance(StoreCase):
+    """Tests of `Exchanges`: replacing a checkpoint in one step."""
+
+    def test_exchange_publishes_and_leaves_what_was_there_at_the_place(self, tmp_path: Path) -> None:
+        store, final = self.make_store(), f"{self.root(tmp_path)}/final"
+        assert isinstance(store, Exchanges), "the store must be an Exchanges"
+        store.publish(self.build(store, final, b"first"))
+        before, token = store.identity(final), self.build(store, final, b"second")
+        store.exchange(token)
+        found = store.read_file(f"{final}/file"), store.read_file(f"{token.place}/file")
+        demand(found == (b"second", b"first"), "exchange must swap all that is in two directories")
+        demand(store.identity(final) != before, "what was exchanged has another identity")
+        store.discard(token)
+        demand(list(store.list_directory(self.root(tmp_path))) == ["final"], "discard removes what was there")
+
+
+class RenameConformance(StoreCase):
+    """Tests of `Renames`: moving a checkpoint in one step."""
+
+    def test_what_is_renamed_is_at_its_new_path_alone(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, Renames), "the store must be a Renames"
+        for name in ("a", "b"):
+            store.publish(self.build(store, f"{root}/{name}", name.encode()))
+
+        error = refuses(partial(store.rename, f"{root}/a", f"{root}/b"), StorageError, "renaming over b")
+        demand(isinstance(error, StorageError) and error.errno == errno.EEXIST, "and its errno is EEXIST")
+        store.rename(f"{root}/a", f"{root}/c")
+        demand(store.kind(f"{root}/a") is None, "what was renamed is not under its old name")
+        demand(store.read_file(f"{root}/c/file") == b"a", "what was renamed is under its new one")
+        refuses(partial(store.rename, f"{root}/absent", f"{root}/d"), StorageError, "renaming nothing")
+
+
+class SharingConformance(StoreCase):
+    """Tests of `SharedFiles`: one content in two checkpoints."""
+
+    def test_what_is_shared_stays_or_is_refused_with_a_number(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, SharedFiles), "the store must be a SharedFiles"
+        store.make_directory(f"{root}/a")
+        store.write_file(f"{root}/a/file", b"bytes")
+        try:
+            way = store.share(f"{root}/a/file", f"{root}/b")
+        except StorageError as error:
+            demand(error.errno in NO_LINKS, f"a store that cannot says so by errno, and not {error.errno}")
+            return
+
+        demand(way in {"link", "copy"}, f"share says how, and not {way!r}")
+        refuses(partial(store.share, f"{root}/a/file", f"{root}/b"), StorageError, "sharing over a file")
+        store.remove_tree(f"{root}/a")
+        demand(store.read_file(f"{root}/b") == b"bytes", "what is shared stays when the first is gone")
+
+
+class MappingConformance(StoreCase):
+    """Tests of `MappedFiles`: files as memory."""
+
+    def test_a_mapping_is_read_only_and_outlives_the_name(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, MappedFiles), "the store must be a MappedFiles"
+        store.make_directory(f"{root}/a")
+        store.write_file(f"{root}/a/file", b"bytes")
+        view = store.map_file(f"{root}/a/file")
+        store.remove_tree(f"{root}/a")
+        demand(view.readonly, "nobody writes to a file through its mapping")
+        demand(view.tobytes() == b"bytes", "a mapping keeps its bytes when the file is removed")
+        refuses(partial(store.map_file, f"{root}/a/file"), StorageError, "mapping an absent file")
+
+
+class ForeignFilesConformance(StoreCase):
+    """Tests of `ForeignFiles`: files that others wrote by the paths of the operating system."""
+
+    def test_what_others_wrote_is_there(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, ForeignFiles), "the store must be a ForeignFiles"
+        store.make_directory(f"{root}/a")
+        Path(root, "a", "file").write_bytes(b"bytes")
+        store.sync_tree(root)
+        demand(store.read_file(f"{root}/a/file") == b"bytes", "what others write is in the store")
+
+
+class KvStoreConformance(StoreCase):
+    """Tests of `KvStoreSpecs`: the same keys by way of TensorStore."""
+
+    def test_tensorstore_reads_what_was_written(self, tmp_path: Path) -> None:
+        import tensorstore as ts
+
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, KvStoreSpecs), "the store must be a KvStoreSpecs"
+        store.write_file(f"{root}/file", b"bytes")
+        spec = store.kvstore_spec(root)
+
+        async def read() -> bytes:
+            kvstore = await await_future(ts.KvStore.open(spec))
+            found = await await_future(kvstore.read("file"))
+            return bytes(found.value)
+
+        demand(anyio.run(read) == b"bytes", "a key below the spec is a file below the directory")
+
+
+class ListingConformance(StoreCase):
+    """Tests of `FolderListing` and `ManyFiles`: much about many files in one call."""
+
+    def test_many_files_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, FolderListing), "the store must be a FolderListing"
+        assert isinstance(store, ManyFiles), "the store must be a ManyFiles"
+        store.make_directory(f"{root}/folder")
+        store.write_file(f"{root}/file", b"bytes")
+        paths = [f"{root}/{name}" for name in ("file", "folder", "absent")]
+        demand(list(store.list_folders(root)) == ["folder"], "list_folders names the directories alone")
+        demand(list(store.read_files(paths)) == [b"bytes", None, None], "read_files reads files alone")
+        demand(list(store.file_sizes(paths)) == [5, -1, None], "file_sizes tells all three apart")
+
+
+class HoldConformance(StoreCase):
+    """Tests of `BuildHolds` and `ReadHolds`: one builder, or any number of readers."""
+
+    def hold(self, path: str) -> Hold:
+        """Hold a directory alone."""
+        store = self.make_store()
+        assert isinstance(store, BuildHolds), "the store must be a BuildHolds"
+        return store.hold(path)
+
+    def hold_reading(self, path: str) -> Hold:
+        """Hold a directory as a reader."""
+        store = self.make_store()
+        assert isinstance(store, ReadHolds), "the store must be a ReadHolds"
+        return store.hold_reading(path)
+
+    def test_one_holder_at_a_time(self, tmp_path: Path) -> None:
+        path = self.root(tmp_path)
+        hold = self.hold(path)
+        error = refuses(lambda: self.hold(path), StorageError, "holding what is held")
+        demand(isinstance(error, StorageError) and error.errno == errno.EBUSY, "and its errno is EBUSY")
+        hold.release()
+        again = self.hold(path)
+        hold.release()  # idempotent: this gives up nothing of the second one
+        refuses(lambda: self.hold(path), StorageError, "holding what is held")
+        again.release()
+        refuses(lambda: self.hold(f"{path}/absent"), StorageError, "holding nothing")
+
+    def test_readers_hold_together_and_keep_others_out(self, tmp_path: Path) -> None:
+        path = self.root(tmp_path)
+        first, second = self.hold_reading(path), self.hold_reading(path)
+        busy = refuses(lambda: self.hold(path), StorageError, "holding what is read")
+        demand(isinstance(busy, StorageError) and busy.errno == errno.EBUSY, "and its errno is EBUSY")
+        first.release()
+        first.release()  # idempotent: this gives up nothing of the second one
+        refuses(lambda: self.hold(path), StorageError, "holding what one of two still reads")
+        second.release()
+        self.hold(path).release()
+
+    def test_nobody_reads_what_is_held_or_absent(self, tmp_path: Path) -> None:
+        path = self.root(tmp_path)
+        alone = self.hold(path)
+        for number, where in ((errno.EBUSY, path), (errno.ENOENT, f"{path}/absent")):
+            error = refuses(partial(self.hold_reading, where), StorageError, f"to read {where}")
+            demand(isinstance(error, StorageError) and error.errno == number, f"and its errno is {number}")
+            demand(path in str(error), "the error must name the path")
+
+        alone.release()
+        self.hold_reading(path).release()
+
+    def test_nobody_deletes_what_is_being_restored(self, tmp_path: Path) -> None:
+        path = f"{self.root(tmp_path)}/checkpoint"
+
+        async def look() -> None:
+            async with Checkpointer(store=self.make_store()) as checkpointer:
+                await (await checkpointer.save(path, {"a": np.ones(3)}))
+                async with checkpointer.stream(path) as leaves:
+                    await anext(leaves)
+                    refuses(lambda: self.hold(path), StorageError, "holding what is restored")
+
+            self.hold(path).release()
+
+        for backend in backends():
+            anyio.run(look, backend=backend)
+            self.make_store().remove_tree(path)
