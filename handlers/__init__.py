@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 __all__ = (
     "Array",
     "ArrayHandler",
+    "AutoLayout",
     "Composite",
     "EmptyHandler",
-    "EveryLayout",
     "Json",
     "LocalStore",
     "NumpyHandler",
@@ -28,7 +28,7 @@ __all__ = (
 )
 
 if TYPE_CHECKING:
-    from penstock.handlers.formats.auto_layout import EveryLayout
+    from penstock.handlers.formats.auto_layout import AutoLayout
     from penstock.handlers.formats.items.item_types import (
         Array,
         Composite,
@@ -53,7 +53,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.handlers.formats.auto_layout": ("EveryLayout",),
+            "penstock.handlers.formats.auto_layout": ("AutoLayout",),
             "penstock.handlers.formats.items.item_types": (
                 "Array",
                 "Composite",

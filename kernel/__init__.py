@@ -45,6 +45,7 @@ __all__ = (
     "Hold",
     "HostBatch",
     "HostPack",
+    "HostPart",
     "ItemLayout",
     "ItemsLayout",
     "KeyKind",
@@ -89,6 +90,7 @@ __all__ = (
     "RegulatorStatistics",
     "Rename",
     "Renames",
+    "RestorePlan",
     "RestoreReport",
     "RestoreRequest",
     "RestoreRun",
@@ -142,16 +144,17 @@ if TYPE_CHECKING:
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-    from penstock.kernel.messages.packs import HostPack, ReadPack
+    from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
     from penstock.kernel.messages.restore import (
         HostBatch,
+        HostPart,
         Located,
         Only,
         Order,
         ReadBatch,
-        ReadLeaf,
         RestoredBatch,
         RestoredTree,
+        RestorePlan,
         RestoreRequest,
     )
     from penstock.kernel.messages.restore_options import Change, ChangeKind, Rename, RestoreReport, Transform
@@ -246,14 +249,15 @@ else:
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
             "penstock.kernel.memory.byte_account": ("AccountStatistics", "ByteLease"),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
-            "penstock.kernel.messages.packs": ("HostPack", "ReadPack"),
+            "penstock.kernel.messages.packs": ("HostPack", "ReadLeaf", "ReadPack"),
             "penstock.kernel.messages.restore": (
                 "HostBatch",
+                "HostPart",
                 "Located",
                 "Only",
                 "Order",
                 "ReadBatch",
-                "ReadLeaf",
+                "RestorePlan",
                 "RestoreRequest",
                 "RestoredBatch",
                 "RestoredTree",

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast, final
 
-from penstock.kernel.messages.packs import HostPack, IndexedValues
-from penstock.kernel.messages.restore import HostBatch, ReadLeaf, RestoredBatch
+from penstock.kernel.messages.packs import HostPack, IndexedValues, ReadLeaf
+from penstock.kernel.messages.restore import HostBatch, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import ReadBatch, ReadLeaf, RestorePlan
+from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.restore import ReadBatch, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor

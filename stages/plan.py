@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
-from penstock.kernel.messages.restore import Located, ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
+from penstock.kernel.messages.restore import Located
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor

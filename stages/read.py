@@ -19,8 +19,8 @@ from crc32c import crc32c
 from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
 from penstock.kernel.memory.buffers import anonymous_memory
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.packs import HostPack, ReadPack
-from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
+from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
+from penstock.kernel.messages.restore import HostBatch, ReadBatch
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor

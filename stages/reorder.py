@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, final
 
 from penstock.kernel.errors import HandlerFailedError
-from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import Order, ReadLeaf, RestorePlan
+from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.restore import Order, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor

@@ -1,15 +1,19 @@
-"""The layout of a Checkpointer that was given none: writes Orbax's, opens whatever is there."""
+"""The default layout of a Checkpointer: it writes Orbax's format and opens whatever is there."""
 
 from __future__ import annotations
 
-__all__ = ("EveryLayout",)
+__all__ = ("AutoLayout", "is_safetensors")
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors import safetensors_checkpoint as safetensors
+from penstock.handlers.formats.safetensors.file_set import holds_tensors
+from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.messages.save import Leaf, WrittenBatch
@@ -22,11 +26,11 @@ from penstock.kernel.protocols.written import Document
 
 @final
 @dataclass(frozen=True, slots=True)
-class EveryLayout:
-    """Writes as one layout does, and opens a checkpoint of any that penstock reads.
+class AutoLayout:
+    """Writes as one layout does, and opens a checkpoint of any format that penstock reads.
 
     Args:
-        written: What is written, and what opens all that nobody else recognises.
+        written: Writes all checkpoints, and opens those that no other format recognises.
     """
 
     written: Layout = field(default_factory=OrbaxLayout)
@@ -46,7 +50,7 @@ class EveryLayout:
         return self.written.fit(spec, info, args) if isinstance(self.written, FormattedLayout) else spec
 
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        assert isinstance(self.written, FormattedLayout), "who has no codecs chooses none"
+        assert isinstance(self.written, FormattedLayout), "a layout without codecs chooses none"
         return self.written.encode(codec, chunks)
 
     def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
@@ -77,13 +81,13 @@ class EveryLayout:
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
     ) -> Sequence[Document]:
-        assert isinstance(self.written, ItemLayout), "who writes no items is not asked to"
+        assert isinstance(self.written, ItemLayout), "a layout without items is not asked for them"
         return self.written.item_documents(
             leaves, batches, committed_ns=committed_ns, custom_metadata=custom_metadata, digests=digests
         )
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether what lies at `path` may be overwritten: only what would be written may."""
+        """Whether what lies at `path` may be overwritten: only a checkpoint of the written format may."""
         return self.written.recognises(store, path)
 
     def items(self, store: Store, path: str) -> FoundItems:
@@ -92,7 +96,7 @@ class EveryLayout:
         Raises:
             UnsupportedFormatError: If there are none.
         """
-        if isinstance(self.written, ListedItems) and not safetensors.recognises(store, path):
+        if isinstance(self.written, ListedItems) and not is_safetensors(store, path):
             return self.written.items(store, path)
 
         raise UnsupportedFormatError(path, "has no items; restore it as a whole")
@@ -101,9 +105,17 @@ class EveryLayout:
         """Find the checkpoint at `path`, or an item of it, and read its documents.
 
         Raises:
-            CorruptCheckpointError: What the layout raises that recognises it.
+            PenstockError: Whatever the layout raises that recognises it.
         """
-        if safetensors.recognises(store, path):
-            return safetensors.open_checkpoint(store, path, item)
+        if is_safetensors(store, path):
+            return open_checkpoint(store, path, item)
 
         return self.written.open(store, path, item)
+
+
+def is_safetensors(store: Store, path: str) -> bool:
+    """Whether a finished safetensors file lies at `path`, or a folder of them that is no Orbax checkpoint."""
+    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
+        return False
+
+    return store.kind(path) == "file" or MARKS.isdisjoint(store.list_directory(path))

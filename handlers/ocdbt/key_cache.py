@@ -1,4 +1,4 @@
-"""Keys that were decoded before: the databases of one training have the same, and other values."""
+"""A cache of decoded keys: the databases of one run have the same keys, and other values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeyTable:
 class RememberedKeys:
     """Remembers the keys of the last few nodes and databases. Thread-safe.
 
-    A node is known again by all of its bytes, and of the same keys there is one object.
+    A node is recognised by all bytes of its keys. Equal keys are one object.
     """
 
     _nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)

@@ -1,30 +1,77 @@
-"""Small leaves of a restore, in columns: what costs such a leaf most is to be an object of its own."""
+"""Leaves on their way in: one by one, or small ones in columns.
+
+What costs a small leaf most is being an object of its own, so thousands of them travel as a few packs.
+"""
 
 from __future__ import annotations
 
 __all__ = (
     "HostPack",
     "IndexedValues",
+    "PartOf",
+    "ReadLeaf",
     "ReadPack",
 )
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final, overload
 
+from penstock.kernel.protocols.reads import Read, Target
+
 if TYPE_CHECKING:
-    from penstock.kernel.messages.restore import ReadLeaf
-    from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-    from penstock.kernel.protocols.leaf_handlers import PackingHandler
+    from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+    from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """Says of a `ReadLeaf` that is a part of a leaf which part of which leaf it is."""
+
+    index: int  #: the leaf's place in the result's flatten order
+    number: int  #: of the part, from 0
+    count: int  #: parts of that leaf
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last part in order. It need not be the last to be read."""
+        return self.number == self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeaf:
+    """One leaf on its way in, or one part of a leaf that would hold too much of the memory budget."""
+
+    index: int  #: its place in the result's flatten order; of a part, a negative number of its own
+    stored: StoredLeaf
+    handler: LeafHandler
+    target: Target = field(default_factory=Target)
+    reads: tuple[Read, ...] = ()
+    part: PartOf | None = None  #: None for a whole leaf
+
+    @property
+    def ends_leaf(self) -> bool:
+        """Whether to count a leaf when this has been read: it is a whole leaf, or the last part of one."""
+        return self.part is None or self.part.is_last
+
+    @property
+    def info(self) -> ParamInfo:
+        """Where the leaf stands."""
+        return self.stored.info
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to be read for it."""
+        return sum(read.nbytes for read in self.reads)
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ReadPack(Sequence["ReadLeaf"]):
-    """Small leaves that lie in one file, each one raw chunk, and that one handler builds all at once.
+class ReadPack(Sequence[ReadLeaf]):
+    """Small leaves that lie in one file, each as one raw chunk, and that one handler builds in one call.
 
-    For whoever looks at its leaves it is a sequence of `ReadLeaf`s like any other, made then; a stage
-    may pass those on instead of the pack.
+    To a stage that looks at its leaves it is a sequence of `ReadLeaf`s like any other; they are made
+    when they are looked at, and the stage may pass them on instead of the pack.
     """
 
     handler: PackingHandler
@@ -33,11 +80,11 @@ class ReadPack(Sequence["ReadLeaf"]):
     specs: Sequence[LeafSpec]
     details: Sequence[Any]  #: the handler's own, for `build_pack`
     offsets: Sequence[int]  #: bytes from the start of the file
-    crc32cs: Sequence[int]  #: of the bytes as they were written; -1 if it is not known
+    crc32cs: Sequence[int]  #: of the bytes as they were written; -1 where it is not known
     sizes: Sequence[int]  #: bytes
     info: Callable[[int], ParamInfo]  #: where a leaf stands, by place in the result
-    make: Callable[[int], ReadLeaf]  #: by place in the result
-    made: dict[int, ReadLeaf]  #: by place; leaves that were looked at, for there must be one of each
+    make: Callable[[int], ReadLeaf]  #: makes a leaf, by place in the result
+    made: dict[int, ReadLeaf]  #: leaves that were looked at, by place; each is made only once
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +112,7 @@ class ReadPack(Sequence["ReadLeaf"]):
         return self.made.setdefault(index, self.make(index)) if leaf is None else leaf
 
     def key_path(self, number: int) -> str:
-        """Say, for people, where one of its leaves stands."""
+        """Return the key path of one of its leaves, as people read it."""
         return self.info(self.indices[number]).key_path
 
     def part(self, numbers: Sequence[int]) -> ReadPack:
@@ -85,7 +132,7 @@ class ReadPack(Sequence["ReadLeaf"]):
         )
 
     def cut(self, most_leaves: int, most_bytes: int) -> Iterator[ReadPack]:
-        """Yield packs of at most so many leaves and bytes, in order; a leaf that weighs more is alone."""
+        """Yield packs of at most `most_leaves` and `most_bytes`, in order; a larger leaf comes alone."""
         if len(self) <= most_leaves and self.nbytes <= most_bytes:
             yield self
             return
@@ -104,11 +151,11 @@ class ReadPack(Sequence["ReadLeaf"]):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class HostPack:
-    """A pack whose every byte is on the host."""
+    """A pack whose bytes are all on the host."""
 
     pack: ReadPack
-    data: memoryview  #: bytes; gone once the values are built, which keep none of it
-    starts: Sequence[int]  #: where each leaf's bytes begin
+    data: memoryview  #: bytes, writable; it dies once the values are built, which keep none of it
+    starts: Sequence[int]  #: where each leaf's bytes begin in `data`
 
     @property
     def specs(self) -> Sequence[LeafSpec]:
@@ -129,7 +176,7 @@ class HostPack:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedValues(Sequence[tuple[int, object]]):
-    """Finished values with their places, as two columns; a sequence of pairs."""
+    """Finished values with their places: a sequence of pairs that is held as two columns."""
 
     indices: Sequence[int]
     values: Sequence[object]

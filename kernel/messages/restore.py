@@ -1,43 +1,41 @@
-"""What travels between the stages of a restore; part of `messages`, where the whole flow is told."""
+"""What travels between the stages of a restore. `messages.save` shows the whole flow."""
 
 from __future__ import annotations
 
 __all__ = (
     "HostBatch",
+    "HostPart",
     "Located",
     "Making",
     "Only",
     "Order",
-    "PartOf",
     "ReadBatch",
-    "ReadLeaf",
     "RestorePlan",
     "RestoreRequest",
     "RestoredBatch",
     "RestoredTree",
 )
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ReferenceType
 
-from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import Read, Target
+from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
+from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
-    from penstock.kernel.messages.packs import HostPack, ReadPack
     from penstock.kernel.messages.restore_options import Change, RestoreOptions
     from penstock.kernel.protocols.checkpoints import StoredCheckpoint
     from penstock.kernel.protocols.files_handler import FilesHandler
-    from penstock.kernel.protocols.leaf_handlers import LeafHandler
+    from penstock.kernel.protocols.reads import Read
 
 
 Only: TypeAlias = str | Sequence[str] | Callable[[KeyPath], bool]
 """Which leaves are wanted: shell patterns over dotted names, or a function of the stored key path."""
 Order: TypeAlias = Sequence[str] | Callable[[KeyPath], Any]
-"""Which leaves come first: shell patterns over dotted names, or a function from a key path to its rank."""
+"""Which leaves come first: shell patterns over dotted names, or a function that ranks key paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +44,17 @@ class RestoreRequest:
 
     path: str
     like: object = None
-    has_like: bool = False  #: None is a tree, too
+    has_like: bool = False  #: whether `like` counts; None is a tree, too
     options: RestoreOptions | None = None  #: how the result may depart from what is stored
-    mmap: bool = False  #: whether plain leaves are to live in the page cache
-    split: str | None = None  #: what separates the keys in names, where names are all that is stored
-    item: str | None = None  #: of the checkpoint; by default the one that holds the tree
-    only: Only | None = None  #: leaves that are wanted; all of them by default
+    mmap: bool = False  #: whether plain leaves live in the page cache
+    split: str | None = None  #: what separates the keys in a name, in a format that stores only names
+    item: str | None = None  #: which item of the checkpoint; by default the one that holds the tree
+    only: Only | None = None  #: which leaves are wanted; None for all
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A checkpoint that was found and whose documents were read; no array byte has been."""
+    """A checkpoint whose documents were read, and what is wanted of it. No array byte has been read."""
 
     checkpoint: StoredCheckpoint
     like: object
@@ -93,60 +91,19 @@ class RestorePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PartOf:
-    """Which part of which leaf a `ReadLeaf` is, if it is a part."""
-
-    index: int  #: the leaf's place in the result's flatten order
-    number: int  #: from 0
-    count: int  #: of parts of that leaf
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it is the last in order; it may be read before others."""
-        return self.number == self.count - 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLeaf:
-    """One leaf on its way in, or one part of a leaf that would take too much of the memory budget."""
-
-    index: int  #: its place in the result's flatten order; of a part, a negative number of its own
-    stored: StoredLeaf
-    handler: LeafHandler
-    target: Target = field(default_factory=Target)
-    reads: tuple[Read, ...] = ()
-    part: PartOf | None = None  #: else it is the whole leaf
-
-    @property
-    def ends_leaf(self) -> bool:
-        """Whether a leaf is to be counted with it: it is whole, or the last part."""
-        return self.part is None or self.part.is_last
-
-    @property
-    def info(self) -> ParamInfo:
-        """Where the leaf stands."""
-        return self.stored.info
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to be read for it."""
-        return sum(read.nbytes for read in self.reads)
-
-
-@dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """Reads admitted to the store, with the leases on their bytes.
+    """Reads that may go to the store now, with the leases on their bytes.
 
-    Whoever drops a batch instead of passing it on releases it.
+    A stage that drops a batch instead of passing it on releases it.
     """
 
-    leaves: tuple[ReadLeaf, ...]  #: those that the reads belong to; seen again with each part of a large leaf
+    leaves: tuple[ReadLeaf, ...]  #: those that the reads belong to; a large leaf comes with each of its reads
     reads: tuple[Read, ...]
     staged: tuple[tuple[int, ByteLease], ...] = ()  #: (leaf index, lease on its staging bytes)
     in_flight: ByteLease | None = None
     pack: ReadPack | None = None  #: instead of leaves and reads
     scratch: ByteLease | None = None  #: on buffers that die once they are read
-    handler: FilesHandler | None = None  #: that reads all of these leaves from files of its own
+    handler: FilesHandler | None = None  #: reads all of these leaves itself, from files of its own
     plan: RestorePlan | None = None
 
     @property
@@ -155,7 +112,7 @@ class ReadBatch:
         return sum([read.nbytes for read in self.reads]) + (0 if self.pack is None else self.pack.nbytes)
 
     def release(self) -> None:
-        """Give back every lease. Never blocks, and may be called again."""
+        """Give back every lease. Never blocks; may be called again."""
         for _, lease in self.staged:
             lease.release()
 
@@ -169,19 +126,53 @@ class ReadBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPart:
+    """One rectangular part of a stored array, on the host."""
+
+    info: ParamInfo  #: where the leaf stands
+    spec: LeafSpec  #: of the leaf as it is stored
+    bounds: tuple[tuple[int, int], ...]  #: (start, stop) of the part along each axis of the whole array
+    data: memoryview
+    """Its elements as bytes, in C order. A stage may write other bytes of the same length into it; it is
+    read-only only where the file itself is the memory, under `mmap`."""
+
+    @property
+    def key_path(self) -> str:
+        """Where the leaf stands, for people."""
+        return self.info.key_path
+
+
+@dataclass(frozen=True, slots=True)
 class HostBatch:
-    """Leaves whose every byte is on the host."""
+    """Leaves whose bytes are all on the host."""
 
     leaves: tuple[ReadLeaf, ...]
-    ready: tuple[tuple[int, object], ...] = ()  #: (leaf index, value) that a third party's handler read
+    ready: tuple[tuple[int, object], ...] = ()  #: (leaf index, value), read by a handler itself
     staged: tuple[ByteLease, ...] = ()
     packs: tuple[HostPack, ...] = ()
     plan: RestorePlan | None = None
 
     def release(self) -> None:
-        """Give back every lease. Never blocks, and may be called again."""
+        """Give back every lease. Never blocks; may be called again."""
         for lease in self.staged:
             lease.release()
+
+    def parts(self) -> Iterator[HostPart]:
+        """Yield all bytes that were read, leaf by leaf, however the leaves travel. Blocking.
+
+        Leaves without array bytes, and those of `ready`, have none.
+        """
+        for leaf in self.leaves:
+            for region in leaf.target.regions:
+                yield HostPart(leaf.info, leaf.stored.spec, region.bounds, region.view())
+
+        for host in self.packs:
+            pack = host.pack
+            for index, spec, start, nbytes in zip(
+                pack.indices, pack.specs, host.starts, pack.sizes, strict=True
+            ):
+                bounds = tuple([(0, size) for size in spec.shape or ()])
+                yield HostPart(pack.info(index), spec, bounds, host.data[start : start + nbytes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +187,7 @@ class RestoredBatch:
 class RestoredTree:
     """The last message of a restore."""
 
-    tree: object
+    tree: object  #: None where the values were handed over one by one
     plan: RestorePlan | None = None
     references: Mapping[str, ReferenceType[Any]] = field(default_factory=dict["str", "ReferenceType[Any]"])
     """Values that can never change and are what is stored, by stored name."""

@@ -1,4 +1,4 @@
-"""What outlives one save or restore: an object of each kind that stages ask for."""
+"""Objects that outlive one save or restore, such as caches: one of each class."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ T = TypeVar("T")
 class Shared:
     """One object of each class, made when it is first asked for. Thread-safe.
 
-    Stages keep nothing themselves, and modules keep no state; what is worth remembering from one
-    run to the next (the plan of a tree that is saved again and again) lives here, as long as the
-    Checkpointer does.
+    Stages and modules keep no state. What is worth keeping from one run to the next, such as the
+    structure of a tree that is saved again and again, lives here for as long as the Checkpointer.
     """
 
     __slots__ = ("_lock", "_objects")
@@ -28,13 +27,13 @@ class Shared:
 
     @classmethod
     def with_objects(cls, objects: Mapping[Callable[[], Any], Any]) -> Shared:
-        """Make one that has some objects of another."""
+        """Make one that starts with some objects of another."""
         made = cls()
         made._objects.update(objects)
         return made
 
     def of(self, kind: Callable[[], T]) -> T:
-        """Return the one object that `kind()` makes. It must take care of its own locking."""
+        """Return the one object that `kind()` makes. The object does its own locking."""
         with self._lock:
             if kind not in self._objects:
                 self._objects[kind] = kind()

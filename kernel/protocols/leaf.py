@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "EMPTY_MARKERS",
     "KeyKind",
     "KeyPath",
     "LeafSpec",
@@ -13,7 +14,10 @@ __all__ = (
 import math
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
+"""The typestrs of None and of containers with nothing in them, for which nothing is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +98,4 @@ class LeafSpec:
     @property
     def is_empty_marker(self) -> bool:
         """Whether this stands for None or for a container with nothing in it."""
-        return self.typestr in {"None", "Dict", "List", "Tuple", "NamedTuple"}
+        return self.typestr in EMPTY_MARKERS

@@ -1,4 +1,4 @@
-"""Leaves that are not read at all: their memory is the file's own, in the page cache."""
+"""Maps leaves instead of reading them: their memory is the file's own, in the page cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.kernel.errors import UnsupportedByStoreError
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.reads import Adopting, DirectRead, Read
 from penstock.kernel.protocols.store_capabilities import MappedFiles
@@ -17,8 +17,8 @@ from penstock.kernel.protocols.store_capabilities import MappedFiles
 def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
     """Give every region that is one plain range of a file the mapped file as its memory. Blocking.
 
-    Whatever is stored in another way (with a codec, in several chunks, for another sharding) is read
-    as ever. Bytes that are mapped are not compared with their checksums: that would read them.
+    A region that is stored in another way (with a codec, in several chunks, for another sharding) is
+    read as always. Mapped bytes are not compared with their checksums: that would read them.
 
     Raises:
         UnsupportedByStoreError: If the store cannot map files.

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from operator import is_not
 from typing import Any, Final, TypeVar, final
 
-from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf, ReadPack
 from penstock.kernel.pipeline.run_context import RunLimits
 from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf

@@ -14,8 +14,8 @@ import jax
 from jax import tree_util
 
 from penstock.kernel.errors import StructureMismatchError, TreeDifference
-from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import Located, Making, ReadLeaf, RestorePlan
+from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.restore import Located, Making, RestorePlan
 from penstock.kernel.messages.restore_options import Change, RestoreOptions
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf

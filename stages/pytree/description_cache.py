@@ -1,4 +1,4 @@
-"""What is known of trees that were saved before, so that the same one need not be described again."""
+"""A cache of trees that were saved before, so that the same tree need not be described again."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class SavedTrees:
         self._known: BoundedCache[ByIdentity, SavedTree] = BoundedCache(most)
 
     def find(self, infos: Sequence[ParamInfo]) -> SavedTree | None:
-        """Return the tree that was saved last with this structure, which is told by identity."""
+        """Return the tree that was saved last with this very structure object."""
         return self._known.get(ByIdentity(infos))
 
     def keep(self, tree: SavedTree) -> None:
-        """Remember `tree` instead of any other of its structure."""
+        """Remember `tree`, in the place of any other of its structure."""
         self._known.put(ByIdentity(tree.infos), tree, _BYTES_OF_A_LEAF * len(tree.leaves))

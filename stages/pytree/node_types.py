@@ -1,4 +1,4 @@
-"""Which containers of a tree are tuples, and of which class: noted where it is to be recorded."""
+"""Which containers of a tree are tuples, and of which class, for layouts that record it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _nodes(node: object, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _children(node: object) -> Sequence[object] | None:
-    """What is directly in a node; None if it is a leaf."""
+    """Return what lies directly in a node; None for a leaf."""
 
     def is_child(inner: object) -> bool:
         return inner is not node

@@ -1,8 +1,7 @@
-"""The structure of a tree, remembered: training saves and restores the same one again and again.
+"""A cache of tree structures: training saves and restores the same tree again and again.
 
-To take a tree apart costs jax a fraction of a microsecond a leaf; to say where each leaf stands costs
-ten. What is remembered is only where leaves stand, never a value nor anything that a node holds
-beside its leaves.
+Taking a tree apart costs jax a fraction of a microsecond a leaf; telling where each leaf stands costs
+ten. Only the places of leaves are kept, never a value or anything else that a node holds.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _by_path(tree: object) -> tuple[tuple[ParamInfo, ...], list[Any], Any]:
 
 @final
 class _Walk:
-    """Sees every node of a tree in jax's order, since jax asks of each whether it is a leaf."""
+    """Sees every node of a tree, in jax's order: jax asks of each whether it is a leaf."""
 
     __slots__ = ("_kinds", "_n_leaves", "marks", "plain")
 
@@ -182,7 +181,7 @@ def _below(kinds: tuple[KeyKind, ...]) -> dict[KeyKind, tuple[KeyKind, ...]]:
 
 
 def _infos(marks: Sequence[_Mark], n_leaves: int) -> list[ParamInfo] | None:
-    """Put together where each leaf stands; None if that cannot be told."""
+    """Work out where each leaf stands; None if the marks do not tell."""
     if not marks:
         return [ParamInfo((), (), "")] if n_leaves == 1 else None
 

@@ -1,4 +1,4 @@
-"""Which objects in memory are known to equal which leaves of which checkpoints."""
+"""A cache of objects in memory that equal leaves of the last few checkpoints."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class KnownValues:
     def remember(self, path: str, identity: object, references: ByDirectory) -> None:
         """Note what lies at `path` while it has this `identity` (see `Store.identity`).
 
-        Adds to what is known of it already: arrays that were saved there and arrays restored from there
-        are other objects.
+        Adds to what is known of it already, for arrays that were saved there and arrays that were restored
+        from there are different objects.
 
         Args:
             path: The checkpoint.
@@ -52,7 +52,7 @@ class KnownValues:
         self._known.change(path, added)
 
     def moved(self, path: str, to: str, identity: object) -> None:
-        """Note that the one tree at `path`, saved there, lies at `to` by now.
+        """Note that the only tree at `path` has been moved to `to`.
 
         Args:
             path: Where it was saved; nothing is done if that is not known.

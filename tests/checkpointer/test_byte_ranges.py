@@ -16,7 +16,7 @@ from tests.byte_counting import CountingStore
 from tests.corpus.corpora import DOCUMENTS, unpack
 
 import penstock
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.protocols.reads import DirectRead, DriverRead
@@ -122,7 +122,7 @@ def test_columns_are_read_with_no_more_than_lies_between_them(path: Path, column
 def read_region(path: Path, bounds: tuple[tuple[int, int], ...]) -> tuple[Any, int]:
     """Carry out the reads of a part of the array; say how many bytes they were."""
     store: Any = CountingStore()
-    checkpoint = EveryLayout().open(store, str(path))
+    checkpoint = AutoLayout().open(store, str(path))
     store.ranges.clear()
     (leaf,) = [leaf for leaf in checkpoint.leaves if leaf.info.name == "a"]
     region = HostRegion(bounds, np.dtype(np.float32))

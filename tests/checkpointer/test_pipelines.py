@@ -29,6 +29,11 @@ pytestmark = pytest.mark.anyio
 ASYNCIO_ONLY = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """For sweeps in which the event loop plays no part but to run the stages."""
 
+NEW_OR_OVERWRITE = pytest.mark.parametrize(
+    "overwrite", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["new", "overwrite"]
+)
+"""Overwriting is swept in tests/contract, too."""
+
 
 @pytest.fixture(autouse=True)
 def _unclosed_streams_and_files_are_found() -> Iterator[None]:
@@ -212,7 +217,7 @@ def publishing(store: FaultyStore) -> int:
     return min(found, default=len(names) + 1)
 
 
-@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+@NEW_OR_OVERWRITE
 @pytest.mark.parametrize("fault", ["fail", "tear"])
 @pytest.mark.timeout(240)
 @ASYNCIO_ONLY
@@ -253,7 +258,7 @@ async def test_a_save_whose_kth_operation_fails_leaves_the_old_state_or_the_new(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+@NEW_OR_OVERWRITE
 @pytest.mark.timeout(240)
 async def test_a_save_that_is_cancelled_in_its_kth_operation_leaves_the_old_state_or_the_new(
     tmp_path: Path, overwrite: bool

@@ -244,6 +244,7 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     process: subprocess.Popen[str]
@@ -266,6 +267,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_failing_training_process_fails_the_demo(tmp_path: Path) -> None:
     arguments: list[Any] = ["demo", "--small", "--steps", "12", "--every", "4", "--keep", tmp_path / "kept"]

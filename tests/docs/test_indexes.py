@@ -27,3 +27,15 @@ def test_every_room_is_on_the_map() -> None:
     names = {name for name in names if not name.startswith("src/penstock/orbax/")}  # one line for all of it
 
     assert on_the_map == names
+
+
+def test_the_architecture_names_files_that_are_there() -> None:
+    page = ROOT / "docs" / "explanation" / "architecture.md"
+    text = page.read_text()
+    named = re.findall(r"`((?:kernel|stages|handlers|src|tests)/[\w/.]*)`", text)
+    named += [f"handlers/{name}" for name in re.findall(r"`((?:leaves|formats)/\w+\.py)`", text)]
+    linked = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text)]
+
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert [target for target in linked if not (page.parent / target).exists()] == []

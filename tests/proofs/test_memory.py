@@ -26,6 +26,7 @@ def run(*options: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str,
     return done, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.process
 def test_a_tree_32_times_the_budget_stays_within_it() -> None:
     """128 MiB, the largest leaf 16 MiB, under 4 MiB."""
     done, found = run("--tree=128MiB", "--budget=4MiB", "--slack=48MiB", "--saves=20", "--kinds=numpy")
@@ -36,6 +37,7 @@ def test_a_tree_32_times_the_budget_stays_within_it() -> None:
     assert found[-1]["exit_status"] != 0
 
 
+@pytest.mark.slow
 def test_leaves_larger_than_the_budget_go_to_devices_and_back_in_parts() -> None:
     """512 MiB, the largest leaf 64 MiB, under 4 MiB."""
     options = ("--tree=512MiB", "--budget=4MiB", "--slack=48MiB", "--saves=0", "--kinds=jax-copied")
@@ -48,6 +50,7 @@ def test_leaves_larger_than_the_budget_go_to_devices_and_back_in_parts() -> None
     assert all(entry["exit_status"] != 0 for entry in found[2:])
 
 
+@pytest.mark.slow
 def test_a_limit_that_stops_nothing_is_told() -> None:
     """What the process may have is so much that it holds all of the tree twice."""
     done, found = run("--tree=32MiB", "--budget=4MiB", "--slack=1GiB", "--saves=0", "--kinds=numpy")

@@ -11,14 +11,8 @@ from anyio.lowlevel import checkpoint
 from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
 from penstock.kernel.errors import IncompletePipelineError, PipelineError
-from penstock.kernel.messages.restore import (
-    HostBatch,
-    PartOf,
-    ReadLeaf,
-    RestoredBatch,
-    RestoredTree,
-    RestorePlan,
-)
+from penstock.kernel.messages.packs import PartOf, ReadLeaf
+from penstock.kernel.messages.restore import HostBatch, RestoredBatch, RestoredTree, RestorePlan
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 from penstock.stages.assemble import Assemble

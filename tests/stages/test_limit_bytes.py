@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.stages.stage_rig import Parcel, ParcelHandler, Probe, Rig, run_stages, save_stages, with_parcels
 
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
+from penstock.kernel.messages.restore import HostBatch, ReadBatch
 from penstock.kernel.messages.save import LeafBatch, Piece, StagedBatch
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf

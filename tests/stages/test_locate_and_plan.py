@@ -21,7 +21,8 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel.messages.restore import Located, ReadLeaf, RestoreRequest
+from penstock.kernel.messages.packs import ReadLeaf
+from penstock.kernel.messages.restore import Located, RestoreRequest
 from penstock.kernel.messages.save import LeafBatch, TreeToSave
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.pipelines import save_pipeline

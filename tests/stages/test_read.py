@@ -21,7 +21,8 @@ from penstock.kernel.errors import (
     StorageError,
     TruncatedDataError,
 )
-from penstock.kernel.messages.restore import HostBatch, ReadBatch, ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
+from penstock.kernel.messages.restore import HostBatch, ReadBatch
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler

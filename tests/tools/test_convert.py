@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 import penstock
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
@@ -331,7 +331,7 @@ class TestRefusals:
         path = tmp_path / "x.safetensors"
         save_file({"a": np.ones(100)}, path)
         store = LocalStore()
-        opened = EveryLayout().open(store, str(path))
+        opened = AutoLayout().open(store, str(path))
         path.write_bytes(path.read_bytes()[:-8])
         files = SourceFiles(store)
         leaf = leaf_of(StoredValue(files, opened, opened.leaves[0]))

@@ -1,4 +1,4 @@
-"""Cuts reads along the pieces that were written, so that each can be compared with its checksum. Pure."""
+"""Cuts reads where written pieces begin and end, so that each can be compared with its checksum. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NONE: Final = Checksums.of(())
 def with_checksums(
     reads: Iterable[Read], recorded: Mapping[str, Checksums], piece_bytes: int
 ) -> Iterator[Read]:
-    """Give every read of whole pieces the checksum it must have.
+    """Give every read of whole pieces its recorded checksum.
 
-    A direct read goes straight into its place, whatever its size, so it is cut where pieces begin and
-    end rather than at `piece_bytes`; only what is left of it, parts of pieces, is cut to size. A
-    scattered read is checked if it is just one piece.
+    A direct read needs no memory of its own, so it is cut where pieces begin and end, whatever their size.
+    Where it covers only part of a piece, that part cannot be checked and is cut at `piece_bytes`. A
+    scattered read is checked if it covers exactly one piece.
 
     Args:
         reads: Direct ones as long as they are contiguous.

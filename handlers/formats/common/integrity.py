@@ -2,7 +2,7 @@
 
 A file of penstock's own, which Orbax ignores: a msgpack map of a version and, for each data file, the
 offsets, lengths and checksums of its pieces as three columns, by ascending offset. Columns, because a
-list for each of 100,000 pieces would cost more than writing them. Version 1 had lists.
+list for each of 100,000 pieces would take longer than writing the pieces. Version 1 had lists.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def decode(path: str, data: bytes) -> tuple[Mapping[str, Checksums], dict[str, b
         of leaves, by stored name.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a document would be.
+        CorruptCheckpointError: If it is malformed.
         UnsupportedFormatError: If a later penstock wrote it.
     """
     if not data:
@@ -158,7 +158,7 @@ def decode(path: str, data: bytes) -> tuple[Mapping[str, Checksums], dict[str, b
 
 @final
 class _Recorded(Mapping[str, Checksums]):
-    """By file, made when they are asked for: there may be a file for each leaf. From any thread."""
+    """Checksums by file, made when asked for, since there may be a file for each leaf. Thread-safe."""
 
     __slots__ = ("_columns", "_made")
 

@@ -1,6 +1,6 @@
 """The metadata of zarr arrays, versions 2 and 3, and the keys of their chunks.
 
-Pure: bytes in, values out. Array bytes are `handlers.layout`'s concern, codecs are TensorStore's.
+Pure: bytes in, values out. Codecs are TensorStore's concern.
 
 Source:
     zarr v2 and v3 specifications; what TensorStore and Orbax write is in ORBAX_FORMAT.md §1.6.

@@ -1,8 +1,8 @@
-"""The layout of one checkpoint with several items: each tree as if it were alone, in its directory."""
+"""The layout of one checkpoint with several items, each in a directory of its own."""
 
 from __future__ import annotations
 
-__all__ = ("ItemsLayout",)
+__all__ = ("CompositeLayout",)
 
 import os
 import time
@@ -11,10 +11,10 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, final
 
+from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
 from penstock.handlers.formats.items.item_parts import TreePart
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
-from penstock.handlers.formats.items.items_layout_base import AroundLayout, written_in
-from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase, written_in
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, check_names
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
@@ -24,7 +24,7 @@ from penstock.kernel.protocols.written import Document
 
 
 @final
-class ItemsLayout(AroundLayout):
+class CompositeLayout(ItemsLayoutBase):
     """Writes one checkpoint of several items, as Orbax's `Composite` is laid out.
 
     What is saved is one tree; the leaves below some of its keys are what one item holds.
@@ -38,7 +38,7 @@ class ItemsLayout(AroundLayout):
 
     @property
     def only_folder(self) -> None:
-        """None: each item has one."""
+        """None, for each item has a directory of its own."""
         return
 
     def folder(self, leaf: Leaf) -> str:
@@ -50,7 +50,7 @@ class ItemsLayout(AroundLayout):
         return _within(self._part(leaf), leaf.info)
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Sort out what is known of leaves; nothing, if a dot in an item's name makes theirs ambiguous."""
+        """Sort what is known of leaves by item; nothing if a dot in an item's name makes names ambiguous."""
         found: dict[str, dict[str, Any]] = {part.directory: {} for part in self._parts.tree_parts}
         if any("." in key for part in self._parts.tree_parts for key in part.keys):
             return found

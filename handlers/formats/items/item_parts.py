@@ -122,7 +122,7 @@ def _add(parts: Parts, name: str, item: object) -> None:
 def _add_pair(
     parts: Parts, name: str, inner: str, tree: object, about: Mapping[str, object], *, single: bool = False
 ) -> None:
-    """Add what Orbax stores as a composite of its own: a tree, and JSON about it."""
+    """Add an item that Orbax stores as a composite of its own: a tree, and JSON about it."""
     parts.tree[name] = {inner: tree}
     parts.tree_parts.append(TreePart((name, inner), f"{name}/{inner}", single=single))
     parts.documents.append(Document(f"{name}/{inner}_metadata/metadata", _json(name, about)))
@@ -161,7 +161,7 @@ def _text(name: str, message: Any) -> bytes:
 
 
 def _check_name(name: object) -> None:
-    """Refuse what is no directory's name, or what Orbax keeps for something else."""
+    """Refuse a name that no directory can have, or that Orbax uses for something else."""
     if not isinstance(name, str) or not name or name in {".", "..", "AUTO", "_CHECKPOINT_DELETION"}:
         raise SpecError(f"an item cannot be called {name!r}")
     if "/" in name or "\0" in name or name.startswith("_") or ".orbax-checkpoint-tmp" in name:

@@ -16,7 +16,7 @@ from typing import Any, final
 @final
 @dataclass(frozen=True, slots=True)
 class PyTree:
-    """A tree, as anything is that is of no other kind."""
+    """A pytree. A value that is of no other kind is taken for one."""
 
     tree: object
     custom_metadata: Mapping[str, Any] | None = None  #: JSON values, kept with this tree

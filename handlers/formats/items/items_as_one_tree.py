@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.documents.file_names import show_key_path
+from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read
@@ -18,7 +18,7 @@ from penstock.kernel.protocols.written import Written
 @final
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An item, and where it stands."""
+    """An opened item, and where its leaves stand in the one tree."""
 
     keys: KeyPath  #: what the keys of its leaves begin with
     folder: str  #: relative to the checkpoint

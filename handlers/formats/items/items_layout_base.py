@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("AroundLayout", "written_in")
+__all__ = ("ItemsLayoutBase", "written_in")
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 
 
-class AroundLayout:
-    """Leaves to the layout of a tree how arrays are stored, what files are called and how they are opened.
+class ItemsLayoutBase:
+    """Leaves to another layout how arrays are stored, what files are called and how they are opened.
 
     Args:
         base: That layout; also a `FormattedLayout`.
@@ -63,7 +63,7 @@ class AroundLayout:
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
     ) -> list[Document]:
-        """Put behind the documents of the trees those of the other items and of the checkpoint."""
+        """Append the documents of the other items and of the checkpoint to those of the trees."""
         about = checkpoint_metadata.encode(
             started_ns=started_ns,
             committed_ns=committed_ns,

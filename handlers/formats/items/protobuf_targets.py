@@ -1,4 +1,4 @@
-"""Protobuf messages as restore targets: a message is stored as text, which says not of which class it is."""
+"""Protobuf messages as restore targets. A message is stored as text, which does not name its class."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def message_target(like: Any, path: str) -> tuple[Any, Callable[[Any], Any]]:
     """Return the target to restore to, and what makes the result of what is restored.
 
     Args:
-        like: A target. A message, or a class of messages, stands for a message of that class; whatever
-            else it is, nothing becomes of it.
+        like: A target. A message, or a class of messages, stands for a message of that class. Any other
+            target is returned as it is.
         path: What is restored, for the error.
     """
     protobuf = sys.modules.get("google.protobuf.message")  # whoever has a message has imported it

@@ -1,8 +1,8 @@
-"""The layout of a checkpoint whose one tree is an item: a step of a training, with its metrics beside it."""
+"""The layout of a checkpoint whose only tree is an item: a step of a run, with its metrics beside it."""
 
 from __future__ import annotations
 
-__all__ = ("OneTreeLayout",)
+__all__ = ("SingleItemLayout",)
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, final
 
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
-from penstock.handlers.formats.items.items_layout_base import AroundLayout, written_in
+from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase, written_in
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import ItemLayout, Layout
@@ -21,11 +21,11 @@ from penstock.kernel.protocols.written import Document
 
 
 @final
-class OneTreeLayout(AroundLayout):
+class SingleItemLayout(ItemsLayoutBase):
     """Writes a tree into the directory of an item. Its leaves keep their own key paths.
 
-    So what is remembered of a tree that is saved again and again (or restored) is of use here, too, as
-    it is not to an `ItemsLayout`, in whose tree all key paths begin with the name of an item.
+    So what is cached of a tree that is saved or restored again and again is of use here, too. In a
+    `CompositeLayout` it is not, for there all key paths begin with the name of an item.
 
     Args:
         base: Writes the tree; also a `FormattedLayout` and an `ItemLayout`.
@@ -52,7 +52,7 @@ class OneTreeLayout(AroundLayout):
         return self.only_folder
 
     def within(self, leaf: Leaf) -> ParamInfo:
-        """What it is anyway: its keys are those of the item."""
+        """The info as it is: the keys of a leaf are those in its item."""
         return leaf.info
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 __all__ = ("OrbaxLayout",)
 
-import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.formats.orbax.discovery.item_listing import list_items
-from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS, TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS
 from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import PathError
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import FoundItems
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -31,17 +30,16 @@ from penstock.kernel.protocols.written import Document
 class OrbaxLayout:
     """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Thread-safe.
 
-    The trees that were written last are remembered, as far as their documents say the same each time;
-    and so are the documents that were read last.
+    It writes the flat layout, with arrays as `form` says: by default OCDBT, zarr v2 and no codec. It reads
+    any of that, whatever `form` says, and also items of a step, the latest step in a directory of steps, and
+    what early Orbax kept in a msgpack file.
 
-    Written is the flat layout, with arrays as `form` says; by default OCDBT, zarr v2 and no codec. Read is
-    all that, whatever `form` says, and items of a step, the latest step in a directory of steps, and what
-    early Orbax kept in a msgpack file.
+    What documents say of the trees written last, and the documents read last, are cached.
 
     Args:
         form: How arrays are written.
         coded_chunk: Bytes of a chunk with a codec, about, if `form` does not say it: such a chunk is
-            held as a whole, before and after.
+            held in memory as a whole, before and after encoding.
     """
 
     __slots__ = ("_as_described", "_coded_chunk", "_form", "_remembered", "_trees")
@@ -59,10 +57,7 @@ class OrbaxLayout:
         Raises:
             PathError: If `path` itself is named as an interrupted save is: nobody could read it.
         """
-        if TEMPORARY_SUFFIX in os.path.basename(path):
-            raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
-
-        return path + TEMPORARY_SUFFIX
+        return temporary_path(path)
 
     def data_file(self) -> str:
         return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
@@ -130,7 +125,7 @@ class OrbaxLayout:
         return tree.item_documents(batches, committed_ns, digests)
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Look for any file that a checkpoint of any version has, finished or not."""
+        """Whether `path` holds a file that a checkpoint of some version has, finished or not, or nothing."""
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 

@@ -1,4 +1,4 @@
-"""The layout of a tree whose directory somebody else makes, and publishes: an item, not a checkpoint."""
+"""The layout of a tree in a directory that its caller makes and publishes: an item, not a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CUSTOM: Final = "custom_metadata"
 
 @final
 class TreeLayout:
-    """Writes a tree into a directory that exists: no commit mark, nothing of a checkpoint. Thread-safe.
+    """Writes a tree into a directory that exists, without a commit mark. Thread-safe.
 
     Args:
         form: How arrays are written.
@@ -45,7 +45,7 @@ class TreeLayout:
         self._single = single
 
     def temporary_name(self, path: str) -> str:
-        """The path itself: it is built in its place."""
+        """The path itself: the tree is built in place."""
         return path
 
     def data_file(self) -> str:
@@ -88,7 +88,7 @@ class TreeLayout:
         return tree.item_documents(batches, time.time_ns(), digests or {})
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether anything may be written there: whoever made the directory says so."""
+        """True: whoever made the directory allows it."""
         return True
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:

@@ -1,4 +1,4 @@
-"""The element types of safetensors files, by their names there and here.
+"""The element types of safetensors files, by their names in the format and in penstock.
 
 Source:
     The format's own enumeration, as safetensors 0.8 has it. `F8_E4M3` is the type without infinities,

@@ -152,7 +152,7 @@ def _entry(path: str, name: str, value: object) -> _Entry:
 
 
 def _tensors(path: str, entries: Mapping[str, _Entry], start: int) -> tuple[Tensor, ...]:
-    """Look at each entry. Many tensors have few shapes, so each shape is looked at once."""
+    """Make tensors of the entries. Many tensors have few shapes, so each shape is checked once."""
     kinds: dict[tuple[str, tuple[int, ...]], tuple[str, int]] = {}
     tensors: list[Tensor] = []
     for name, entry in entries.items():

@@ -1,8 +1,8 @@
-"""What penstock adds to the `__metadata__` of a file it writes: all of a tree that tensors cannot say.
+"""What penstock adds to the `__metadata__` of its files: everything about a tree that tensors cannot say.
 
 One member, `penstock`, holds a JSON text: the key paths that the names do not tell, strings, None and
 empty containers, typed PRNG keys, which kind of leaf each tensor was, and metadata that is not text.
-Other readers see one more text that they do not know. It is written into the first file of a folder.
+Other readers see a text that they do not know. It is written into the first file of a folder.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any, Final, cast, final
 
 from penstock.handlers.formats.common.checked_json import as_list, as_object, as_string, parse_object
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, ParamInfo
 
 MEMBER: Final = "penstock"
 VERSION: Final = 1
 
-_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 _KINDS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 
 Steps = tuple["str | int", ...]
@@ -31,7 +30,7 @@ Steps = tuple["str | int", ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The note, decoded. Every mapping is by the name of the tensor, or of what is none."""
+    """The note, decoded. The keys of every mapping are names, of tensors or of other leaves."""
 
     paths: Mapping[str, Steps] = field(default_factory=dict[str, Steps])  #: where splitting at `.` would err
     strings: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -60,7 +59,7 @@ def keys_and_kinds(steps: Steps) -> tuple[KeyPath, tuple[KeyKind, ...]]:
 
 
 def encode(note: Note) -> str:
-    """Encode the note; what is empty is left out."""
+    """Encode the note, without members that are empty."""
     members = {
         "version": VERSION,
         "kind": note.kind,
@@ -79,7 +78,7 @@ def decode(path: str, text: str) -> Note:
     """Read the note of the file at `path`.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a note would be.
+        CorruptCheckpointError: If it is malformed.
         UnsupportedFormatError: If a later penstock wrote it.
     """
     document = parse_object(f"{path} (its note in __metadata__)", text.encode(errors="surrogatepass"))
@@ -94,7 +93,7 @@ def decode(path: str, text: str) -> Note:
     return Note(
         paths={name: _steps(path, name, value) for name, value in paths.items()},
         strings=_texts(path, document, "strings"),
-        empty=_texts(path, document, "empty", among=_MARKERS),
+        empty=_texts(path, document, "empty", among=EMPTY_MARKERS),
         random_keys=_texts(path, document, "random_keys"),
         kinds=_texts(path, document, "kinds", among=_KINDS),
         kind=kind if kind in _KINDS else "np.ndarray",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("SafetensorsCheckpoint", "open_checkpoint", "recognises")
+__all__ = ("SafetensorsCheckpoint", "open_checkpoint")
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple, final
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common.checksummed_reads import with_checksums
 from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads
-from penstock.handlers.formats.orbax.documents.file_names import MARKS, TEMPORARY_SUFFIX, show_key_path
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable, StoredLeaves
+from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
-from penstock.handlers.formats.safetensors.file_set import holds_tensors, read_files
+from penstock.handlers.formats.safetensors.file_set import read_files
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
 from penstock.handlers.formats.safetensors.penstock_metadata import Note
 from penstock.handlers.formats.safetensors.tensor_names import check_tree, empty_marker, split_name
@@ -56,15 +56,15 @@ class SafetensorsCheckpoint:
     started_at_ns: int | None = None
 
     def codec(self, number: int) -> str | None:
-        """Nothing: the format has no codecs."""
+        """None: the format has no codecs."""
         return None
 
     def stored_nbytes(self, number: int) -> int:
-        """Its bytes, as they are; see `StorageDetails`."""
+        """The bytes of the tensor; see `StorageDetails`."""
         return self.leaves[number].spec.nbytes
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
-        """Nothing: no checksums are recorded."""
+        """Nothing, for no checksums are recorded."""
         return ()
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
@@ -114,14 +114,6 @@ class SafetensorsCheckpoint:
         return replace(self, leaves=tuple(leaves))
 
 
-def recognises(store: Store, path: str) -> bool:
-    """Whether a finished safetensors file lies at `path`, or a folder of them that is not Orbax's."""
-    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
-        return False
-
-    return store.kind(path) == "file" or not MARKS & set(store.list_directory(path))
-
-
 def open_checkpoint(store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
     """Read the headers at `path`, a file or a folder; no data.
 
@@ -141,7 +133,7 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
 
 
 def _table(headers: Sequence[FileHeader], note: Note) -> LeafTable:
-    """Put together what is known of every leaf. What many have in common, they share."""
+    """Put together what is known of every leaf. Leaves that have a value in common share the object."""
     names: list[str] = []
     specs: list[LeafSpec] = []
     places: list[StoredTensor] = []

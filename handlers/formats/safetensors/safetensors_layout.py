@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
 from penstock.handlers.formats.safetensors.file_set import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
@@ -32,7 +32,7 @@ from penstock.kernel.protocols.written import Document
 @final
 @dataclass(frozen=True, slots=True)
 class SafetensorsLayout:
-    """Writes what every safetensors reader reads, and reads what is one tree of names.
+    """Writes files that every safetensors reader reads, and reads any whose names form a tree.
 
     A path that ends in `.safetensors` is one file. Any other is a folder, which holds
     `model.safetensors`, or several files with `model.safetensors.index.json`.
@@ -57,12 +57,10 @@ class SafetensorsLayout:
         Raises:
             PathError: If `path` is named as an interrupted save is, or is one file that is to be split.
         """
-        if TEMPORARY_SUFFIX in os.path.basename(path):
-            raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
         if self.max_shard_bytes is not None and path.endswith(SUFFIX):
             raise PathError(path, "is one file, which max_shard_bytes cannot split; name a folder")
 
-        return path + TEMPORARY_SUFFIX
+        return temporary_path(path)
 
     def data_file(self) -> str:
         return SINGLE_FILE
@@ -81,9 +79,9 @@ class SafetensorsLayout:
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
-        """None: all that there is to say is in the headers, and in the index that `arrange` made.
+        """None: everything is said in the headers and in the index, which `arrange` made.
 
-        Digests are not kept, so a checkpoint of this kind is no base for another one.
+        Digests are not kept, so such a checkpoint cannot be the base of another one.
         """
         return ()
 
@@ -94,7 +92,7 @@ class SafetensorsLayout:
         specs: Sequence[LeafSpec],
         custom_metadata: Mapping[str, Any] | None,
     ) -> Arrangement:
-        """Decide where each leaf goes; see `arranging.arrange` for what it raises."""
+        """Decide where each leaf goes; see `tensor_offsets.arrange` for what it raises."""
         most = None if path.endswith(SUFFIX) else self.max_shard_bytes or DEFAULT_SHARD_BYTES
         return arrange(infos, specs, custom_metadata, most)
 
@@ -103,7 +101,7 @@ class SafetensorsLayout:
         return SINGLE_FILE if path.endswith(SUFFIX) else None
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether there is nothing but safetensors: what else lies in a folder would be lost with it."""
+        """Whether there is nothing but safetensors; anything else in a folder would be lost with it."""
         if store.kind(path) == "file":
             return path.endswith(SUFFIX)
 

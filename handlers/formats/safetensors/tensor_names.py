@@ -1,4 +1,4 @@
-"""From names to key paths: splitting, and what keeps names from being one tree. Pure."""
+"""From names to key paths: how names are split, and which cannot form one tree. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_name(name: str, separator: str, recorded: Steps | None) -> tuple[KeyPa
 
 
 def check_tree(path: str, names: Sequence[ParamInfo], split: Sequence[ParamInfo], separator: str) -> None:
-    """Refuse key paths of which one is another, or another's beginning.
+    """Refuse two equal key paths, and a key path that is the beginning of another.
 
     Args:
         path: Of the checkpoint, for the error.

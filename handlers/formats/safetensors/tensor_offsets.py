@@ -1,7 +1,7 @@
-"""Where each tensor of a new checkpoint will lie: which file, and which offset. Pure.
+"""Where each tensor of a new checkpoint will lie: in which file, at which offset. Pure.
 
-The format leaves no choice but this: the header comes first and says where everything is, so all must
-be decided before the first byte is written.
+The header comes first and says where everything is, so all must be decided before the first byte is
+written.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.handlers.leaves.default_handlers import default_handlers
@@ -173,7 +173,7 @@ def make_engine(
     options, regulator = config_and_regulator(config, budget)
     if layout is None:
         form = options.format if save_format is None else save_format
-        layout = EveryLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
+        layout = AutoLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
 
     return Engine(
         options,

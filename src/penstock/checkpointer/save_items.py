@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.pipelines import First
-from penstock.handlers.formats.items.composite_layout import ItemsLayout
+from penstock.handlers.formats.items.composite_layout import CompositeLayout
 from penstock.handlers.formats.items.item_parts import take_apart
 from penstock.handlers.formats.items.item_types import (
     Array,
@@ -21,7 +21,7 @@ from penstock.handlers.formats.items.item_types import (
     PyTree,
     RandomKey,
 )
-from penstock.handlers.formats.items.single_item_layout import OneTreeLayout
+from penstock.handlers.formats.items.single_item_layout import SingleItemLayout
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import SpecError
 from penstock.kernel.pipeline.shared_objects import Shared
@@ -49,13 +49,13 @@ def for_items(
     if not isinstance(engine.layout, FormattedLayout):
         raise SpecError(f"a {type(engine.layout).__name__} holds one tree, not several items")
     parts = take_apart(items)
-    if OneTreeLayout.fits(engine.layout, parts):
+    if SingleItemLayout.fits(engine.layout, parts):
         ((name, tree),) = parts.tree.items()
-        engine = replace(engine, layout=OneTreeLayout(engine.layout, parts))
+        engine = replace(engine, layout=SingleItemLayout(engine.layout, parts))
         return engine, tree, _below(name, save_args), None if first is None else _with_name(name, first)
 
     shared = Shared.with_objects({KnownValues: engine.shared.of(KnownValues)})
-    engine = replace(engine, layout=ItemsLayout(engine.layout, parts), shared=shared)
+    engine = replace(engine, layout=CompositeLayout(engine.layout, parts), shared=shared)
     return engine, parts.tree, save_args, first
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter, create_task_group
 
+from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.verification import (
     BLOCK_BYTES,
@@ -18,7 +19,6 @@ from penstock.handlers.formats.orbax.reading.verification import (
     survey,
 )
 from penstock.handlers.formats.orbax.reading.verification import Survey as _Survey
-from penstock.handlers.formats.safetensors import safetensors_checkpoint as safetensors
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -85,7 +85,7 @@ async def verify_checkpoint(
 
 
 def _survey(store: Store, path: str, item: str | None) -> tuple[int, _Survey]:
-    if safetensors.recognises(store, path):
+    if is_safetensors(store, path):
         raise UnsupportedFormatError(path, "is safetensors, which records no checksums")
 
     checkpoint = open_checkpoint(store, path, item, whole=False)

@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat, SupportsIndex, cast, final
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.handlers.formats.items.item_types import Composite, Json
-from penstock.handlers.formats.orbax.discovery.item_kinds import WHOLE, form_of, items_of
+from penstock.handlers.formats.orbax.discovery.item_kinds import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.protocols.layouts import Layout
@@ -113,7 +113,7 @@ def item_names(store: Store, path: str) -> list[str]:
         raise NotACheckpointError(path, "there is no such step")
 
     names = frozenset(store.list_directory(path))
-    if form_of(store, path, names) in WHOLE:
+    if kind_of_item(store, path, names) in KINDS_WITHOUT_ITEMS:
         return []
 
     return [name for name in items_of(store, path, names) if name != METRICS]

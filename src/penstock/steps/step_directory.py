@@ -26,9 +26,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.handlers.formats.common.checked_json import parse_object
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, read_root_metadata
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing
 from penstock.kernel.protocols.stores import Store

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path
 from penstock.checkpointer.pipelines import save_pipeline as default_save_pipeline
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.file_set import SUFFIX
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
@@ -238,7 +238,7 @@ def _check_apart(source: str, destination: str) -> None:
 
 
 def _open(store: Store, path: str, split: str | None, item: str | None) -> StoredCheckpoint:
-    opened = EveryLayout().open(store, path, item)
+    opened = AutoLayout().open(store, path, item)
     return split_names(opened, split) if split is not None and isinstance(opened, NamedTensors) else opened
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.kernel.errors import TreeDifference
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler

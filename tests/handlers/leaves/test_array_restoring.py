@@ -27,7 +27,7 @@ from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.jax_arrays.sharding import encode
 from penstock.handlers.leaves.numpy_array import NumpyHandler
 from penstock.handlers.leaves.scalar import ScalarHandler
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.reads import Target
 

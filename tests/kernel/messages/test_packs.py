@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.messages.packs import IndexedValues, ReadPack
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import IndexedValues, ReadLeaf, ReadPack
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 
 HANDLER: Any = object()

@@ -14,7 +14,7 @@ from anyio import CancelScope, Event, create_task_group
 
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import HandlerError, HandlerFailedError, InvalidLeafError, PipelineError
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.messages.save import Leaf
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import pytest
 from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
 from penstock.kernel.errors import ChecksumError, PenstockError, StructureMismatchError, TruncatedDataError
-from penstock.kernel.messages.packs import HostPack, ReadPack
-from penstock.kernel.messages.restore import ReadBatch, ReadLeaf, RestoredTree, RestoreRequest
+from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
+from penstock.kernel.messages.restore import HostBatch, ReadBatch, RestoredTree, RestoreRequest
 from penstock.kernel.messages.save import LeafBatch, TreeToSave
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.pipeline.stage import FunctionStage
@@ -104,6 +104,49 @@ async def test_a_stage_may_unpack(rig: Rig) -> None:
 
     await saved(rig)
     check_equal(await restored(rig, TREE, FunctionStage(unpack), LimitBytes()))
+
+
+async def filled(rig: Rig, look: Callable[[HostBatch], None]) -> Any:
+    """Restore with a stage that looks at what was read."""
+
+    async def see(batch: HostBatch) -> HostBatch:
+        look(batch)
+        return batch
+
+    stages = (Locate(), Plan(), Read(), FunctionStage(see), HostToDevice(), Assemble())
+    request = RestoreRequest(await saved(rig), TREE, has_like=True)
+    (restored,) = await run_stages(rig.restore_run(), *stages, message=request)
+    return restored.tree
+
+
+async def test_a_stage_sees_every_byte_in_packs_or_not(rig: Rig) -> None:
+    seen: dict[str, bytes] = {}
+    in_packs: list[bool] = []
+
+    def look(batch: HostBatch) -> None:
+        in_packs.append(bool(batch.packs))
+        for part in batch.parts():
+            assert part.bounds == tuple((0, size) for size in part.spec.shape or ())
+            assert part.key_path not in seen
+            seen[part.key_path] = bytes(part.data)
+
+    check_equal(await filled(rig, look))
+
+    assert set(in_packs) == {True, False}
+    arrays = {f"[{name!r}]": np.asarray(value) for name, value in TREE.items() if value is not None}
+    assert {name: data for name, data in seen.items() if data} == {
+        name: array.tobytes() for name, array in arrays.items() if array.nbytes
+    }
+
+
+async def test_a_stage_may_overwrite_every_byte(rig: Rig) -> None:
+    def look(batch: HostBatch) -> None:
+        for part in batch.parts():
+            part.data[:] = bytes(len(part.data))
+
+    found = await filled(rig, look)
+
+    check_equal(found, {name: value if value is None else value * 0 for name, value in TREE.items()})
 
 
 async def test_batches_are_bounded(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Arrays whose bytes lie in a document beside other things: in the msgpack file of early Orbax, in JSON.
+"""Arrays whose bytes lie within a document, such as the msgpack file of early Orbax, or JSON.
 
 Their bytes are in C order, in one run or several, or few enough to be at hand.
 """
@@ -34,7 +34,7 @@ class Run:
 @final
 @dataclass(frozen=True, slots=True)
 class PackedArray:
-    """What a layout keeps in `StoredLeaf.detail` of an array inside of a document."""
+    """What Orbax's layout keeps in `StoredLeaf.detail` of an array within a document."""
 
     file: str  #: the document, absolute
     shape: tuple[int, ...]

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.handlers.formats.common import zarr_metadata as zarr
+from penstock.handlers.formats.common.chunk_keys import prefix_of
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
-from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
 from penstock.kernel.protocols.store_capabilities import ManyFiles
@@ -93,7 +93,7 @@ def _few_chunks(path: str, document: bytes) -> Sequence[str] | None:
 
 
 def read_value(store: Store, directory: str, value: Value) -> bytes:
-    """Fetch a small value from wherever it lies."""
+    """Fetch a small value, from the index itself or from a data file."""
     if isinstance(value, Inline):
         return value.value
 

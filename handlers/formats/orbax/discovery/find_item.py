@@ -6,23 +6,24 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("At", "Place", "checkpoint_at", "locate")
+__all__ = ("CheckpointPlace", "ItemPlace", "checkpoint_at", "locate")
 
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
-    TREES,
+    KINDS_OF_TREES,
+    KINDS_WITHOUT_ITEMS,
     USUAL_ITEMS,
-    WHOLE,
-    Form,
-    form_at,
-    form_of,
+    ItemKind,
     holds_arrays,
     is_array,
     items_of,
+    kind_of_item,
+    kind_of_item_at,
 )
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished, latest_step, read_root_metadata
 from penstock.handlers.formats.orbax.discovery.tombstone import check_not_deleted, deleted_item
@@ -32,8 +33,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     LEGACY_MSGPACK,
     METADATA,
-    PARTIAL_SUFFIX,
-    TEMPORARY_SUFFIX,
     V1_MARK,
 )
 from penstock.kernel.errors import (
@@ -47,18 +46,18 @@ from penstock.kernel.protocols.stores import Store
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
+class ItemPlace:
     """Where a tree, or another item, lies."""
 
     directory: str  #: holds `_METADATA` and the arrays, or what else there is of the item
     names: frozenset[str]  #: of what is in it
     checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
     path: str = ""  #: of the checkpoint: as it was asked for, or a step there
-    form: Form = Form.TREE
+    kind: ItemKind = ItemKind.TREE
     root_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the directory of steps
 
 
-def locate(store: Store, path: str, item: str | None = None) -> Place:
+def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
     """Find the item of the checkpoint at `path`; of a directory of steps, that of the latest finished one.
 
     Args:
@@ -79,7 +78,7 @@ def locate(store: Store, path: str, item: str | None = None) -> Place:
 
 @final
 @dataclass(frozen=True, slots=True)
-class At:
+class CheckpointPlace:
     """Where a checkpoint lies."""
 
     path: str  #: as it was asked for, or that of the latest step there
@@ -87,7 +86,7 @@ class At:
     is_step: bool  #: whether it was found in a directory of steps
 
 
-def checkpoint_at(store: Store, path: str) -> At:
+def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
     """Find the checkpoint at `path`, or the latest finished one in the directory of steps there.
 
     Raises:
@@ -99,14 +98,14 @@ def checkpoint_at(store: Store, path: str) -> At:
     names = frozenset(store.list_directory(path))
     step = latest_step(store, path, names)
     if step is None:
-        return At(path, names, is_step=False)
+        return CheckpointPlace(path, names, is_step=False)
 
     inner = os.path.join(path, step)
-    return At(inner, frozenset(store.list_directory(inner)), is_step=True)
+    return CheckpointPlace(inner, frozenset(store.list_directory(inner)), is_step=True)
 
 
 def _check_there(store: Store, path: str) -> None:
-    """Raise unless a directory lies at `path` that no interrupted save left."""
+    """Raise unless `path` is a directory, and not the remains of an interrupted save."""
     parent, name = os.path.split(os.path.abspath(path))
     if TEMPORARY_SUFFIX in name:
         raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
@@ -142,7 +141,7 @@ def _enter(
     names: frozenset[str],
     item: str | None,
     root_metadata: Mapping[str, Any] | None = None,
-) -> Place:
+) -> ItemPlace:
     """Find the item in a checkpoint, or in an item of one."""
     found = checkpoint_metadata.read(store, path, names)
     if is_unfinished(names, found):
@@ -151,42 +150,42 @@ def _enter(
     gone = deleted_item(store, path, names)
     names -= {gone}
     if item is None:
-        name, form = _choose(store, path, names, found, gone)
+        name, kind = _choose(store, path, names, found, gone)
     elif item == gone:
         raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
     else:
-        name, form = item, _form_of_named(store, path, names, item)
+        name, kind = item, _kind_of_named(store, path, names, item)
     directory = os.path.join(path, name) if name else path
     inside = frozenset(store.list_directory(directory)) if name else names
-    return Place(directory, inside, found, path, form, root_metadata)
+    return ItemPlace(directory, inside, found, path, kind, root_metadata)
 
 
-def _form_of_named(store: Store, path: str, names: frozenset[str], item: str) -> Form:
+def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) -> ItemKind:
     directory = os.path.join(path, item)
     there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
     if not there:
         items = ", ".join(items_of(store, path, names)) or "none"
         raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
 
-    form = form_at(store, directory)
-    if form is not None:
-        return form
+    kind = kind_of_item_at(store, directory)
+    if kind is not None:
+        return kind
     if holds_arrays(store, directory, store.list_directory(directory)):
-        return Form.NAMED
+        return ItemKind.NAMED
 
     raise UnsupportedFormatError(directory, f"is no item that penstock knows: it has no {METADATA}")
 
 
 def _choose(
     store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
-) -> tuple[str, Form]:
-    """Say which item is meant, by its name (empty if it is no item of `path` but all of it) and form."""
-    form = form_of(store, path, names)
-    if form in WHOLE:
-        return "", form
+) -> tuple[str, ItemKind]:
+    """Say which item is meant, by its name (empty if it is no item of `path` but all of it) and kind."""
+    kind = kind_of_item(store, path, names)
+    if kind in KINDS_WITHOUT_ITEMS:
+        return "", kind
 
     items = items_of(store, path, names)
-    trees = [name for name, form in items.items() if form in TREES]
+    trees = [name for name, kind in items.items() if kind in KINDS_OF_TREES]
     usual = [name for name in USUAL_ITEMS if name in items][:1]
     if not usual:  # then one that is lost may have been meant
         _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
@@ -198,18 +197,18 @@ def _choose(
         raise UnsupportedFormatError(
             path, f"holds {len(trees)} trees ({listed}); name one, as in item={trees[0]!r}"
         )
-    if form is not None:
-        return "", form
+    if kind is not None:
+        return "", kind
     if not items and holds_arrays(store, path, names):
         if LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
             raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
-        return "", Form.NAMED
+        return "", ItemKind.NAMED
 
     raise _nothing_to_open(path, names, items)
 
 
 def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
-    """Raise if one of the items that the checkpoint lists, and that were not recognised, is not there."""
+    """Raise if an item that the checkpoint lists is not there."""
     for name in listed:
         directory = os.path.join(path, name)
         kind = store.kind(directory)
@@ -219,9 +218,9 @@ def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
 
 
 def _nothing_to_open(
-    path: str, names: frozenset[str], items: Mapping[str, Form]
+    path: str, names: frozenset[str], items: Mapping[str, ItemKind]
 ) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
-    """Say what lies at `path` instead of one tree."""
+    """Make the error that says what lies at `path` instead of a tree."""
     unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
     if unfinished:
         return IncompleteCheckpointError(path, f"a save was interrupted: there is {unfinished[0]!r}")

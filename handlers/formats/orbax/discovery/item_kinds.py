@@ -8,11 +8,11 @@ from __future__ import annotations
 
 __all__ = (
     "RANDOM_KEYS",
-    "Form",
-    "form_of",
+    "ItemKind",
     "holds_arrays",
     "is_array",
     "json_file",
+    "kind_of_item",
     "proto_file",
 )
 
@@ -21,6 +21,7 @@ from collections.abc import Collection
 from enum import Enum, auto
 from typing import Final
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
@@ -32,7 +33,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     METADATA,
     SHARDING,
     STRINGS,
-    TEMPORARY_SUFFIX,
     V1_MARK,
 )
 from penstock.kernel.protocols.stores import Store
@@ -50,7 +50,7 @@ _BESIDE_METADATA: Final = frozenset({MANIFEST, SHARDING, STRINGS, ARRAY_METADATA
 _BESIDE_TREES: Final = frozenset({COMMIT_MARK, CHECKPOINT_METADATA, V1_MARK, INTEGRITY})
 
 
-class Form(Enum):
+class ItemKind(Enum):
     """How an item is stored."""
 
     TREE = auto()  #: with `_METADATA`, or with what lies beside it and nowhere else
@@ -62,35 +62,35 @@ class Form(Enum):
     NUMPY_KEY = auto()
 
 
-RANDOM_KEYS: Final = {Form.JAX_KEY: "jax_random_key", Form.NUMPY_KEY: "np_random_key"}
+RANDOM_KEYS: Final = {ItemKind.JAX_KEY: "jax_random_key", ItemKind.NUMPY_KEY: "np_random_key"}
 """What holds the array or tree; the directory beside it has `_metadata` appended."""
 
 
-TREES: Final = frozenset({Form.TREE, Form.PACKED})
-WHOLE: Final = TREES | frozenset(RANDOM_KEYS)
+KINDS_OF_TREES: Final = frozenset({ItemKind.TREE, ItemKind.PACKED})
+KINDS_WITHOUT_ITEMS: Final = KINDS_OF_TREES | frozenset(RANDOM_KEYS)
 """Directories of these forms have no items, although what lies in them may look like some."""
 
 
-def form_of(store: Store, directory: str, names: Collection[str]) -> Form | None:
+def kind_of_item(store: Store, directory: str, names: Collection[str]) -> ItemKind | None:
     """Say what lies in `directory`, whose entries are `names`; None if it is no item.
 
-    That arrays lie there and nothing else is not looked for: see `holds_arrays`.
+    A directory with nothing but arrays is not recognised here: see `holds_arrays`.
     """
     if METADATA in names:
-        return Form.TREE
-    for form, name in RANDOM_KEYS.items():
+        return ItemKind.TREE
+    for kind, name in RANDOM_KEYS.items():
         if name in names and f"{name}_metadata" in names:
-            return form
+            return kind
     if LEGACY_MSGPACK in names and store.kind(os.path.join(directory, LEGACY_MSGPACK)) == "file":
-        return Form.PACKED
+        return ItemKind.PACKED
     if _is_single_array(store, directory, names):
-        return Form.NAMED
+        return ItemKind.NAMED
     if not _BESIDE_METADATA.isdisjoint(names):
-        return Form.TREE
+        return ItemKind.TREE
     if proto_file(names) is not None:
-        return Form.PROTO
+        return ItemKind.PROTO
 
-    return Form.JSON if json_file(store, directory, names) else None
+    return ItemKind.JSON if json_file(store, directory, names) else None
 
 
 def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bool:
@@ -99,23 +99,23 @@ def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bo
     return LEGACY_MSGPACK in names and not others and is_array(store, directory, LEGACY_MSGPACK)
 
 
-def form_at(store: Store, directory: str) -> Form | None:
-    """Say what lies at `directory`, if that is one."""
+def kind_of_item_at(store: Store, directory: str) -> ItemKind | None:
+    """Say what lies at `directory`; None if it is no directory, or no item."""
     if store.kind(directory) != "directory":
         return None
 
-    return form_of(store, directory, store.list_directory(directory))
+    return kind_of_item(store, directory, store.list_directory(directory))
 
 
-def items_of(store: Store, path: str, names: Collection[str]) -> dict[str, Form]:
-    """Name the items of the checkpoint at `path`, and say what each is; those half-written are left out."""
-    found: dict[str, Form] = {}
+def items_of(store: Store, path: str, names: Collection[str]) -> dict[str, ItemKind]:
+    """Return the kind of each item of the checkpoint at `path`, by name, without unfinished ones."""
+    found: dict[str, ItemKind] = {}
     for name in sorted(names):
         # Early directories of steps had their own metadata in what looks like an item.
         is_item = TEMPORARY_SUFFIX not in name and (name != ROOT_FOLDER or CHECKPOINT_METADATA in names)
-        form = form_at(store, os.path.join(path, name)) if is_item else None
-        if form is not None:
-            found[name] = form
+        kind = kind_of_item_at(store, os.path.join(path, name)) if is_item else None
+        if kind is not None:
+            found[name] = kind
 
     return found
 
@@ -142,9 +142,9 @@ def proto_file(names: Collection[str]) -> str | None:
 
 
 def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
-    """Whether arrays lie in `directory`, each in a directory below it, and nothing tells their structure.
+    """Whether `directory` holds arrays, each in a directory of its own, and nothing tells their structure.
 
-    That is so in no checkpoint that has any other document: there it is lost, and not to be guessed.
+    If there is any other document, the one that told the structure is lost, and nothing is guessed.
     """
     return _BESIDE_TREES.isdisjoint(names) and any(is_array(store, directory, name) for name in ("", *names))
 

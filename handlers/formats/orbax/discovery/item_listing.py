@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
-from penstock.handlers.formats.orbax.discovery.item_kinds import form_of, items_of
+from penstock.handlers.formats.orbax.discovery.item_kinds import items_of, kind_of_item
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
@@ -46,7 +46,7 @@ def list_items(store: Store, path: str) -> FoundItems:
         raise IncompleteCheckpointError(
             at.path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so"
         )
-    if form_of(store, at.path, at.names) is not None:
+    if kind_of_item(store, at.path, at.names) is not None:
         raise UnsupportedFormatError(at.path, "is one item, and has none; restore it as a whole")
 
     gone = {deleted_item(store, at.path, at.names)}

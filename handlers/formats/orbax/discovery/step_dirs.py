@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from penstock.handlers.formats.common.checked_json import as_object, parse_object
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     ROOT_FOLDER,
     USUAL_ITEMS,
-    Form,
-    form_at,
-    form_of,
+    ItemKind,
     holds_arrays,
     is_array,
     items_of,
+    kind_of_item,
+    kind_of_item_at,
 )
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
@@ -31,7 +32,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     METADATA,
-    TEMPORARY_SUFFIX,
     V1_MARK,
 )
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
@@ -45,7 +45,7 @@ _OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
 @final
 @dataclass(frozen=True, slots=True, order=True)
 class _Step:
-    """A name that a manager would give to a step: `7`, `0007`, `step_7`."""
+    """A name such as a checkpoint manager gives to a step: `7`, `0007`, `step_7`."""
 
     number: int
     name: str
@@ -62,9 +62,10 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     steps = _steps_in(names)
     if not steps or names & {METADATA, CHECKPOINT_METADATA, V1_MARK}:
         return None
-    if form_of(store, path, names) not in (None, Form.JSON):  # a damaged folder of the root looks like JSON
+    # The folder of metadata beside the steps looks like JSON if it is damaged.
+    if kind_of_item(store, path, names) not in (None, ItemKind.JSON):
         return None
-    if any(name in names and form_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):
+    if any(name in names and kind_of_item_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):
         return None  # a step of early Orbax, which has items and no document
 
     latest: dict[str, str] = {}
@@ -124,14 +125,14 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
 
 
 def is_finished_step(store: Store, directory: str) -> bool | None:
-    """Whether the step at `directory` is finished; None if it is none."""
+    """Whether the step at `directory` is finished; None if there is no step."""
     if store.kind(directory) != "directory":
         return None
 
     names = frozenset(store.list_directory(directory))
     if names & {CHECKPOINT_METADATA, V1_MARK}:
         return not is_unfinished(names, checkpoint_metadata.read(store, directory, names))
-    if form_of(store, directory, names) or items_of(store, directory, names):
+    if kind_of_item(store, directory, names) or items_of(store, directory, names):
         return True
     if not names or any(TEMPORARY_SUFFIX in name for name in names):
         return False

@@ -71,7 +71,7 @@ def decode_random_keys(path: str, data: bytes) -> dict[str, str]:
     """Read what a restore needs of the document: stored name of each typed PRNG key to its implementation.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a document would be.
+        CorruptCheckpointError: If it is malformed.
     """
     try:
         return _decode_usual(data)

@@ -78,7 +78,7 @@ def decode(path: str, data: bytes) -> CheckpointMetadata:
     """Read the document, of any Orbax version. An empty file says nothing, and that is allowed.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a document would be.
+        CorruptCheckpointError: If it is malformed.
     """
     if not data:
         return CheckpointMetadata()

@@ -1,4 +1,4 @@
-"""`_sharding`: the sharding of each jax.Array, as a JSON text within a JSON document.
+"""`_sharding`: the sharding of each jax.Array, as JSON as text within JSON.
 
 What the texts mean is the array handler's business.
 

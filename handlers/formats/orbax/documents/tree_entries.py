@@ -53,7 +53,7 @@ _KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
 
 @final
 class Columns(NamedTuple):
-    """What the document says of each leaf, one list for each thing said."""
+    """What the document says of each leaf, a list for each attribute."""
 
     keys: list[KeyPath]
     kinds: list[tuple[KeyKind, ...]]
@@ -108,7 +108,7 @@ def _decode_any(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
 
 @final
 class _Collected:
-    """The entries so far. What many of them say alike is kept as one object."""
+    """The entries so far. Equal values of many leaves are kept as one object."""
 
     __slots__ = ("_kinds", "_shapes", "_typestrs", "columns")
 

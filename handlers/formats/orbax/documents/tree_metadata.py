@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("EMPTY_MARKERS", "TreeMetadata", "decode", "encode")
+__all__ = ("TreeMetadata", "decode", "encode")
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,18 @@ from penstock.handlers.formats.orbax.documents.tree_entries import Columns, deco
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec, ParamInfo
 
 _DEFAULT: Final = SaveFormat()
 _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is told as None
-
-EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
-"""Types of what has nothing in it, and so nothing stored."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TreeMetadata:
-    """The whole document. What is said of each leaf or empty marker stands in columns of one length.
+    """The whole document. What it says of each leaf or empty marker is kept in columns of equal length.
 
-    Columns of strings and of tuples of strings cost the garbage collector nothing.
+    Columns of strings and of tuples of strings cost the garbage collector next to nothing.
     """
 
     keys: Sequence[KeyPath]  #: as recorded, which is JAX's flatten order
@@ -112,7 +109,7 @@ def decode(path: str, data: bytes) -> TreeMetadata:
         data: The content of the file.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a document would be.
+        CorruptCheckpointError: If it is malformed.
     """
     columns, document = decode_entries(path, data)
     _check_distinct(path, columns.keys)

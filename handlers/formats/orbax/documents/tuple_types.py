@@ -1,4 +1,4 @@
-"""`value_metadata_tree` in `_METADATA`: which sequences were tuples, where it was asked to record that.
+"""`value_metadata_tree` in `_METADATA`: which sequences were tuples, if the save was asked to record it.
 
 Source:
     ORBAX_FORMAT.md §1.2.
@@ -25,14 +25,14 @@ _Json: TypeAlias = "dict[str, _Json] | list[_Json] | str | int | bool | None"
 def tuple_paths(path: str, text: object) -> frozenset[KeyPath]:
     """Find the tuples in the document that `_METADATA` holds as a text.
 
-    Named tuples are no concern of it: their fields are recorded as those of a dict are.
+    Named tuples are not among them: their fields are recorded like the keys of a dict.
 
     Args:
         path: Of `_METADATA`, for the error.
         text: What is recorded; None if nothing is.
 
     Raises:
-        CorruptCheckpointError: If it is not what such a document would be.
+        CorruptCheckpointError: If it is malformed.
     """
     if text is None:
         return frozenset()

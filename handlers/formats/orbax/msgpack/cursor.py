@@ -1,4 +1,4 @@
-"""Steps through a msgpack file without taking in what is long: strings of bytes stay where they are.
+"""Steps through a msgpack file without reading long byte strings: they stay where they are.
 
 Source:
     The msgpack specification.

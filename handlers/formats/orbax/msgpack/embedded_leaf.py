@@ -7,8 +7,9 @@ __all__ = ("packed_spec",)
 import os
 
 from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
-from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK, show_key_path
+from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK
 from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.msgpack.msgpack_tree import PackedLeaf
 from penstock.kernel.errors import CorruptCheckpointError

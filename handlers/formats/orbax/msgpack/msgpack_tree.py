@@ -17,8 +17,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
+from penstock.handlers.formats.common.key_paths import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, Run, number
-from penstock.handlers.formats.orbax.documents.file_names import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.handlers.formats.orbax.msgpack.chunked_values import CHUNKED, joined
 from penstock.handlers.formats.orbax.msgpack.cursor import Cursor, Kind, Token
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
@@ -43,7 +43,7 @@ class _Extension(IntEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class PackedLeaf:
-    """A leaf of the file. Its value is an array or a text, or it is empty, or elsewhere."""
+    """A leaf of the file. Its value is an array, a text or an empty container, or lies elsewhere."""
 
     keys: KeyPath
     kinds: tuple[KeyKind, ...]

@@ -1,4 +1,4 @@
-"""Documents that were decoded before: the checkpoints of one training differ in their arrays alone."""
+"""Documents that were decoded before. The checkpoints of one run differ in their arrays alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias, TypeVar, final
 
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable
+from penstock.handlers.formats.common.leaf_table import LeafTable
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.key_cache import RememberedKeys
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
@@ -27,8 +27,8 @@ _BYTES_OF_A_LEAF: Final = 200
 class RememberedDocuments:
     """Decodes documents, the last few only once. Thread-safe.
 
-    A document is known again by a cryptographic digest of its bytes, so what was decoded can never be
-    that of another. Nobody may change what is returned.
+    A document is recognised by a cryptographic digest of its bytes, so the result can never be that of
+    another document. Nobody may change what is returned.
     """
 
     keys: RememberedKeys = field(default_factory=RememberedKeys, init=False, repr=False)

@@ -13,8 +13,8 @@ from typing import Final, cast
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common.checked_json import parse_value
+from penstock.handlers.formats.common.key_paths import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import number
-from penstock.handlers.formats.orbax.documents.file_names import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 

@@ -11,17 +11,18 @@ from typing import Final, final
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common import zarr_metadata as zarr
+from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.common.leaf_table import LeafTable
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
 from penstock.handlers.formats.orbax.chunks.stored_index import read_value
 from penstock.handlers.formats.orbax.documents import strings_document as string_leaves
-from penstock.handlers.formats.orbax.documents.file_names import METADATA, show_key_path
-from penstock.handlers.formats.orbax.documents.tree_metadata import EMPTY_MARKERS, TreeMetadata
+from penstock.handlers.formats.orbax.documents.file_names import METADATA
+from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.msgpack.embedded_leaf import packed_spec
 from penstock.handlers.formats.orbax.msgpack.msgpack_tree import PackedLeaf
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.kernel.errors import CorruptCheckpointError, MissingFileError
-from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import Store
 
 ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
@@ -35,7 +36,7 @@ def has_value(typestr: str, skip: bool, /) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayFormats:
-    """Finds the metadata of arrays. Trees have many leaves and few shapes, so the same is decoded once."""
+    """Finds the metadata of arrays. Many leaves have few shapes, so equal metadata is decoded once."""
 
     store: Store
     directory: str
@@ -95,7 +96,7 @@ def leaf_table(
     packed: Mapping[KeyPath, PackedLeaf],
     ocdbt: bool = True,
 ) -> LeafTable:
-    """Put together what is known of every leaf. What many leaves have in common, they share.
+    """Put together what is known of every leaf. Leaves that have a value in common share the object.
 
     Args:
         directory: Of the tree.
@@ -160,7 +161,7 @@ def _array_spec(
 
 
 def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
-    """Make the error of a leaf that is an array by its type, when there is none."""
+    """Make the error of a leaf that must be an array, where there is no array."""
     name, key_path = ".".join(tree.keys[at]), show_key_path(tree.keys[at], tree.kinds[at])
     if ocdbt:
         problem = f"the array {name!r} is listed in {METADATA} and is not there"

@@ -39,4 +39,4 @@ def open_checkpoint(
     """
     place = locate(store, path, item)
     source = Source(store, RememberedDocuments() if remembered is None else remembered, whole)
-    return OPENERS[place.form](source, place)
+    return OPENERS[place.kind](source, place)

@@ -1,4 +1,4 @@
-"""Items that are no trees of arrays: JSON, protobuf texts, random keys. Each is opened as a tree of leaves.
+"""Items that are not trees of arrays: JSON, protobuf texts, random keys. Each is opened as a tree.
 
 Source:
     ORBAX_FORMAT.md §5.
@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.handlers.formats.common.checked_json import as_string, parse_object
-from penstock.handlers.formats.orbax.discovery.find_item import Place
-from penstock.handlers.formats.orbax.discovery.item_kinds import RANDOM_KEYS, Form, json_file, proto_file
+from penstock.handlers.formats.common.leaf_table import StoredLeaves
+from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
+from penstock.handlers.formats.orbax.discovery.item_kinds import RANDOM_KEYS, ItemKind, json_file, proto_file
 from penstock.handlers.formats.orbax.reading.json_leaves import json_leaves
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredLeaves
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.tree_documents import Source, open_tree
 from penstock.handlers.ocdbt.index_entries import Index
@@ -29,17 +29,17 @@ _IMPLS: Final = {2: "threefry2x32", 4: "rbg"}
 _KEY: Final = "checkpoint"
 
 
-def _open_json(source: Source, place: Place) -> OrbaxCheckpoint:
+def _open_json(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     name = json_file(source.store, place.directory, place.names)
-    assert name is not None, "the form says that there is one"
+    assert name is not None, "the kind says that there is one"
     path = os.path.join(place.directory, name)
     return _of_leaves(source, place, json_leaves(path, source.store.read_file(path), place.directory))
 
 
-def _open_proto(source: Source, place: Place) -> OrbaxCheckpoint:
-    """Open a message as its text: which class it is of is recorded nowhere."""
+def _open_proto(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    """Open a message as its text, for its class is not recorded."""
     name = proto_file(place.names)
-    assert name is not None, "the form says that there is one"
+    assert name is not None, "the kind says that there is one"
     path = os.path.join(place.directory, name)
     try:
         text = source.store.read_file(path).decode()
@@ -50,7 +50,7 @@ def _open_proto(source: Source, place: Place) -> OrbaxCheckpoint:
     return _of_leaves(source, place, (StoredLeaf(info, LeafSpec("string", text=text)),))
 
 
-def _open_jax_key(source: Source, place: Place) -> OrbaxCheckpoint:
+def _open_jax_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     """Open a key as the whole tree: typed if it was, and then of the implementation recorded.
 
     Orbax records none; then the shape tells it.
@@ -72,7 +72,7 @@ def _open_jax_key(source: Source, place: Place) -> OrbaxCheckpoint:
     return replace(tree, leaves=StoredLeaves.of(tree.directory, [replace(leaf, info=info, spec=spec)]))
 
 
-def _open_numpy_key(source: Source, place: Place) -> OrbaxCheckpoint:
+def _open_numpy_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     """Open the state of a generator as numpy takes it: a tuple if it is a legacy one, or a dict."""
     tree = _inner(source, place)
     if not _flag(source, place, "legacy"):
@@ -83,13 +83,13 @@ def _open_numpy_key(source: Source, place: Place) -> OrbaxCheckpoint:
     return replace(tree, leaves=StoredLeaves(tree.directory, table))
 
 
-def _inner(source: Source, place: Place) -> OrbaxCheckpoint:
-    directory = os.path.join(place.directory, RANDOM_KEYS[place.form])
+def _inner(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    directory = os.path.join(place.directory, RANDOM_KEYS[place.kind])
     names = frozenset(source.store.list_directory(directory))
-    return open_tree(source, replace(place, directory=directory, names=names, form=Form.TREE))
+    return open_tree(source, replace(place, directory=directory, names=names, kind=ItemKind.TREE))
 
 
-def _flag(source: Source, place: Place, name: str) -> bool:
+def _flag(source: Source, place: ItemPlace, name: str) -> bool:
     path, about = _about(source, place)
     value = about.get(name)
     if type(value) is not bool:
@@ -98,12 +98,12 @@ def _flag(source: Source, place: Place, name: str) -> bool:
     return value
 
 
-def _about(source: Source, place: Place) -> tuple[str, dict[str, object]]:
-    path = os.path.join(place.directory, f"{RANDOM_KEYS[place.form]}_metadata", "metadata")
+def _about(source: Source, place: ItemPlace) -> tuple[str, dict[str, object]]:
+    path = os.path.join(place.directory, f"{RANDOM_KEYS[place.kind]}_metadata", "metadata")
     return path, parse_object(path, source.store.read_file(path))
 
 
-def _of_leaves(source: Source, place: Place, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
+def _of_leaves(source: Source, place: ItemPlace, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
     return OrbaxCheckpoint(
         store=source.store,
         path=place.path,
@@ -120,12 +120,12 @@ def _of_leaves(source: Source, place: Place, leaves: tuple[StoredLeaf, ...]) -> 
     )
 
 
-OPENERS: Final[Mapping[Form, Callable[[Source, Place], OrbaxCheckpoint]]] = {
-    Form.TREE: open_tree,
-    Form.PACKED: open_tree,
-    Form.NAMED: open_tree,
-    Form.JSON: _open_json,
-    Form.PROTO: _open_proto,
-    Form.JAX_KEY: _open_jax_key,
-    Form.NUMPY_KEY: _open_numpy_key,
+OPENERS: Final[Mapping[ItemKind, Callable[[Source, ItemPlace], OrbaxCheckpoint]]] = {
+    ItemKind.TREE: open_tree,
+    ItemKind.PACKED: open_tree,
+    ItemKind.NAMED: open_tree,
+    ItemKind.JSON: _open_json,
+    ItemKind.PROTO: _open_proto,
+    ItemKind.JAX_KEY: _open_jax_key,
+    ItemKind.NUMPY_KEY: _open_numpy_key,
 }

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+from penstock.handlers.formats.common.chunk_keys import prefix_of
+from penstock.handlers.formats.common.leaf_table import StoredArray, StoredLeaves
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
-from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredArray, StoredLeaves
 from penstock.handlers.ocdbt.index_entries import Index
 
 # Parts of a zarr v3 chain that say where bytes lie, and not what was done to them.
@@ -23,7 +23,7 @@ _LEVELS: Final = ("cname", "level", "clevel")  # what beside its name tells a co
 def codec_of(form: ArrayFormat) -> str | None:
     """Say what the chunks of an array went through, in that order: `zstd:3`, `blosc:lz4:5`, `shuffle+zlib:6`.
 
-    None if nothing. The order of their bytes and axes, and inner chunks, are none of it.
+    None if there was no codec. The order of bytes and axes, and inner chunks, do not count as one.
     """
     if form.plain:
         return None

@@ -22,10 +22,10 @@ from penstock.handlers.formats.common.chunk_regions import (
     shape_of,
 )
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
+from penstock.handlers.formats.common.leaf_table import StoredArray, StoredLeaves
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.chunks.written_parts import parts_of
 from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredArray, StoredLeaves
 from penstock.handlers.formats.orbax.reading.storage_details import leaf_codec, leaf_nbytes
 from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks
 from penstock.handlers.ocdbt.index_entries import Index

@@ -15,8 +15,9 @@ from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.integrity import Checksums
+from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.orbax.chunks.stored_index import check_files, directory_index
-from penstock.handlers.formats.orbax.discovery.find_item import Place
+from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
 from penstock.handlers.formats.orbax.documents import array_metadatas
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import strings_document as strings
@@ -35,7 +36,6 @@ from penstock.handlers.formats.orbax.reading.leaf_spec_decoding import (
     has_value,
     leaf_table,
 )
-from penstock.handlers.formats.orbax.reading.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.tree_structure import Structure, read_structure
 from penstock.handlers.formats.orbax.reading.unmerged import check_merged
@@ -58,7 +58,7 @@ class Source:
     whole: bool = True  #: whether every data file must be there in its whole length
 
 
-def open_tree(source: Source, place: Place) -> OrbaxCheckpoint:
+def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     """Read the documents of the tree at `place`.
 
     Raises:
@@ -123,7 +123,7 @@ class _Documents:
     """The documents beside `_METADATA`, each of which may be absent."""
 
     source: Source
-    place: Place
+    place: ItemPlace
     tree: TreeMetadata
 
     @property

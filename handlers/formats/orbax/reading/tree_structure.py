@@ -1,4 +1,4 @@
-"""Which leaves a tree has, from whatever tells it: `_METADATA`, the msgpack file, or the names of arrays.
+"""Which leaves a tree has, as told by `_METADATA`, by the msgpack file, or by the names of arrays.
 
 Source:
     ORBAX_FORMAT.md §1.1, §1.2, §1.9.
@@ -13,18 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
-from penstock.handlers.formats.orbax.discovery.find_item import Place
-from penstock.handlers.formats.orbax.discovery.item_kinds import Form
+from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
+from penstock.handlers.formats.orbax.discovery.item_kinds import ItemKind
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import tree_metadata as metadata
-from penstock.handlers.formats.orbax.documents.file_names import (
-    LEGACY_MSGPACK,
-    MANIFEST,
-    METADATA,
-    SHARDING,
-    show_key_path,
-)
+from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK, MANIFEST, METADATA, SHARDING
 from penstock.handlers.formats.orbax.documents.tree_entries import Columns
 from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.documents.tuple_types import tuple_paths
@@ -47,23 +42,23 @@ class Structure:
     packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
 
 
-def read_structure(store: Store, place: Place, remembered: RememberedDocuments) -> Structure:
+def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocuments) -> Structure:
     """Read which leaves the tree at `place` has. `_METADATA` is decoded only if it was not before.
 
     Raises:
         CorruptCheckpointError: If a document is damaged, or lacks a value that another says is in it.
         UnsupportedFormatError: If it is sound, and no tree of penstock can hold it.
     """
-    if place.form is Form.PACKED:
+    if place.kind is ItemKind.PACKED:
         return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
-    if place.form is Form.NAMED:
+    if place.kind is ItemKind.NAMED:
         names = _directories(store, place.directory, "", _MOST_LEVELS)
         return Structure(_named(place.directory, names, _sharded(store, place)))
 
     return _recorded(store, place, remembered)
 
 
-def _recorded(store: Store, place: Place, remembered: RememberedDocuments) -> Structure:
+def _recorded(store: Store, place: ItemPlace, remembered: RememberedDocuments) -> Structure:
     path = os.path.join(place.directory, METADATA)
     if METADATA not in place.names and _is_single_array(store, place):
         return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
@@ -109,7 +104,7 @@ def _with_tuples(
 
 
 def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
-    """Nothing but the msgpack file tells the structure: of arrays beside it, no type is known but that."""
+    """Make the structure of the msgpack file alone, which has no types for arrays that lie beside it."""
     columns = Columns(
         keys=[leaf.keys for leaf in leaves],
         kinds=[leaf.kinds for leaf in leaves],
@@ -120,7 +115,7 @@ def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
     return Structure(_tree(columns), {leaf.keys: leaf for leaf in leaves})
 
 
-def _is_single_array(store: Store, place: Place) -> bool:
+def _is_single_array(store: Store, place: ItemPlace) -> bool:
     """Whether a database is an item of one array as Orbax 0.4 wrote it, which needs no other document."""
     if MANIFEST not in place.names:
         return False
@@ -129,7 +124,7 @@ def _is_single_array(store: Store, place: Place) -> bool:
     return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
 
 
-def _sharded(store: Store, place: Place) -> Collection[str]:
+def _sharded(store: Store, place: ItemPlace) -> Collection[str]:
     """Name the arrays of which a sharding is recorded: those of jax."""
     if SHARDING not in place.names:
         return ()

@@ -1,4 +1,4 @@
-"""Databases of single processes that nobody merged into one."""
+"""Databases of single processes that were never merged into one."""
 
 from __future__ import annotations
 

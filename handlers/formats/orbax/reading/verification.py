@@ -17,8 +17,8 @@ from crc32c import crc32c
 
 from penstock.handlers.formats.common.checksummed_reads import NONE
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
+from penstock.handlers.formats.common.leaf_table import StoredArray
 from penstock.handlers.formats.orbax.documents.file_names import INTEGRITY
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredArray
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline
 from penstock.kernel.errors import (
@@ -40,7 +40,7 @@ _Extent: TypeAlias = "tuple[int, int, str]"
 @final
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is not as it was written."""
+    """A range of bytes that differs from what was written."""
 
     file: str  #: absolute
     problem: str
@@ -66,7 +66,7 @@ class RecordedRange:
 @final
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that there is to check, and what is wrong without looking at a byte."""
+    """All ranges to check, and the damage that shows without reading a byte."""
 
     ranges: tuple[RecordedRange, ...]  #: by file and offset
     damages: tuple[Damage, ...]  #: chunks that are not there or of the wrong length

@@ -1,4 +1,4 @@
-"""Where leaves of one raw chunk lie, all of them at once. Pure."""
+"""Where leaves that are one raw chunk each lie, looked up all at once. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.handlers.formats.common.integrity import Checksums
-from penstock.handlers.formats.orbax.reading.leaf_table import StoredLeaves
+from penstock.handlers.formats.common.leaf_table import StoredLeaves
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.kernel.protocols.reads import WholeChunks
 
@@ -24,8 +24,8 @@ def whole_chunks(
 ) -> WholeChunks:
     """Look the chunks up, and the checksums of their bytes.
 
-    What is not one chunk in a data file, of just the right length, is left to be looked at by itself;
-    and so is a chunk that was written in pieces, each of which has its own checksum.
+    A leaf is left out (its caller looks at it by itself) unless it is one chunk of the right length in a data
+    file; and also if that chunk was written in several pieces, each with its own checksum.
 
     Args:
         leaves: Of the checkpoint.

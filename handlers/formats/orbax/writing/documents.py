@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.common.chunk_keys import array_metadata, prefix_of
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
-from penstock.handlers.formats.orbax.chunks.chunk_keys import ChunkIndex, array_metadata, prefix_of
+from penstock.handlers.formats.orbax.chunks.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.documents import array_metadatas, checkpoint_metadata
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import strings_document as strings

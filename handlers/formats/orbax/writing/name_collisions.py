@@ -11,8 +11,9 @@ __all__ = ("check_directories",)
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from penstock.handlers.formats.common.chunk_keys import chunk_grid, chunk_key, prefix_of
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
-from penstock.handlers.formats.orbax.chunks.chunk_keys import chunk_grid, chunk_key, prefix_of
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
@@ -23,7 +24,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     METADATA,
     SHARDING,
     STRINGS,
-    TEMPORARY_SUFFIX,
     V1_MARK,
 )
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.handlers.formats.safetensors.test_header import entry, file_of
 
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.penstock_metadata import Note, decode, encode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
     open_checkpoint,
-    recognises,
 )
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.stores.local import LocalStore
@@ -69,7 +68,7 @@ def with_note(path: Path, note: object, *tensors: str, dtype: str = "U8") -> Pat
 
 def test_the_protocols_are_kept() -> None:
     layout: Layout = SafetensorsLayout()
-    every: Layout = EveryLayout()
+    every: Layout = AutoLayout()
 
     assert isinstance(layout, ArrangedLayout)
     assert not isinstance(every, ArrangedLayout)
@@ -86,7 +85,7 @@ class TestFinding:
             assert found.custom_metadata == {"by": "somebody"}
             assert found.directory == str(tmp_path)
             assert isinstance(found, NamedTensors)
-            assert recognises(STORE, str(path))
+            assert is_safetensors(STORE, str(path))
 
     def test_files_beside_are_passed_over(self, tmp_path: Path) -> None:
         shard(tmp_path, "model.safetensors", "a")
@@ -172,7 +171,7 @@ class TestFinding:
         shard(half, "model.safetensors", "a")
 
         for path in ("", "empty", "notes.txt", "orbax", "missing.safetensors", half.name):
-            assert not recognises(STORE, str(tmp_path / path)), path
+            assert not is_safetensors(STORE, str(tmp_path / path)), path
 
     @pytest.mark.parametrize(
         ("name", "error"),

@@ -17,7 +17,7 @@ from tests.handlers.leaves.round_trips import P, Saved, mesh, same_bits, save, s
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.common.host_buffers import HostRegion
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.reads import Target
 

@@ -7,7 +7,8 @@ __all__ = ("TemporaryDirectory",)
 import os
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DestinationExistsError
 from penstock.kernel.protocols.store_capabilities import Hold

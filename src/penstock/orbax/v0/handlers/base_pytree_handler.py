@@ -18,7 +18,7 @@ from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.auto_layout import EveryLayout
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
@@ -318,7 +318,7 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
 @asynccontextmanager
 async def _opened(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
     """Yield what saves and what restores."""
-    chosen = EveryLayout(layout)
+    chosen = AutoLayout(layout)
     async with AsyncExitStack() as stack:
         opened: list[Checkpointer] = []
         for limit in dict.fromkeys(limits):

@@ -11,7 +11,7 @@ from typing import Any
 
 from anyio import create_task_group, to_thread
 
-from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.checkpoint_args import (

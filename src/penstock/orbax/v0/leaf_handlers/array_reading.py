@@ -16,7 +16,7 @@ from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.jax_arrays.placement import Placement, make_arrays, split
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
 from penstock.kernel.concurrency.threads import await_future
-from penstock.kernel.messages.restore import ReadLeaf
+from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, StoredLeaf
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
 from penstock.kernel.protocols.reads import Target

@@ -17,7 +17,7 @@ from typing import Any, Final, final
 import structlog
 
 from penstock.blocking.background import start_thread
-from penstock.handlers.formats.orbax.documents.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, StorageError
 from penstock.orbax.common.handler_paths import handler_path, path_text

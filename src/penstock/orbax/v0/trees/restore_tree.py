@@ -18,6 +18,8 @@ from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
 from penstock.orbax.v0.trees.empty_node_leaves import Found, flatten, is_empty
 from penstock.orbax.v0.trees.item_adapter import fits, has_structure_of, target_of
 from penstock.orbax.v0.trees.restore_targets import EMPTY, Wanted, empty_value, want
+from penstock.stages.planning.leaf_sources import ABSENT, describe_target
+from penstock.stages.planning.matching import pair_keys
 
 _jax: Any = tree_util
 
@@ -132,24 +134,21 @@ def _to_be_read(
     item: Sequence[Found], stored: Mapping[KeyPath, LeafMetadata], asked: Asked, path: str
 ) -> list[KeyPath]:
     """Return the leaves to be read, once the structures are found to agree."""
-    check = is_empty()
+    check, leaves = is_empty(), list(stored.values())
+    pairing = pair_keys([found.keys for found in item], list(stored))
     differences: list[TreeDifference] = []
     read: list[KeyPath] = []
-    for found in item:
-        leaf, empty = stored.get(found.keys), check(found.value)
-        if leaf is None:
-            if not empty and found.value is not PLACEHOLDER:
-                differences.append(TreeDifference("missing", found.key_path, _text(found.value)))
-        elif not empty and found.value is not PLACEHOLDER:  # None leaves out a leaf, on purpose
+    for found, row in zip(item, pairing.rows, strict=True):
+        if check(found.value) or found.value is PLACEHOLDER:  # None leaves out a leaf, on purpose
+            continue
+        if row == ABSENT:
+            differences.append(TreeDifference("missing", found.key_path, describe_target(found.value)))
+        else:
             read.append(found.keys)
 
     if not asked.partial:
-        here = {found.keys for found in item}
-        differences += [
-            TreeDifference("unexpected", leaf.key_path, on_disk=leaf.kind)
-            for keys, leaf in stored.items()
-            if keys not in here
-        ]
+        unexpected = [leaves[row] for row in pairing.unexpected]
+        differences += [TreeDifference("unexpected", leaf.key_path, on_disk=leaf.kind) for leaf in unexpected]
     if differences:
         mismatch = StructureMismatchError(path, differences)
         raise ValueError(
@@ -236,8 +235,3 @@ def as_lists(tree: Any) -> Any:
         return [as_lists(value) for value in node]
 
     return node
-
-
-def _text(value: Any) -> str:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    return type(value).__name__ if shape is None else f"{dtype}{list(shape)}"

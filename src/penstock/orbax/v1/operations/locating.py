@@ -9,14 +9,10 @@ import os
 from dataclasses import dataclass
 from typing import Final, final
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import (
-    CHECKPOINT_METADATA,
-    METADATA,
-    TEMPORARY_SUFFIX,
-    V1_MARK,
-)
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, METADATA, V1_MARK
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.item_names import AUTO, RESERVED, STATE

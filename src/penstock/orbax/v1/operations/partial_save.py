@@ -15,8 +15,9 @@ from typing import Any, Final, final
 from anyio import to_thread
 
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import METADATA, PARTIAL_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.storage.paths import absolute_path

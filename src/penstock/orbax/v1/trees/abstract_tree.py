@@ -19,6 +19,7 @@ from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
 from penstock.orbax.v1.common.tree_types import PLACEHOLDER, has_attributes, is_supported_leaf
 from penstock.orbax.v1.trees.leaf_metadata import empty_value
 from penstock.orbax.v1.trees.tree_files import StoredTree
+from penstock.stages.planning.matching import pair_keys
 from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree
 
 _tree: Any = tree_util
@@ -122,17 +123,20 @@ def plan_load(
 
 def _check_keys(wanted: Sequence[FlatLeaf], specs: Mapping[KeyPath, LeafSpec], *, partial: bool) -> None:
     """Refuse leaves that only one side has. Empty containers are compared by `restore`."""
-    asked = {leaf.info.keys: leaf for leaf in wanted}
+    stored = list(specs)
+    pairing = pair_keys([leaf.info.keys for leaf in wanted], stored)
+    missing = [wanted[at] for at in pairing.missing]
     problems = [
         f"{leaf.info.key_path}: asked for, and not in the checkpoint"
-        for keys, leaf in asked.items()
-        if keys not in specs and not _may_be_absent(leaf.value, partial=partial)
+        for leaf in missing
+        if not _may_be_absent(leaf.value, partial=partial)
     ]
     if not partial:
+        unexpected = [stored[row] for row in pairing.unexpected]
         problems += [
             f"{'.'.join(keys)}: in the checkpoint, and not asked for"
-            for keys, spec in specs.items()
-            if keys not in asked and not spec.is_empty_marker
+            for keys in unexpected
+            if not specs[keys].is_empty_marker
         ]
     if problems:
         raise mismatch(problems)

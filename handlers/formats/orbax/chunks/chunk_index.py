@@ -1,8 +1,8 @@
-"""The index of a new checkpoint: the keys of its arrays, and where each chunk came to lie."""
+"""The index of a new checkpoint: the keys of its arrays, and where each chunk lies."""
 
 from __future__ import annotations
 
-__all__ = ("ChunkIndex", "array_metadata", "chunk_grid", "chunk_key", "prefix_of")
+__all__ = ("ChunkIndex",)
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ from typing import TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS, encode_v2, encode_v3
+from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_grid, chunk_key, prefix_of
+from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.btree_encoding import Places
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.messages.save import Leaf, WrittenBatch, WrittenPack
-from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import Written
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
@@ -211,32 +211,6 @@ class _Located:
 
     def places(self) -> Places:
         return Places(tuple(self._files), self.file_ids, self.offsets)
-
-
-def prefix_of(name: str) -> str:
-    """Return what the keys of the array `name` begin with. A bare leaf has no name and no slash."""
-    return f"{name}/" if name else ""
-
-
-def chunk_key(index: Sequence[int], version: int) -> str:
-    """Return the key of a chunk, below that of its array: `0.1` in zarr 2, `c/0/1` in zarr 3."""
-    if version == 2:
-        return ".".join(map(str, index)) or "0"
-
-    return "/".join(["c", *map(str, index)])
-
-
-def array_metadata(spec: LeafSpec, version: int) -> bytes:
-    """Encode the metadata of an array."""
-    encode = encode_v2 if version == 2 else encode_v3
-    return encode(spec.shape or (), spec.dtype, spec.chunk_shape, spec.codec)
-
-
-def chunk_grid(leaf: Leaf) -> Iterable[tuple[int, ...]]:
-    """Yield the index of every chunk, in order."""
-    shape, chunk_shape = leaf.spec.shape or (), leaf.spec.chunk_shape
-    counts = [-(-n // chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]
-    return itertools.product(*map(range, counts))
 
 
 def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:

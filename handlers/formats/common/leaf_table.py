@@ -1,4 +1,4 @@
-"""The leaves of a checkpoint in columns, made into objects only for whoever looks at one."""
+"""The leaves of a checkpoint in columns. The object of a leaf is made when somebody looks at it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import final, overload
 import numpy as np
 import numpy.typing as npt
 
+from penstock.handlers.formats.common.chunk_keys import prefix_of
+from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
-from penstock.handlers.formats.orbax.chunks.chunk_keys import prefix_of
-from penstock.handlers.formats.orbax.documents.file_names import show_key_path
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """What this layout keeps in `StoredLeaf.detail` of a leaf that has array bytes."""
+    """What Orbax's layout keeps in `StoredLeaf.detail` of a leaf with array bytes."""
 
     format: ArrayFormat
     prefix: str  #: of the array's keys in the index: the stored name and a slash, or nothing
@@ -30,7 +30,7 @@ class StoredArray:
 @final
 @dataclass(frozen=True, eq=False)
 class LeafTable:
-    """What is stored of every leaf, in columns; the same object for checkpoints of one tree. Immutable."""
+    """What is stored of every leaf, in columns. Checkpoints of one tree share it. Immutable."""
 
     keys: Sequence[KeyPath]
     kinds: Sequence[tuple[KeyKind, ...]]
@@ -42,7 +42,7 @@ class LeafTable:
 
     @cached_property
     def only_chunks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each leaf the row of its only chunk, and its bytes; -1 if it has not just one raw chunk."""
+        """For each leaf, the row of its only chunk and its bytes; -1 unless it has exactly one raw chunk."""
         get = self.rows.get
         suffixes = {id(form): _suffix(form) for form in {id(form): form for form in self.formats}.values()}
         sizes = {id(spec): spec.nbytes or -1 for spec in {id(spec): spec for spec in self.specs}.values()}
@@ -56,7 +56,7 @@ class LeafTable:
 
 
 def _suffix(form: ArrayFormat | None) -> str | None:
-    """What the key of an array's only chunk ends with; None if it has not just one, or that is coded."""
+    """Return the end of the key of an array's only chunk; None if there are several, or it has a codec."""
     if form is None or not form.plain or form.shape != form.chunk_shape:
         return None
 
@@ -73,7 +73,7 @@ class StoredLeaves(Sequence[StoredLeaf]):
 
     @classmethod
     def of(cls, directory: str, leaves: Iterable[StoredLeaf]) -> StoredLeaves:
-        """Put a few leaves, which are at hand, into columns."""
+        """Put leaves that are at hand into columns."""
         known = tuple(leaves)
         table = LeafTable(
             keys=[leaf.info.keys for leaf in known],

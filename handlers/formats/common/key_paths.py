@@ -1,0 +1,58 @@
+"""Key paths that were read from a document: how they are shown, and how long they may be."""
+
+from __future__ import annotations
+
+__all__ = ("MOST_LEVELS", "KeyPathBudget", "show_key_path")
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from penstock.kernel.errors import UnsupportedFormatError
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath
+
+MOST_LEVELS: Final = 256
+"""How deep containers may be nested in a document. jax takes trees apart by recursion, too."""
+
+
+def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
+    """Return the path as `jax.tree_util.keystr` prints it, as far as the medium tells: `['opt'][0]['mu']`.
+
+    Attributes and dict keys are not told apart on the medium, so both are shown as dict keys.
+    """
+    return "".join(
+        [
+            f"[{key!r}]" if kind is KeyKind.MAPPING else f"[{key}]"
+            for key, kind in zip(keys, kinds, strict=True)
+        ]
+    )
+
+
+@final
+class KeyPathBudget:
+    """Limits the key paths of a document together, since each repeats the keys above it.
+
+    A small document with long keys near its root could otherwise take gigabytes.
+
+    Args:
+        path: Of the document, for the error.
+    """
+
+    MOST_CHARACTERS: Final = 256 * 1024 * 1024
+
+    __slots__ = ("_left", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._left = self.MOST_CHARACTERS
+
+    def spend(self, keys: KeyPath) -> None:
+        """Count the key path of one more leaf.
+
+        Raises:
+            UnsupportedFormatError: If all of them together are too long.
+        """
+        self._left -= sum(map(len, keys))
+        if self._left < 0:
+            raise UnsupportedFormatError(
+                self._path, f"its key paths take more than {self.MOST_CHARACTERS} characters"
+            )
