@@ -132,7 +132,7 @@ class Workspace:
 
         async with self._lock:
             if "" not in self._made:
-                await self._threads.run(self._make_root)
+                await self._threads.run(self.open_now)
                 self._made.add("")
 
             if directory not in self._made:
@@ -146,12 +146,17 @@ class Workspace:
             DestinationExistsError: If somebody else put something there meanwhile.
             StorageError: If the store refuses. `published` says on which side of the step.
         """
-        await self._threads.run(self._publish)
+        await self._threads.run(self.publish_now)
 
     async def discard(self) -> None:
         """Remove whatever was built and is not published; nothing if nothing was."""
+        if self._is_ours and not self.published:
+            await self._threads.run(self.discard_now)
+
+    def discard_now(self) -> None:
+        """Do what `discard` does, blocking."""
         if self._is_ours and not self.published and self._token is not None:
-            await self._threads.run(self._store.discard, self._token)
+            self._store.discard(self._token)
             self._token = None
 
     def release(self) -> None:
@@ -181,7 +186,8 @@ class Workspace:
         if not isinstance(self._store, Exchanges):
             raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
 
-    def _make_root(self) -> None:
+    def open_now(self) -> None:
+        """Make the place to build, blocking; see `open`."""
         if not self._is_checked:
             self.check_now()
         if self._in_place:
@@ -211,7 +217,8 @@ class Workspace:
             self._is_ours = error.errno not in {errno.EBUSY, errno.ENOENT}
             raise
 
-    def _publish(self) -> None:
+    def publish_now(self) -> None:
+        """Do what `publish` does, blocking."""
         token = self._token
         if token is None:
             self.published = True

@@ -33,20 +33,20 @@ GRACE_S = 5.0
 
 
 class AsyncCheckpointer(Checkpointer):
-    """A `Checkpointer` whose `save` returns when the object is copied; the rest goes on in the background.
+    """A `Checkpointer` whose `save` returns when the object has been copied, and writes in the background.
 
-    One save at a time: the next one, and `restore`, wait for it. Its failure is raised by the next of
-    `save`, `wait_until_finished`, `check_for_errors`, `restore` and `close`. The interpreter does not
-    exit before a save is over.
+    One save runs at a time; the next save and `restore` wait for it. The next of `save`,
+    `wait_until_finished`, `check_for_errors`, `restore` and `close` raises its failure. The interpreter
+    does not exit before a save is over.
 
     Args:
-        handler: Of what is saved; it must have `async_save`.
-        timeout_secs: Seconds that a save may take once it is copied; overrides `async_options`.
-        async_options: How saves go on in the background.
+        handler: Saves and restores the object; it must have `async_save`.
+        timeout_secs: How long a save may take after the copy, in seconds; overrides `async_options`.
+        async_options: How saves work in the background.
         multiprocessing_options: Which processes save.
-        file_options: What directories are like.
+        file_options: The permissions of directories.
         atomicity_options: How the checkpoint becomes visible.
-        checkpoint_metadata_store: Writes what is recorded of the checkpoint.
+        checkpoint_metadata_store: Writes the metadata of the checkpoint.
         temporary_path_class: Not supported; use `atomicity_options`.
 
     Raises:
@@ -88,11 +88,11 @@ class AsyncCheckpointer(Checkpointer):
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that a save may take once it is copied."""
+        """How long a save may take after the copy, in seconds."""
         return self._timeout_s
 
     def _check_metadata_store(self) -> None:
-        """Any will do: what is recorded is waited for in the background."""
+        """Accept any store: the background waits for its writes."""
 
     def save(
         self,
@@ -103,19 +103,19 @@ class AsyncCheckpointer(Checkpointer):
         save_context: SaveContext | None = None,
         **kwargs: Any,
     ) -> None:
-        """Begin to save an object; return when it is copied. Waits for an earlier save first.
+        """Start to save an object; return when it has been copied. Waits for an earlier save first.
 
         Args:
             directory: See `Checkpointer.save`.
             *args: See `Checkpointer.save`.
             force: See `Checkpointer.save`.
             custom_metadata: See `Checkpointer.save`.
-            save_context: Without effect.
+            save_context: Has no effect.
             **kwargs: See `Checkpointer.save`.
 
         Raises:
-            ValueError: If something lies at `directory` and `force` is off.
-            Exception: What the handler raises, or what the earlier save failed with.
+            ValueError: If something exists at `directory` and `force` is off.
+            Exception: What the handler raises, or the failure of the earlier save.
         """
         begun = time.perf_counter()
         tell_of_async_save()
@@ -135,25 +135,25 @@ class AsyncCheckpointer(Checkpointer):
 
             self._cancelled = False
             self._futures = _flat(found)
-            # Not a daemon: whoever leaves without waiting gets the checkpoint all the same.
+            # Not a daemon: the checkpoint is completed even if the program ends without waiting.
             self._pending = start_thread(
                 self._commit, building, self._futures, custom_metadata, begun, name="penstock.orbax.save"
             )
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Return the object that is saved in a directory. Waits for a save first; see `Checkpointer`."""
+        """Return the object saved in a directory. Waits for a running save first; see `Checkpointer`."""
         self.wait_until_finished()
         return super().restore(directory, *args, **kwargs)
 
     def check_for_errors(self) -> None:
-        """Raise what a save in the background failed with, once. Does not wait."""
+        """Raise the failure of a save in the background, once. Does not wait."""
         pending = self._pending
         if pending is not None and pending.done():
             self._pending, self._futures = None, ()
             self._raise_from(pending)
 
     def wait_until_finished(self) -> None:
-        """Wait until no save is under way; raise what it failed with, once."""
+        """Wait until no save is running; raise the failure of the last one, once."""
         pending = self._pending
         if pending is not None:
             try:
@@ -163,7 +163,7 @@ class AsyncCheckpointer(Checkpointer):
                     self._pending, self._futures = None, ()
 
     def cancel(self) -> None:
-        """Ask the save in the background to stop. What it wrote is removed; nothing is raised for it."""
+        """Ask the save in the background to stop. What it wrote is removed, and no error is raised."""
         self._cancelled = True
         for future in self._futures:
             future.cancel()
@@ -192,7 +192,7 @@ class AsyncCheckpointer(Checkpointer):
         custom_metadata: dict[str, Any] | None,
         begun: float,
     ) -> None:
-        """Wait until all is written, then publish it. In a thread of its own."""
+        """Wait until everything is written, then publish it. Runs in a thread of its own."""
         try:
             with timed(f"{WRITE}background_duration_secs"):
                 with timed(f"{WRITE}background_ts_duration_secs"):
@@ -204,7 +204,7 @@ class AsyncCheckpointer(Checkpointer):
                 building.discard()
             else:
                 building.release()
-                error.add_note(f"{building.get()} is still being written into, and was not removed")
+                error.add_note(f"{building.get()} is still being written, and was not removed")
             raise
 
         tell_of_async_save(begun)
@@ -215,7 +215,7 @@ class AsyncCheckpointer(Checkpointer):
 
 
 def _stopped(futures: Sequence[Future]) -> bool:
-    """Have all work stop; say whether it has."""
+    """Ask all work to stop; return whether it has."""
     for future in futures:
         with suppress(Exception):
             future.cancel()
@@ -226,7 +226,7 @@ def _stopped(futures: Sequence[Future]) -> bool:
             future.result(timeout=max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return False
-        except BaseException:  # it is over, and why the save failed is known
+        except BaseException:  # it is over, and the reason of the failure is known
             continue
 
     return True

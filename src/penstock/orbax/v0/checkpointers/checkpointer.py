@@ -1,4 +1,4 @@
-"""Saves through a handler, so that a checkpoint is either there as a whole or not at all."""
+"""Saves through a handler, so that a checkpoint exists as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from penstock.orbax.v0.handlers.legacy_handler import get_legacy_handler_wrapper
 
 @dataclass(frozen=True, kw_only=True)
 class SaveContext:
-    """What a manager measured before it saved; for Orbax's metrics, of which penstock has its own."""
+    """What a manager measured before a save. Kept for Orbax's metrics; penstock has its own."""
 
     checkpoint_start_time: float
     start_sync_duration_secs: float = 0.0
@@ -56,32 +56,32 @@ class AbstractCheckpointer(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the object that is saved in a directory."""
+        """Return the object saved in a directory."""
 
     def metadata(self, directory: Any) -> Any | None:
-        """Say what is saved in a directory."""
+        """Describe what is saved in a directory."""
         return None
 
-    def close(self) -> None:  # noqa: B027  # not every one holds something
-        """Give back what is held."""
+    def close(self) -> None:  # noqa: B027  # not every checkpointer holds something
+        """Release what is held."""
 
 
 class Checkpointer(AbstractCheckpointer):
-    """Saves and restores through a handler. A context manager; also used inside a running event loop.
+    """Saves and restores through a handler. A context manager that also works inside a running event loop.
 
-    The handler writes into a temporary directory, which gets its own name, durably and in one step,
-    when all is written. If anything fails, the directory is removed.
+    The handler writes into a temporary directory. When everything is written, the directory gets its own
+    name, durably and in one step. If anything fails, it is removed.
 
     Args:
-        handler: Of what is saved.
+        handler: Saves and restores the object.
         multiprocessing_options: Which processes save.
-        file_options: What directories are like.
+        file_options: The permissions of directories.
         atomicity_options: How the checkpoint becomes visible.
-        checkpoint_metadata_store: Writes what is recorded of the checkpoint; it must write at once.
+        checkpoint_metadata_store: Writes the metadata of the checkpoint; its writes must block.
         temporary_path_class: Not supported; use `atomicity_options`.
 
     Raises:
-        ValueError: If the metadata store does not write at once.
+        ValueError: If writes of the metadata store do not block.
         ConfigError: If there is a `temporary_path_class`.
     """
 
@@ -96,7 +96,7 @@ class Checkpointer(AbstractCheckpointer):
         temporary_path_class: type[Any] | None = None,
     ) -> None:
         if temporary_path_class is not None:
-            raise ConfigError("temporary_path_class", "is not supported; say how in atomicity_options")
+            raise ConfigError("temporary_path_class", "is not supported; use atomicity_options")
 
         self._handler: Any = handler if has_registered_args(handler) else get_legacy_handler_wrapper(handler)
         self._durable = is_durable(handler)
@@ -113,7 +113,7 @@ class Checkpointer(AbstractCheckpointer):
 
     @property
     def handler(self) -> Any:
-        """What saves and restores."""
+        """The handler that saves and restores."""
         return self._handler
 
     def save(
@@ -128,15 +128,15 @@ class Checkpointer(AbstractCheckpointer):
         """Save an object; return when it is durable and visible.
 
         Args:
-            directory: A path where nothing is yet.
-            *args: For the handler: a `CheckpointArgs`, or what one is made of.
-            force: Replace what lies there, in one step, when the new checkpoint is complete.
+            directory: A path where nothing exists yet.
+            *args: For the handler: a `CheckpointArgs`, or the arguments to make one.
+            force: Whether to replace what exists there, in one step, when the new checkpoint is complete.
             custom_metadata: JSON values kept with the checkpoint.
-            save_context: Without effect.
-            **kwargs: For the handler, likewise.
+            save_context: Has no effect.
+            **kwargs: Likewise.
 
         Raises:
-            ValueError: If something lies at `directory` and `force` is off.
+            ValueError: If something exists at `directory` and `force` is off.
             Exception: What the handler raises.
         """
         with recorded(WRITE):
@@ -155,12 +155,12 @@ class Checkpointer(AbstractCheckpointer):
         """Return the object that is saved in a directory.
 
         Args:
-            directory: Of the checkpoint.
-            *args: For the handler: a `CheckpointArgs`, or what one is made of.
-            **kwargs: For the handler, likewise.
+            directory: The path of the checkpoint.
+            *args: For the handler: a `CheckpointArgs`, or the arguments to make one.
+            **kwargs: Likewise.
 
         Raises:
-            FileNotFoundError: If there is none.
+            FileNotFoundError: If there is no checkpoint.
             ValueError: If a save was interrupted there.
             Exception: What the handler raises.
         """
@@ -175,7 +175,7 @@ class Checkpointer(AbstractCheckpointer):
             return self._handler.restore(path, args=ckpt_args)
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
-        """Say what is recorded of the checkpoint, and what its handler says of it."""
+        """Return the recorded metadata of a checkpoint, and what its handler knows of it."""
         path = handler_path(directory)
         if isinstance(self._handler, CompositeCheckpointHandler):
             return self._handler.metadata(path)
@@ -184,12 +184,12 @@ class Checkpointer(AbstractCheckpointer):
         try:
             found.item_metadata = self._handler.metadata(path)
         except (FileNotFoundError, NotImplementedError, ValueError, TypeError):
-            found.item_metadata = None  # the handler cannot say
+            found.item_metadata = None  # the handler does not know
 
         return found
 
     def close(self) -> None:
-        """Close the handler. Idempotent if that is."""
+        """Close the handler. Idempotent if the handler is."""
         self._handler.close()
         self._metadata_store.close()
 
@@ -220,7 +220,7 @@ class Checkpointer(AbstractCheckpointer):
         self._metadata_store.write(step_metadata_file_path(building.get()), about)
 
     def _complete(self, building: TemporaryDirectory, custom_metadata: dict[str, Any] | None) -> None:
-        """Have the handler complete what it wrote, record what it is, and publish it."""
+        """Let the handler complete what it wrote, write the metadata, and publish."""
         path = building.get()
         known = StepMetadata(custom_metadata=custom_metadata or {}, item_handlers=self._item_handlers(path))
         about = encode_step_metadata(known)
@@ -234,7 +234,7 @@ class Checkpointer(AbstractCheckpointer):
         building.publish(synced=self._durable)
 
     def _before_publishing(self) -> None:
-        """Called when all is written."""
+        """Called when everything is written."""
 
     def _item_handlers(self, path: Any) -> Any:
         if isinstance(self._handler, CompositeCheckpointHandler):

@@ -93,17 +93,17 @@ class StandardCheckpointer(AsyncCheckpointer):
         force: bool = False,
         custom_metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Begin to save a tree; return when it is copied.
+        """Start to save a tree; return when it has been copied.
 
         Args:
-            directory: A path where nothing is yet.
+            directory: A path where nothing exists yet.
             state: A tree of arrays and numbers.
             save_args: A tree of `SaveArgs` like it.
-            force: Replace what lies there.
+            force: Whether to replace what exists there.
             custom_metadata: JSON values kept with the checkpoint.
 
         Raises:
-            ValueError: If it cannot be saved, or something lies at `directory` and `force` is off.
+            ValueError: If the tree cannot be saved, or something exists at `directory` and `force` is off.
         """
         super().save(
             directory, args=StandardSaveArgs(state, save_args), force=force, custom_metadata=custom_metadata
@@ -113,12 +113,12 @@ class StandardCheckpointer(AsyncCheckpointer):
         """Return the tree in a directory.
 
         Args:
-            directory: Of the checkpoint.
+            directory: The path of the checkpoint.
             target: See `StandardRestoreArgs.item`.
             strict: See `StandardRestoreArgs`.
 
         Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If it does not fit the target, or a save was interrupted there.
+            FileNotFoundError: If there is no checkpoint.
+            ValueError: If the tree does not fit the target, or a save was interrupted there.
         """
         return super().restore(directory, args=StandardRestoreArgs(target, strict=strict))

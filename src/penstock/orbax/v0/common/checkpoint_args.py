@@ -1,4 +1,4 @@
-"""What is passed to handlers, and which handler takes what."""
+"""The arguments that handlers take, and which handler takes which."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ARGS = "_penstock_args"  # of a handler class: the args classes registered with
 
 @dataclass
 class CheckpointArgs:
-    """Base of what a handler is told about one save or restore.
+    """Base class of the arguments of one save or restore.
 
     A handler has one subclass for each, registered with `register_with_handler`.
     """
@@ -36,16 +36,16 @@ def register_with_handler(
 ) -> Callable[[ArgsT], ArgsT]:
     """Decorate a class of arguments that `handler_cls` takes.
 
-    A class of arguments that is registered again belongs to the later handler.
+    If a class is registered twice, it belongs to the later handler.
 
     Args:
         handler_cls: The handler.
-        for_save: Whether it takes them to save.
-        for_restore: Whether it takes them to restore.
+        for_save: Whether they are for saving.
+        for_restore: Whether they are for restoring.
 
     Raises:
-        ValueError: If it is for neither.
-        TypeError: If the class decorated is no subclass of `CheckpointArgs`.
+        ValueError: If they are for neither.
+        TypeError: If the decorated class is not a subclass of `CheckpointArgs`.
     """
     if not for_save and not for_restore:
         raise ValueError("for_save and for_restore cannot both be False: the arguments are for nothing")
@@ -71,8 +71,8 @@ def get_registered_handler_cls(arg: type[CheckpointArgs] | CheckpointArgs) -> ty
     """Return the handler that takes arguments of a class.
 
     Raises:
-        TypeError: If they are no `CheckpointArgs`.
-        ValueError: If the very class is not registered; that of a base does not count.
+        TypeError: If they are not `CheckpointArgs`.
+        ValueError: If that class itself is not registered. Base classes do not count.
     """
     args_cls = arg if isinstance(arg, type) else type(arg)
     if not issubclass(cast("type", args_cls), CheckpointArgs):
@@ -89,10 +89,10 @@ def get_registered_handler_cls(arg: type[CheckpointArgs] | CheckpointArgs) -> ty
 
 
 def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
-    """Return the classes of arguments that a handler saves and restores with.
+    """Return the classes of arguments that a handler takes to save and to restore.
 
     Args:
-        handler: A handler, or its class. What is registered with a base does not count.
+        handler: A handler or its class. Registrations of its base classes do not count.
 
     Raises:
         ValueError: If either is not registered.
@@ -112,11 +112,11 @@ def has_registered_args(handler: Any) -> bool:
 
 
 def construct_checkpoint_args(handler: Any, for_save: bool, *args: Any, **kwargs: Any) -> CheckpointArgs:
-    """Return the `CheckpointArgs` among the arguments of a call, or make them of all arguments.
+    """Return the `CheckpointArgs` among the arguments of a call, or construct them from all arguments.
 
     Raises:
-        ValueError: If none are there and none are registered with the handler.
-        TypeError: If they cannot be made so.
+        ValueError: If there are none, and no class is registered with the handler.
+        TypeError: If they cannot be constructed from the arguments.
     """
     for arg in (*args, *kwargs.values()):
         if isinstance(arg, CheckpointArgs):

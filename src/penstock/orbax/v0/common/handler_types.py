@@ -1,6 +1,6 @@
-"""Handler classes by the name that `_CHECKPOINT_METADATA` records of them.
+"""Handler classes by the name that `_CHECKPOINT_METADATA` records for them.
 
-Orbax's API registers classes for the whole process, by a decorator; so there is one table for the process.
+Orbax's API registers classes for the whole process, by a decorator, so there is one table per process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HandlerTypeRegistry:
         self._registry: dict[str, type[Any]] = {}
 
     def add(self, handler_type: type[Any]) -> None:
-        """Add a class; one of the same module and name takes the place of an earlier one.
+        """Add a class. It replaces an earlier one of the same module and name.
 
         Raises:
             ValueError: If another class has the same `typestr()`.
@@ -45,7 +45,7 @@ class HandlerTypeRegistry:
             self._registry[name] = handler_type
 
     def get(self, handler_typestr: str) -> type[Any]:
-        """Return the class of a name.
+        """Return the class with a name.
 
         Raises:
             KeyError: If there is none.
@@ -67,7 +67,7 @@ def register_handler_type(handler_cls: HandlerT) -> HandlerT:
 
 
 def get_handler_type(handler_typestr: str) -> type[Any]:
-    """Return the handler class of a recorded name; see `HandlerTypeRegistry.get`."""
+    """Return the handler class with a recorded name; see `HandlerTypeRegistry.get`."""
     return _PROCESS_WIDE.get(handler_typestr)
 
 

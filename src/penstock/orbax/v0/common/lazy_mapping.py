@@ -1,4 +1,4 @@
-"""A mapping that is made when it is first looked at."""
+"""A mapping that is computed when it is first used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @final
 class LazyMapping(Mapping[str, T]):
-    """What `make` returns, which is called once, or never.
+    """The mapping that `make` returns, which is called at first use.
 
     Args:
         make: Returns the mapping.

@@ -1,6 +1,6 @@
-"""What Orbax tells `jax.monitoring`, under the same names: whoever listens to it goes on hearing.
+"""Reports to `jax.monitoring` under the names that Orbax uses, so that existing listeners keep working.
 
-Durations of what is not a part of penstock's way to save, such as merging what processes wrote, are not told.
+Durations of steps that penstock does not have, such as merging the files of processes, are not reported.
 
 Source:
     The names are those that Orbax 0.12.8 uses.
@@ -24,7 +24,7 @@ WRITE_ASYNC: Final = ("/jax/orbax/write/async/", "/jax/checkpoint/write/async/")
 
 @contextmanager
 def recorded(prefix: str) -> Generator[None]:
-    """Tell that an operation begins, and if it does not raise, how long it took and that it is well."""
+    """Report the start of an operation and, unless it raises, its duration and its success."""
     _tell(f"{prefix}start")
     with timed(f"{prefix}blocking_duration_secs", f"{prefix}total_duration_secs"):
         yield
@@ -34,14 +34,14 @@ def recorded(prefix: str) -> Generator[None]:
 
 @contextmanager
 def timed(*names: str) -> Generator[None]:
-    """Tell how long the block took, in seconds, if it does not raise."""
+    """Report the duration of the block in seconds, unless it raises."""
     since = time.perf_counter()
     yield
     _tell_duration(time.perf_counter() - since, *names)
 
 
 def tell_of_async_save(begun: float | None = None) -> None:
-    """Tell that a save in the background begins; or, with its `time.perf_counter` then, that it is well."""
+    """Report the start of a save in the background or, given its `time.perf_counter()` then, its success."""
     if begun is None:
         _tell(f"{WRITE_ASYNC[0]}start")
         return

@@ -1,4 +1,4 @@
-"""Named items together: what is passed to, and comes from, a `CompositeCheckpointHandler`."""
+"""Several named items: what a `CompositeCheckpointHandler` takes and returns."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class _NoItemError(KeyError, AttributeError):
-    """No item of a name; both errors, for both ways to ask."""
+    """There is no item of that name. Both errors, for both ways to look it up."""
 
 
 class Composite(Mapping[str, Any]):
     """A mapping whose values are attributes, too: `Composite(state=tree).state`. Immutable.
 
-    An item that is called as a method is called (`items`, `keys`) is found by its key alone.
+    An item with the name of a method (`items`, `keys`) is only found by its key.
 
     Args:
         **items: By name.
@@ -46,7 +46,7 @@ class Composite(Mapping[str, Any]):
         return self[key]
 
     def __setattr__(self, key: str, value: Any) -> None:
-        raise ValueError("a Composite does not change; make another one")
+        raise ValueError("a Composite cannot be changed; make a new one")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

@@ -1,4 +1,4 @@
-"""What a handler's `async_save` returns: things whose `result` waits for work that goes on already."""
+"""What a handler's `async_save` returns: futures of work that is already running."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from penstock.blocking.background import start_loop
 
 
 class Future(Protocol):
-    """All that is asked of a future. Those of `concurrent.futures` and of TensorStore have it."""
+    """The methods that a future needs. Those of `concurrent.futures` and of TensorStore have them."""
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the work to be over.
+        """Wait until the work is done.
 
         Args:
-            timeout: Seconds; None: for ever.
+            timeout: The longest wait in seconds; None for no limit.
 
         Raises:
-            TimeoutError: If it is not over by then.
+            TimeoutError: If it is not done by then.
         """
         ...
 
@@ -48,7 +48,7 @@ class NoopFuture:
 
 
 class ChainedFuture:
-    """Several futures, and what is to be done when all of them are over.
+    """Several futures, and a callback for when all of them are done.
 
     Args:
         futures: Waited for in this order.
@@ -63,7 +63,7 @@ class ChainedFuture:
         """Wait for all of them, within one timeout.
 
         Raises:
-            TimeoutError: If one is not over by then.
+            TimeoutError: If one is not done by then.
         """
         started = time.monotonic()
         for n_done, future in enumerate(self._futures):
@@ -84,14 +84,14 @@ class ChainedFuture:
 
 
 class CommitFutureAwaitingContractedSignals:
-    """A coroutine that runs in a thread of its own, from now on.
+    """A coroutine that runs in a thread of its own, from construction on.
 
     Args:
         coro: The coroutine.
-        name: Begins the thread's name.
-        send_signals: Without effect: in one process there is nobody to tell.
-        timeout_secs: Likewise: there is nothing to wait for.
-        operation_id: Likewise.
+        name: The name of the thread.
+        send_signals: Has no effect: one process has nobody to tell.
+        timeout_secs: Has no effect: there is nothing to wait for.
+        operation_id: Has no effect.
     """
 
     def __init__(
@@ -112,22 +112,22 @@ class CommitFutureAwaitingContractedSignals:
         """Wait for it.
 
         Raises:
-            TimeoutError: If it is not over by then.
+            TimeoutError: If it is not done by then.
             Exception: What it raised.
         """
         return self._future.result(timeout)
 
     def cancel(self) -> None:
-        """Keep it from beginning; once begun, it goes on to its end."""
+        """Cancel it before it starts; once started, it runs to its end."""
         self._future.cancel()
 
 
 class PipelineFuture:
-    """A save that penstock's pipeline carries through.
+    """A save in penstock's pipeline.
 
     Args:
-        save: What to wait for: a `penstock.SaveFuture`, or what is like it.
-        keep: What must live as long as the save goes on.
+        save: A `penstock.SaveFuture`, or an object with its `result` and `cancel`.
+        keep: An object that must live as long as the save runs.
     """
 
     def __init__(self, save: Any, keep: object = None) -> None:
@@ -139,7 +139,7 @@ class PipelineFuture:
 
         Raises:
             TimeoutError: If it is not by then.
-            PenstockError: What the save failed with.
+            PenstockError: If the save failed.
         """
         self._save.result(timeout)
         self._keep = None
@@ -150,7 +150,7 @@ class PipelineFuture:
 
 
 def remaining_secs(started: float, timeout: float | None) -> float | None:
-    """Say how much is left of a timeout that began at `started`, of `time.monotonic`.
+    """Return what is left of a timeout that began at `started`, a `time.monotonic()`.
 
     Raises:
         TimeoutError: If nothing is.

@@ -1,4 +1,4 @@
-"""What is recorded of a checkpoint as a whole: the document `_CHECKPOINT_METADATA`.
+"""The metadata of a whole checkpoint: the document `_CHECKPOINT_METADATA`.
 
 Source:
     ORBAX_FORMAT.md §3.2.
@@ -39,7 +39,7 @@ CompositeItemMetadata = Composite
 
 @dataclass
 class SaveStepStatistics:
-    """What Orbax measures of a save. penstock writes none of it here; see `SaveReport`."""
+    """What Orbax measures of a save. penstock writes none of it; see `SaveReport`."""
 
     step: int | None = None
     event_type: str | None = "save"
@@ -72,13 +72,13 @@ def save_statistics(step: int, directory: Any, begun: float, *, synchronous: boo
 
 @dataclass
 class StepMetadata:
-    """What is known of a checkpoint without restoring it.
+    """The metadata of a checkpoint, known without restoring it.
 
     Attributes:
-        item_handlers: The name of the handler of each item; of a checkpoint that is one item, its own.
-        item_metadata: What the handlers say of the items.
+        item_handlers: The recorded handler of each item, or of a checkpoint that is one item.
+        item_metadata: What the handlers know of the items.
         metrics: The caller's own, by name.
-        performance_metrics: Of the save.
+        performance_metrics: Those of the save.
         init_timestamp_nsecs: When the save began, in nanoseconds since the epoch.
         commit_timestamp_nsecs: When it was complete.
         custom_metadata: The caller's own, JSON.
@@ -95,7 +95,7 @@ class StepMetadata:
 
 @dataclass
 class RootMetadata:
-    """What is recorded of a directory of steps.
+    """The metadata of a directory of steps.
 
     Attributes:
         internal_metadata: What Orbax records for itself.
@@ -110,8 +110,8 @@ class MetadataStore:
     """Reads and writes documents of JSON objects; every write is durable when it returns.
 
     Args:
-        enable_write: Whether `write` and `update` do anything.
-        blocking_write: Kept for `is_blocking_writer`.
+        enable_write: Whether `write` and `update` have an effect.
+        blocking_write: What `is_blocking_writer` returns.
     """
 
     def __init__(self, *, enable_write: bool, blocking_write: bool = True) -> None:
@@ -124,13 +124,13 @@ class MetadataStore:
         return self._blocking
 
     def write(self, file_path: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
-        """Write a document, or replace it."""
+        """Write or replace a document."""
         if self.enable_write:
             with self._lock:
                 self._store.write_file(os.fspath(file_path), json.dumps(dict(metadata)).encode())
 
     def read(self, file_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-        """Return a document; None if there is none, or it is no JSON."""
+        """Return a document; None if there is none or it is not JSON."""
         try:
             found: Any = json.loads(self._store.read_file(os.fspath(file_path)))
         except (StorageError, ValueError):
@@ -139,24 +139,24 @@ class MetadataStore:
         return cast("dict[str, Any]", found)
 
     def update(self, file_path: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Replace some members of a document; make it if there is none."""
+        """Replace some members of a document; create it if there is none."""
         with self._lock:
             self.write(file_path, {**(self.read(file_path) or {}), **kwargs})
 
     def wait_until_finished(self) -> None:
-        """Nothing is under way after a write."""
+        """Return at once: every write has finished when it returns."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def metadata_store(*, enable_write: bool, blocking_write: bool = False) -> MetadataStore:
-    """Return what reads, and perhaps writes, documents; see `MetadataStore`."""
+    """Return a store of documents; see `MetadataStore`."""
     return MetadataStore(enable_write=enable_write, blocking_write=blocking_write)
 
 
 def step_metadata_file_path(path: str | os.PathLike[str]) -> Any:
-    """Return where the document of the checkpoint at `path` lies.
+    """Return the path of the document of the checkpoint at `path`.
 
     Raises:
         NotADirectoryError: If `path` is a file.
@@ -169,10 +169,10 @@ def step_metadata_file_path(path: str | os.PathLike[str]) -> Any:
 
 
 def get_step_metadata(path: str | os.PathLike[str]) -> StepMetadata:
-    """Return what is recorded of the checkpoint at `path`.
+    """Return the recorded metadata of the checkpoint at `path`.
 
     Raises:
-        ValueError: If nothing is.
+        ValueError: If there is none.
     """
     file = step_metadata_file_path(path)
     found = MetadataStore(enable_write=False).read(file)
@@ -183,10 +183,10 @@ def get_step_metadata(path: str | os.PathLike[str]) -> StepMetadata:
 
 
 def encode_step_metadata(metadata: StepMetadata) -> dict[str, Any]:
-    """Return the document; what handlers say of the items is not in it.
+    """Encode the document. What handlers know of the items is not part of it.
 
     Raises:
-        ValueError: If a member is not of its type.
+        ValueError: If a member has the wrong type.
     """
     measured = asdict(metadata.performance_metrics)
     return {
@@ -200,10 +200,10 @@ def encode_step_metadata(metadata: StepMetadata) -> dict[str, Any]:
 
 
 def decode_step_metadata(document: Any) -> StepMetadata:
-    """Make what a document says. Members that nobody knows become custom metadata, if there is none.
+    """Decode a document. Unknown members become custom metadata if there is none.
 
     Raises:
-        ValueError: If a member is not of its type, or unknown beside custom metadata.
+        ValueError: If a member has the wrong type, or is unknown although there is custom metadata.
     """
     if not isinstance(document, dict):
         raise ValueError(f"Metadata dict must be a dictionary, but got {type(document).__name__}")

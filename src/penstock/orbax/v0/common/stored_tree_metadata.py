@@ -1,4 +1,4 @@
-"""What is known of a stored tree without reading it."""
+"""The metadata of a stored tree, known without reading its arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _jax: Any = tree_util
 
 @runtime_checkable
 class TreeMetadata(Protocol):
-    """The metadata of a tree: a PyTree of `Metadata`, with what is known of the whole beside it.
+    """The metadata of a tree: a PyTree of `Metadata`, and what is known of the tree as a whole.
 
-    It can be mapped over as any tree, indexed as its outermost container, and given as the target of a
-    restore. To map over it and another tree together, take its `tree`.
+    It can be mapped over like any tree, indexed like its outermost container, and passed as the target of a
+    restore. To map over it together with another tree, use its `tree`.
     """
 
     @property
@@ -29,12 +29,12 @@ class TreeMetadata(Protocol):
 
     @property
     def custom_metadata(self) -> PyTree | None:
-        """What the caller saved with the tree."""
+        """The custom metadata that was saved with the tree."""
         ...
 
     @property
     def use_zarr3(self) -> bool:
-        """Whether its arrays are of zarr version 3."""
+        """Whether its arrays are stored as zarr version 3."""
         ...
 
     def tree_flatten(self) -> Any: ...
@@ -57,10 +57,10 @@ class TreeMetadata(Protocol):
 
 @_jax.register_pytree_with_keys_class
 class _TreeMetadata(TreeMetadata):
-    """The only `TreeMetadata` there is.
+    """The only implementation of `TreeMetadata`.
 
     Raises:
-        ValueError: If the tree is neither a dict, a list, a tuple nor a leaf.
+        ValueError: If the tree is not a dict, a list, a tuple or a leaf.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ def build_default_tree_metadata(
         use_zarr3: Whether its arrays are of zarr version 3.
 
     Raises:
-        ValueError: If the tree is neither a dict, a list, a tuple nor a leaf.
+        ValueError: If the tree is not a dict, a list, a tuple or a leaf.
     """
     return _TreeMetadata.build(tree, custom_metadata=custom_metadata, use_zarr3=use_zarr3)
 

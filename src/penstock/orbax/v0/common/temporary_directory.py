@@ -8,24 +8,28 @@ import os
 from typing import Any, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError
+from penstock.kernel.events import get_logger
 from penstock.kernel.protocols.store_capabilities import Hold
+from penstock.kernel.storage.holds import hold_alone
+from penstock.kernel.storage.workspace import Workspace
+from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.common.handler_paths import handler_path
 from penstock.orbax.v0.common.v0_options import AtomicityMode, AtomicityOptions, FileOptions
 
 
 @final
 class TemporaryDirectory:
-    """One directory on its way to its own name: made, filled by somebody, marked complete, published.
+    """One directory on its way to its own name: created, filled by handlers, marked complete, published.
 
-    All blocking.
+    Every method blocks.
 
     Args:
-        store: Where.
+        store: Where the checkpoint will lie.
         final: Its own absolute path.
-        overwrite: Whether what lies there may be replaced; it is, in one step, at the end.
+        overwrite: Whether what lies there may be replaced. That happens in one step, at the end.
         atomicity: Whether it is built beside its place or in it.
         files: Its permissions.
     """
@@ -44,18 +48,19 @@ class TemporaryDirectory:
         self._overwrite = overwrite
         self._in_place = atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE
         self._mode = None if files is None else files.path_permission_mode
-        self._temporary = final if self._in_place else final + TEMPORARY_SUFFIX
-        self._hold: Hold | None = None
+        temporary = final if self._in_place else final + TEMPORARY_SUFFIX
+        self._workspace = Workspace(store, Threads(1), final, temporary, overwrite=overwrite)
+        self._hold: Hold | None = None  # in place alone: elsewhere the workspace holds
 
     def __repr__(self) -> str:
-        return f"TemporaryDirectory({self._temporary!r})"
+        return f"TemporaryDirectory({self._workspace.temporary!r})"
 
     def get(self) -> Any:
-        """The path that it is built under."""
-        return handler_path(self._temporary)
+        """Return the path that it is built under."""
+        return handler_path(self._workspace.temporary)
 
     def get_final(self) -> Any:
-        """Its own path."""
+        """Return its own path."""
         return handler_path(self._final)
 
     def check(self) -> None:
@@ -63,34 +68,28 @@ class TemporaryDirectory:
 
         Raises:
             DestinationExistsError: If something lies there that may not be replaced.
+            StorageError: If it could not be created.
         """
-        if self._store.kind(self._final) is not None and not self._overwrite:
+        if not self._in_place:
+            self._workspace.check_now()
+        elif self._store.kind(self._final) is not None and not self._overwrite:
             raise DestinationExistsError(self._final)
 
-    def create(self, *, hold: bool = True) -> None:
-        """Make it, empty; what an interrupted save left there is removed.
-
-        Args:
-            hold: Whether nobody else may build there meanwhile; not needed in a directory that is held.
+    def create(self) -> None:
+        """Create it, empty. What an interrupted save left there is removed.
 
         Raises:
             StorageError: If somebody is building there right now, or the medium refuses.
         """
-        stale = self._store.hold(self._temporary) if self._store.kind(self._temporary) else None
-        try:
-            self._store.remove_tree(self._temporary)
-        finally:
-            if stale is not None:
-                stale.release()
-
-        self._store.make_directory(self._temporary)
-        if hold:
-            self._hold = self._store.hold(self._temporary)
+        if self._in_place:
+            self._create_in_place()
+        else:
+            self._workspace.open_now()
         if self._mode is not None:
-            os.chmod(self._temporary, self._mode)
+            os.chmod(self._workspace.temporary, self._mode)
 
     def publish(self, *, synced: bool) -> None:
-        """Mark it complete and give it its own name, durably.
+        """Mark it complete and make it visible under its own name, durably.
 
         Args:
             synced: Whether all files in it are on the medium already.
@@ -98,37 +97,44 @@ class TemporaryDirectory:
         Raises:
             DestinationExistsError: If somebody else put something there meanwhile.
         """
-        store = self._store
+        place = self._workspace.temporary
         if synced:
-            store.sync_directory(self._temporary)
+            self._store.sync_directory(place)
         else:
-            store.sync_tree(self._temporary)
+            self._store.sync_tree(place)
 
-        store.write_file(os.path.join(self._temporary, COMMIT_MARK), b"Checkpoint commit was successful")
-        store.sync_directory(self._temporary)
+        mark_complete(self._store, place)
         if not self._in_place:
-            token = store.begin_build(self._final, self._temporary)
-            replacing = store.kind(self._final) is not None
-            if replacing and not self._overwrite:
-                raise DestinationExistsError(self._final)
-            if replacing:
-                store.exchange(token)
-            else:
-                store.publish(token)
-
-            store.sync_directory(os.path.dirname(self._final))
-            if replacing:
-                store.remove_tree(self._temporary)
+            self._workspace.publish_now()
+            if self._workspace.left_behind is not None:  # the new one is there, and durable
+                error = repr(self._workspace.left_behind)
+                get_logger().warning("save.left_behind", path=place, error=error)
 
         self.release()
 
     def discard(self) -> None:
         """Remove it and what is in it."""
-        self._store.remove_tree(self._temporary)
+        if self._in_place:
+            self._store.remove_tree(self._final)
+        else:
+            self._workspace.discard_now()
+
         self.release()
 
     def release(self) -> None:
         """Let others build there. Idempotent."""
+        self._workspace.release()
         if self._hold is not None:
             self._hold.release()
             self._hold = None
+
+    def _create_in_place(self) -> None:
+        stale = hold_alone(self._store, self._final) if self._store.kind(self._final) else None
+        try:
+            self._store.remove_tree(self._final)
+        finally:
+            if stale is not None:
+                stale.release()
+
+        self._store.make_directory(self._final)
+        self._hold = hold_alone(self._store, self._final)

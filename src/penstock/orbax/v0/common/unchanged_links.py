@@ -1,4 +1,4 @@
-"""What of a step the one before holds already: a manager says which that is, handlers of trees link it."""
+"""Sharing unchanged files between steps: a manager names the earlier step, handlers of trees link to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 
 @final
 class StepLinks:
-    """One step that is being saved, and the one whose files it may share.
+    """A step that is being saved, and the one whose files it may share.
 
     Args:
         step: The path that it will have.
@@ -29,7 +29,7 @@ class StepLinks:
 
     @contextmanager
     def in_force(self) -> Generator[None]:
-        """Let handlers that are called meanwhile know of it."""
+        """Make it known to handlers that are called inside."""
         token = _IN_FORCE.set(self)
         try:
             yield
@@ -37,26 +37,26 @@ class StepLinks:
             _IN_FORCE.reset(token)
 
     def base_of(self, directory: str) -> str | None:
-        """Return where the base has what is being saved into a directory; None if it has nothing there."""
+        """Return the directory of the base that matches one being saved; None if it has none."""
         item = self._item(directory)
         path = "" if item is None or self._base is None else os.path.join(self._base, item)
         return path if path and os.path.isdir(path) else None
 
     def when_published(self, directory: str, tell: Callable[[str], object]) -> None:
-        """Have `tell` called with the path that what is saved into a directory has got at the end."""
+        """Call `tell` once the step is published, with the final path of a directory being saved."""
         item = self._item(directory)
         if item is not None:
             self._saved.append((os.path.join(self._step, item), tell))
 
     def published(self) -> None:
-        """Tell all who wanted to know: the step is where it belongs."""
+        """Call everybody who asked for it: the step has its own path now."""
         for path, tell in self._saved:
             tell(path)
 
         self._saved.clear()
 
     def _item(self, directory: str) -> str | None:
-        """The item that a directory will be; None if it is none of the step's."""
+        """Return the item that a directory becomes; None if it does not belong to the step."""
         parent, name = os.path.split(directory)
         return (
             name.removesuffix(TEMPORARY_SUFFIX)
@@ -69,5 +69,5 @@ _IN_FORCE: Final[ContextVar[StepLinks | None]] = ContextVar("penstock.orbax.link
 
 
 def links_in_force() -> StepLinks | None:
-    """Return what the manager says that is saving right now; None if none is."""
+    """Return the links of the manager that is saving right now; None if none is."""
     return _IN_FORCE.get()

@@ -27,13 +27,13 @@ _jax: Any = jax
 
 @dataclass
 class AsyncOptions:
-    """How saves go on in the background.
+    """How saves work in the background.
 
     Attributes:
-        timeout_secs: Seconds that a save may take once it is staged.
-        barrier_sync_fn: Kept for the processes of one job to agree; one process needs none.
+        timeout_secs: How long a save may take after staging, in seconds.
+        barrier_sync_fn: Accepted; a single process needs no barrier.
         post_finalization_callback: Called in the background, before the checkpoint gets its own name.
-        create_directories_asynchronously: Without effect: making a directory is no work to speak of.
+        create_directories_asynchronously: Has no effect: creating a directory takes no time worth saving.
     """
 
     timeout_secs: int = 1200
@@ -48,9 +48,9 @@ class MultiprocessingOptions:
 
     Attributes:
         primary_host: The process that writes what is written once; None: every process does.
-        active_processes: The processes that take part; None: all of the job. One waits for no other.
-        barrier_sync_key_prefix: Begins the names of the barriers, to tell several savers apart; one process
-            has none.
+        active_processes: The processes that take part; None for all of the job.
+        barrier_sync_key_prefix: Starts the names of barriers, so that several savers can be told apart.
+            A single process has no barriers.
     """
 
     primary_host: int | None = 0
@@ -59,7 +59,7 @@ class MultiprocessingOptions:
 
 
 def check_primary_host(primary_host: int | None) -> None:
-    """Refuse a primary host that is not there: nobody would write what is written once.
+    """Refuse a primary host that does not exist: nobody would write what is written once.
 
     Raises:
         ConfigError: If the job has no such process. It is a ValueError.
@@ -70,7 +70,7 @@ def check_primary_host(primary_host: int | None) -> None:
 
 
 class AtomicityMode(str, Enum):  # noqa: UP042  # as in Orbax, its text is not its value
-    """How it is told that a checkpoint is complete."""
+    """What shows that a checkpoint is complete."""
 
     AUTO = "auto"
     COMMIT_FILE = "commit_file"
@@ -82,8 +82,8 @@ class AtomicityOptions:
     """How a checkpoint becomes visible.
 
     Attributes:
-        mode: `ATOMIC_RENAME`: it is built beside its place, and renamed; it has a commit mark, too.
-            `COMMIT_FILE`: it is built in its place, and is complete when it has its commit mark.
+        mode: `ATOMIC_RENAME` builds it beside its place and renames it; it has a commit mark, too.
+            `COMMIT_FILE` builds it in its place; it is complete once it has its commit mark.
             `AUTO` is the former.
         allow_legacy_atomic_rename: Whether a checkpoint without a commit mark may be complete in
             the mode `COMMIT_FILE`.
@@ -95,12 +95,11 @@ class AtomicityOptions:
 
 @dataclass(frozen=True)
 class FileOptions:
-    """What directories are like.
+    """Permissions of directories.
 
     Attributes:
         path_permission_mode: Permissions of the directories of a checkpoint, as in `0o750`.
-        skip_sync_file_validations: Without effect: whether something lies at the destination is
-            always looked at.
+        skip_sync_file_validations: Has no effect: the destination is always checked.
     """
 
     path_permission_mode: int | None = None

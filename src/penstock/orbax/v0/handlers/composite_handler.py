@@ -6,7 +6,6 @@ __all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "C
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from anyio import create_task_group, to_thread
@@ -117,6 +116,9 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         """
         items = {name: (self._get_or_set_handler(name, args[name]), args[name]) for name in sorted(args)}
         building = self._get_item_temporary_paths(directory, args)
+        for one in self._current_temporary_paths.values():  # of a save that was never finalized
+            one.release()
+
         self._current_temporary_paths = building
         futures: dict[str, Sequence[Future]] = {}
 
@@ -128,7 +130,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
                 await to_thread.run_sync(lambda: handler.save(place, args=arg))
 
         for one in building.values():
-            await to_thread.run_sync(partial(one.create, hold=False))
+            await to_thread.run_sync(one.create)
         try:
             async with create_task_group() as tasks:
                 for name, (handler, arg) in items.items():

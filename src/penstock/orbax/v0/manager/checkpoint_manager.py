@@ -49,20 +49,21 @@ StepAlreadyExistsError = StepExistsError
 class CheckpointManager:
     """Saves steps into one directory, keeps the ones worth keeping, and restores them.
 
-    A context manager; also used inside a running event loop. For one thread, and one process that saves.
+    A context manager that also works inside a running event loop. It serves one thread, and only one process
+    may save.
 
-    A step is one object, or several that are named: which of the two, the first arguments of a save or
-    restore tell, or the names and handlers given here.
+    A step is one object, or several named ones. The names and handlers given here decide which; without
+    them the arguments of the first save or restore do.
 
     Args:
-        directory: Of the steps.
-        checkpointers: What saves the object, or each of several by name; the old way to say it.
+        directory: The directory of the steps.
+        checkpointers: Saves the object, or by name each of several; the older way to say it.
         options: When to save, what to keep, and how.
-        metadata: The caller's own, JSON, kept with the directory; what is there already is not replaced.
-        item_names: Of several objects; their handlers are told by their first arguments.
-        item_handlers: The handler of the object, or of each of several by name.
-        logger: Has `log_entry`, which is called with what each save was, as a dict.
-        handler_registry: Who handles which item; instead of the other three.
+        metadata: The caller's own JSON values, kept with the directory. Existing ones are not replaced.
+        item_names: The names of several objects, whose first arguments decide their handlers.
+        item_handlers: The handler of the object, or by name of each of several.
+        logger: Its `log_entry` is called with a dict that describes each save.
+        handler_registry: Which handler serves which item; in place of the other three.
 
     Raises:
         ValueError: If arguments or options contradict each other.
@@ -95,14 +96,14 @@ class CheckpointManager:
 
     @property
     def directory(self) -> Any:
-        """Of the steps."""
+        """The directory of the steps."""
         return self._root.directory
 
     def all_steps(self, read: bool = False) -> Sequence[int]:
-        """Return every step that this manager knows, and the one being saved.
+        """Return every step that this manager knows, including the one being saved.
 
         Args:
-            read: Look at the directory again first; see `reload`.
+            read: Whether to list the directory again first; see `reload`.
         """
         if read:
             self.reload()
@@ -110,13 +111,13 @@ class CheckpointManager:
         return [info.step for info in self._infos]
 
     def latest_step(self) -> int | None:
-        """Return the last of them; None if there is none."""
+        """Return the last step; None if there is none."""
         return self._infos[-1].step if self._infos else None
 
     def best_step(self) -> int | None:
-        """Return the step whose metrics are best, the latest of equals; without `best_fn` the last one.
+        """Return the step with the best metrics, the latest of equals; without `best_fn` the last step.
 
-        None if there is none, or none has metrics. What is not finite is worse than anything finite.
+        Returns None if no step has metrics. A value that is not finite is worse than any finite one.
         """
         if self._options.best_fn is None:
             return self.latest_step()
@@ -125,7 +126,7 @@ class CheckpointManager:
         return None if best is None else best.step
 
     def reload(self) -> None:
-        """Look at the directory again, which others may have changed."""
+        """List the directory again, since others may have changed it."""
         self._infos = self._root.infos()
 
     def reached_preemption(self, step: int) -> bool:
@@ -133,7 +134,7 @@ class CheckpointManager:
         return reached_preemption(step)
 
     def should_save(self, step: int) -> bool:
-        """Whether `save` would save a step: it is newer than the latest, and the options want it."""
+        """Whether `save` would save a step: it is newer than the latest one, and the options ask for it."""
         latest = self.latest_step()
         if self._options.read_only or (latest is not None and latest >= step):
             return False
@@ -156,26 +157,26 @@ class CheckpointManager:
         args: CheckpointArgs | None = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> bool:
-        """Begin to save a step, if the options want it; return when the objects are copied.
+        """Start to save a step, if the options ask for it. Returns when the objects have been copied.
 
-        One save at a time: the next one waits for it, and raises what it failed with.
+        One save runs at a time. The next one waits for it, and raises its failure.
 
         Args:
-            step: Its number.
-            items: The object, or several by name; the old way to say it.
-            save_kwargs: For the handler of the object, or for each of several by name.
+            step: The number of the step.
+            items: The object, or several by name; the older way to say it.
+            save_kwargs: For the handler of the object, or by name for each of several.
             metrics: Kept with the step if there is a `best_fn`, which is called with them.
-            force: Save it whatever the options say; never with `read_only`.
-            args: What to save: of one object its arguments, of several a `Composite` of such.
+            force: Save whatever the options say, except with `read_only`.
+            args: What to save: the arguments of one object, or a `Composite` of those of several.
             custom_metadata: JSON values kept with the step.
 
         Returns:
-            Whether it is being saved.
+            Whether the step is being saved.
 
         Raises:
-            StepAlreadyExistsError: If it is there. It is a ValueError.
+            StepAlreadyExistsError: If the step exists. It is a ValueError.
             ValueError: If there is nothing to save, or the arguments are of the wrong kind.
-            Exception: What the handlers raise, or what the earlier save failed with.
+            Exception: What a handler raises, or the failure of the earlier save.
         """
         if items is None and args is None:
             raise SpecError("Must provide `args` for `save`.")
@@ -209,22 +210,22 @@ class CheckpointManager:
         directory: str | os.PathLike[str] | None = None,
         args: CheckpointArgs | None = None,
     ) -> Any:
-        """Return what was saved as a step. Waits for a save first.
+        """Return what was saved as a step. Waits for a save that is under way first.
 
         Args:
-            step: Its number; None for the latest.
-            items: What to restore into: the object, or several by name; the old way to say it.
-            restore_kwargs: For the handler of the object, or for each of several by name.
-            directory: Of the steps, instead of this manager's.
-            args: What to restore, and how: of one object its arguments, of several a `Composite`.
+            step: The number of the step; None for the latest.
+            items: The target: the object, or several by name; the older way to say it.
+            restore_kwargs: For the handler of the object, or by name for each of several.
+            directory: A directory of steps to read in place of this manager's.
+            args: What to restore, and how: the arguments of one object, or a `Composite` of several.
 
         Returns:
             The object, or a `Composite` of several.
 
         Raises:
-            FileNotFoundError: If there is no such step, or none at all.
+            FileNotFoundError: If there is no such step, or no step at all.
             ValueError: If the arguments are of the wrong kind.
-            Exception: What the handlers raise.
+            Exception: What a handler raises.
         """
         self.wait_until_finished()
         if step is None:
@@ -247,13 +248,13 @@ class CheckpointManager:
             return self._object_of(self._checkpointer.restore(path, args=args))
 
     def item_metadata(self, step: int) -> Any:
-        """Say what the handlers say of a step's object, or of each of several.
+        """Return what the handlers know of a step's object, or of each of several.
 
         Raises:
             ValueError: If no step is given.
         """
         if cast("int | None", step) is None:
-            raise SpecError("name the step: only steps have items")
+            raise SpecError("a step must be given: only steps have items")
 
         return self.metadata(step).item_metadata
 
@@ -262,7 +263,7 @@ class CheckpointManager:
     @overload
     def metadata(self, step: int) -> StepMetadata: ...
     def metadata(self, step: int | None = None) -> RootMetadata | StepMetadata:
-        """Say what is kept with a step, without restoring it; or with the directory.
+        """Describe a step without restoring it, or the directory if no step is given.
 
         Raises:
             FileNotFoundError: If there is no such step.
@@ -282,13 +283,13 @@ class CheckpointManager:
         return self._root.metrics(step_number(step))
 
     def delete(self, step: int) -> None:
-        """Delete a step, or move it away as the options say; it is gone when this returns.
+        """Delete a step, or move it away if the options say so. It is gone when this returns.
 
-        Nothing is done with `read_only`.
+        Does nothing with `read_only`.
 
         Raises:
             FileNotFoundError: If there is no such step.
-            OSError: If it could not be deleted, as when penstock reads it elsewhere on this machine.
+            OSError: If it could not be deleted, for instance because penstock reads it on this machine.
         """
         if self._options.read_only:
             return
@@ -303,11 +304,11 @@ class CheckpointManager:
         self._infos = [info for info in self._infos if info.step != number]
 
     def is_saving_in_progress(self) -> bool:
-        """Whether a save goes on in the background."""
+        """Whether a save is running in the background."""
         return self._finishing is not None and not self._finishing.done()
 
     def wait_until_finished(self) -> None:
-        """Wait until no save is under way and its old steps are deleted; raise what it failed with, once."""
+        """Wait until no save is running and old steps are deleted. Raises the failure of a save, once."""
         finishing, saving = self._finishing, self._saving
         if finishing is None or saving is None:
             return
@@ -325,12 +326,12 @@ class CheckpointManager:
                 self._finishing, self._saving = None, None
 
     def check_for_errors(self) -> None:
-        """Raise what a save in the background failed with, once. Does not wait."""
+        """Raise the failure of a save in the background, once. Does not wait."""
         if self._finishing is not None and self._finishing.done():
             self.wait_until_finished()
 
     def close(self) -> None:
-        """Wait until nothing is under way, and close the handlers. Idempotent if those are."""
+        """Wait until nothing is running, then close the handlers. Idempotent if the handlers are."""
         try:
             self.wait_until_finished()
         finally:
@@ -349,7 +350,7 @@ class CheckpointManager:
         self.close()
 
     def _is_single(self, if_unknown: bool) -> bool:
-        """Whether a step is one object; if that is not known yet, it is what is said now, for good."""
+        """Whether a step is one object. If that is not known yet, the caller decides it for good."""
         if self._single is None:
             self._single = if_unknown
 
@@ -360,13 +361,13 @@ class CheckpointManager:
             return found
         if DEFAULT_ITEM not in found:
             raise SpecError(
-                f"there is no {DEFAULT_ITEM!r} item whose handler is known; give a handler_registry or args"
+                f"no handler of the item {DEFAULT_ITEM!r} is known; pass a handler_registry or args"
             )
 
         return found[DEFAULT_ITEM]
 
     def _begin_finishing(self, number: int, links: StepLinks) -> None:
-        """Decide what goes when the step is durable, and wait for that: here, or in the background."""
+        """Decide which steps to delete once this one is durable; wait for that here or in the background."""
         doomed: list[CheckpointInfo] = []
         try:
             context = PreservationContext()
@@ -376,7 +377,7 @@ class CheckpointManager:
         finally:
             steps = [info.step for info in doomed]
             if isinstance(self._checkpointer, AsyncCheckpointer):
-                # Not a daemon: whoever leaves without waiting has the old steps deleted all the same.
+                # Not a daemon: old steps are deleted even if the program ends without waiting.
                 self._finishing = start_thread(self._finish, steps, links, name="penstock.orbax.manager")
                 self._saving = (number, doomed)
             else:

@@ -1,4 +1,4 @@
-"""Which handlers a manager saves the items of a step with, and what they are told."""
+"""The handlers that a manager saves the items of a step with, and their arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from penstock.steps.step_contents import as_metrics
 from penstock.steps.step_directory import METRICS, TREE
 
 DEFAULT_ITEM: Final = TREE
-"""What the item of a step that is one object is called."""
+"""The name of the item of a step that is one object."""
 
 
 def make_checkpointer(
@@ -43,7 +43,7 @@ def make_checkpointer(
     item_handlers: Any,
     handler_registry: Any,
 ) -> tuple[Checkpointer, bool | None]:
-    """Return what saves steps, and whether a step is one object; None if that is not known yet.
+    """Return a checkpointer of steps, and whether a step is one object; None if that is not known yet.
 
     Raises:
         ValueError: If arguments exclude each other.
@@ -76,13 +76,13 @@ def make_checkpointer(
 
 
 def check_args(items: Any, args: Any, single: bool) -> None:
-    """Make sure that arguments of a save or restore are of the right kind.
+    """Check that the arguments of a save or restore are of the right kind.
 
     Raises:
         ValueError: If they are not.
     """
     if isinstance(items, CheckpointArgs):
-        raise SpecError("items are CheckpointArgs; pass them as `args=`")
+        raise SpecError("items must not be CheckpointArgs; pass those as `args=`")
     if args is None:
         return
     if not isinstance(args, CheckpointArgs):
@@ -94,7 +94,7 @@ def check_args(items: Any, args: Any, single: bool) -> None:
 
 
 def named(given: Any, single: bool) -> Mapping[str, Any]:
-    """Return what was given for one object or for several, by item."""
+    """Return by item what was given for one object or for several."""
     if given is None:
         return {}
 
@@ -104,7 +104,7 @@ def named(given: Any, single: bool) -> Mapping[str, Any]:
 def make_args(
     checkpointer: Checkpointer, items: Mapping[str, Any], kwargs: Mapping[str, Any], *, for_save: bool
 ) -> dict[str, CheckpointArgs]:
-    """Make arguments of items and keywords, for calls as before Orbax had arguments.
+    """Make arguments from items and keywords, for calls in the style from before Orbax had arguments.
 
     Raises:
         ValueError: If the handler of an item is not known.
@@ -131,7 +131,7 @@ def make_args(
 def args_to_save(
     checkpointer: Checkpointer, items: Any, kwargs: Any, args: Any, metrics: Any, *, single: bool
 ) -> CompositeArgs:
-    """Return what a step is saved with, and its metrics as an item beside it."""
+    """Return the arguments that a step is saved with, its metrics as an item beside it."""
     if args is None:
         found = make_args(checkpointer, named(items, single), named(kwargs, single), for_save=True)
     else:

@@ -41,7 +41,7 @@ _WRITING = {
     "todelete_full_path": None,
     "should_save_fn": None,
 }
-"""What options are with `read_only`."""
+"""The values of these options with `read_only`."""
 
 
 @dataclass
@@ -49,41 +49,41 @@ class CheckpointManagerOptions:
     """When a manager saves, what it keeps, and how.
 
     Attributes:
-        save_interval_steps: Steps that are a multiple of it are saved, and the first one.
-        max_to_keep: How many stay: the latest, or with `best_fn` the best. None for all.
-        keep_time_interval: Beside them, a step stays after each such time.
-        keep_period: Beside them, steps that are a multiple of it stay.
-        best_fn: Makes a number of a step's metrics.
-        best_mode: Whether the greatest or the least is best: `max` or `min`.
-        keep_checkpoints_without_metrics: Whether steps without metrics stay beside the best.
-        step_prefix: What stands before the number of a step, and an underscore.
-        step_format_fixed_length: To how many digits it is filled up with zeros.
-        step_name_format: How steps are named instead; see `penstock.orbax.step`.
-        create: Whether the directory is made if it is not there.
-        cleanup_tmp_directories: Whether what crashed saves left is removed.
-        save_on_steps: Steps that are saved, too.
-        single_host_load_and_broadcast: Without effect: there is one process.
-        todelete_subdir: A folder that steps are moved to instead of being removed.
+        save_interval_steps: Saves steps that are a multiple of it, and the first step.
+        max_to_keep: How many steps to keep: the latest, or with `best_fn` the best. None for all.
+        keep_time_interval: Also keeps one step per such interval.
+        keep_period: Also keeps steps that are a multiple of it.
+        best_fn: Turns the metrics of a step into a number.
+        best_mode: `max` if the greatest number is best, `min` if the least is.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept beside the best.
+        step_prefix: What precedes the number of a step, followed by an underscore.
+        step_format_fixed_length: The number of digits, filled up with zeros.
+        step_name_format: How steps are named, in place of the other two; see `penstock.orbax.step`.
+        create: Whether to create the directory if it does not exist.
+        cleanup_tmp_directories: Whether to remove what crashed saves left.
+        save_on_steps: More steps to save.
+        single_host_load_and_broadcast: Has no effect: there is one process.
+        todelete_subdir: A folder that deleted steps are moved to; by default they are removed.
         todelete_full_path: Not supported: for object stores.
-        enable_background_delete: Whether a save does not wait for steps being removed.
-        num_deletion_threads: Without effect.
+        enable_background_delete: Whether old steps are removed in the background.
+        num_deletion_threads: Has no effect.
         read_only: Whether nothing is saved or deleted.
-        enable_async_checkpointing: Whether `save` returns when the objects are copied.
-        async_options: How saves go on in the background.
+        enable_async_checkpointing: Whether `save` returns when the objects have been copied.
+        async_options: How saves work in the background.
         multiprocessing_options: Which processes save.
-        should_save_fn: Says of a step and the latest one if it is saved, instead of the other options.
-        file_options: What directories are like.
+        should_save_fn: Decides from a step and the latest one whether to save, in place of other options.
+        file_options: The permissions of directories.
         atomicity_options: How a step becomes visible.
-        save_root_metadata: Whether the manager's `metadata` is kept.
+        save_root_metadata: Whether the manager's `metadata` is written.
         temporary_path_class: Not supported; see `atomicity_options`.
-        save_decision_policy: Says which steps are saved, instead of the other options; also one of
+        save_decision_policy: Decides which steps are saved, in place of the other options; also one of
             penstock's own, as `penstock.steps.EverySteps`.
-        preservation_policy: Says which steps stay, instead of the other options; also one of penstock's
+        preservation_policy: Decides which steps stay, in place of the other options; also one of penstock's
             own, as `penstock.steps.KeepLast`.
-        prevent_write_metrics: Whether metrics are looked at but not written.
-        enable_should_save_is_saving_in_progress_check: If off, policies are told that no save goes on.
-        enable_per_process_directory_creation: Without effect; needs a `primary_host` of None.
-        lightweight_initialize: Whether time and metrics of steps that are there are not read.
+        prevent_write_metrics: Whether metrics are used but not written.
+        enable_should_save_is_saving_in_progress_check: If False, policies are told that no save is running.
+        enable_per_process_directory_creation: Has no effect; needs a `primary_host` of None.
+        lightweight_initialize: Whether to skip reading time and metrics of existing steps.
 
     Raises:
         ValueError: If options contradict each other.
@@ -150,10 +150,10 @@ class CheckpointManagerOptions:
 
 
 def policies_of(options: CheckpointManagerOptions) -> tuple[SaveDecisionPolicy, PreservationPolicy]:
-    """Return what options say of when to save and what to keep.
+    """Return the policies that the options describe: when to save, and what to keep.
 
     Raises:
-        ConfigError: If there are a preservation policy and other options that say the same.
+        ConfigError: If both a preservation policy and other options say what stays.
     """
     deciding = default_policy(options.save_interval_steps, options.save_on_steps, options.should_save_fn)
     if options.save_decision_policy is not None:
@@ -163,7 +163,7 @@ def policies_of(options: CheckpointManagerOptions) -> tuple[SaveDecisionPolicy, 
     if options.preservation_policy is None:
         return deciding, _preservation(options)
     if others:
-        raise ConfigError("preservation_policy", "is instead of the other options that say what stays")
+        raise ConfigError("preservation_policy", "excludes the other options that say what stays")
 
     return deciding, as_preservation_policy(options.preservation_policy)
 

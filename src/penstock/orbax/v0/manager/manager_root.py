@@ -33,11 +33,11 @@ _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 @dataclass
 class CheckpointInfo:
-    """What policies look at of a step.
+    """What policies see of a step.
 
     Attributes:
         step: Its number.
-        time: When it was complete; of one saved just now, when its save was under way.
+        time: When it was complete; for a step that was just saved, when its save began.
         metrics: None if it has none.
     """
 
@@ -54,8 +54,8 @@ class Root:
     """Lists the steps of a directory, reads what is kept with them, and deletes them.
 
     Args:
-        directory: Where.
-        options: Of the manager.
+        directory: The directory of the steps.
+        options: Those of the manager.
 
     Raises:
         ValueError: If steps cannot be named as the options say.
@@ -77,7 +77,7 @@ class Root:
         self._events: Any = structlog.get_logger("penstock.orbax")
 
     def prepare(self, metadata: Mapping[str, Any] | None) -> None:
-        """Make the directory, and write what is kept with it, as the options say."""
+        """Create the directory and write its metadata, as the options say."""
         options = self._options
         if options.create and self._store.kind(self._path) is None:
             self._store.make_directory(self._path)
@@ -92,7 +92,7 @@ class Root:
             on_disk.write_root_metadata(self._store, self._path, metadata)
 
     def infos(self) -> list[CheckpointInfo]:
-        """Return every durable step, ascending, with what policies look at."""
+        """Return every durable step, ascending, with what policies see."""
         if self._store.kind(self._path) is None:
             return []
 
@@ -100,24 +100,24 @@ class Root:
         return sorted(found, key=lambda info: info.step)
 
     def new_path(self, step: int) -> Any:
-        """Return where a new step is saved."""
+        """Return the path that a new step is saved to."""
         return self.directory / self._names.build_name(step)
 
     def path(self, step: int, directory: Any = None) -> Any:
-        """Return where a step lies, here or in another directory.
+        """Return the path of a step, here or in another directory.
 
         Raises:
-            ValueError: If it is not there, and steps may be named in several ways.
+            ValueError: If the step does not exist and a format of names was given.
         """
         base = self.directory if directory is None else handler_path(directory)
         return self._names.find_step(base, step).path if self._given else base / self._names.build_name(step)
 
     @contextmanager
     def reading(self, path: Any) -> Generator[None]:
-        """Hold a step, so that nobody on this machine deletes it meanwhile through penstock."""
+        """Hold a step, so that no penstock on this machine deletes it meanwhile."""
         try:
             held = self._store.hold_reading(path_text(path))
-        except StorageError:  # it is being deleted, or not there: reading it tells
+        except StorageError:  # it is being deleted or does not exist: reading it says so
             yield
             return
 
@@ -128,7 +128,7 @@ class Root:
 
     @contextmanager
     def saving(self, step: int, base: int | None) -> Generator[tuple[Any, StepLinks]]:
-        """Let a step that is saved meanwhile share files with another one, which stays so long."""
+        """Let the step that is saved inside share files with another step, which is held meanwhile."""
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
@@ -144,41 +144,41 @@ class Root:
         return on_disk.read_metrics(self._store, path_text(self.path(step)))
 
     def metadata(self) -> RootMetadata:
-        """Return what is kept with the directory."""
+        """Return the metadata of the directory."""
         found = self._unwritten or on_disk.read_root_metadata(self._store, self._path)
         return RootMetadata(custom_metadata=dict(found or {}))
 
     def delete(self, step: int) -> None:
-        """Delete a step, or move it away; it is gone when this returns.
+        """Delete a step, or move it away. It is gone when this returns.
 
         Raises:
-            StorageError: If it could not be, as when somebody on this machine reads it.
+            StorageError: If that failed, for instance because somebody on this machine reads it.
         """
         path = path_text(self.path(step))
         delete_step(self._store, os.path.dirname(path), os.path.basename(path), self._options.todelete_subdir)
 
     def delete_all(self, steps: Sequence[int]) -> None:
-        """Delete steps, in the background if the options say so, and those that were being read before.
+        """Delete steps, in the background if the options say so, and retry those that were being read before.
 
-        What is left behind is logged.
+        Steps that could not be deleted are logged.
         """
         if not self._options.enable_background_delete:
             self._delete_all(steps)
             return
 
-        # Not a daemon: whoever leaves without waiting has them deleted all the same.
+        # Not a daemon: the steps are deleted even if the program ends without waiting.
         for done in [one for one in self._deletions if one.done()]:
             del self._deletions[done]
 
         self._deletions[start_thread(self._delete_all, steps, name="penstock.orbax.delete")] = steps
 
     def forget(self, step: int) -> None:
-        """See that a step that is about to be saved again is not deleted later."""
+        """Make sure that a step that is about to be saved again is not deleted later."""
         wait([deletion for deletion, steps in self._deletions.items() if step in steps])
         self._left.discard(step)
 
     def close(self) -> None:
-        """Wait until nothing is being deleted, and try again what was being read."""
+        """Wait for deletions, then retry the steps that were being read."""
         wait(tuple(self._deletions))
         self._delete_all(())
 
@@ -207,7 +207,7 @@ class Root:
 
             path = os.path.join(self._path, name)
             try:
-                held = self._store.hold(path)  # a save that is alive holds what it builds
+                held = self._store.hold(path)  # a live save holds what it builds
             except StorageError:
                 continue
 

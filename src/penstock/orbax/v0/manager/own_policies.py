@@ -1,4 +1,4 @@
-"""penstock's own policies of steps, as a manager under Orbax's names asks them."""
+"""Adapters that let penstock's own step policies be used by a manager with Orbax's names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from penstock.steps.save_policies import SaveMoment, SavePolicy
 
 
 def as_decision_policy(policy: SaveDecisionPolicy | SavePolicy) -> SaveDecisionPolicy:
-    """Return a policy of when to save as one of Orbax's kind; one that is such already as it is.
+    """Return a save policy as one of Orbax's kind; one of that kind is returned as it is.
 
-    Both kinds have `should_save`, of one moment, or of steps and a context.
+    Both kinds have `should_save`: penstock's takes one moment, Orbax's takes steps and a context.
     """
     function: Any = policy.should_save
     if "context" in inspect.signature(function).parameters:
@@ -34,12 +34,12 @@ def as_decision_policy(policy: SaveDecisionPolicy | SavePolicy) -> SaveDecisionP
 
 
 def as_preservation_policy(policy: PreservationPolicy | KeepPolicy) -> PreservationPolicy:
-    """Return a policy of what to keep as one of Orbax's kind; one that is such already as it is."""
+    """Return a keep policy as one of Orbax's kind; one of that kind is returned as it is."""
     return _Preserving(policy) if isinstance(policy, KeepPolicy) else policy
 
 
 def needs_metrics(policy: PreservationPolicy) -> bool:
-    """Whether a policy, if it is one of penstock's, looks at metrics; so they must be kept with the steps."""
+    """Whether a policy is one of penstock's that looks at metrics, which must then be kept with the steps."""
     return isinstance(policy, _Preserving) and "metrics" in policy.policy.needs
 
 

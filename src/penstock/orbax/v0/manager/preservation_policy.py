@@ -31,22 +31,22 @@ InfoT = TypeVar("InfoT", bound=PolicyCheckpointInfo)
 
 @dataclass(kw_only=True)
 class PreservationContext:
-    """What else policies look at: nothing yet."""
+    """What policies see besides the steps: nothing yet."""
 
 
 class PreservationPolicy(Protocol):
-    """Says which steps stay."""
+    """Decides which steps stay."""
 
     def should_preserve(
         self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Say of each step, the latest one last, whether it stays."""
+        """Return for each step, in ascending order, whether it stays."""
         ...
 
 
 @dataclass
 class PreserveAll(PreservationPolicy):
-    """Everything."""
+    """Keeps every step."""
 
     def should_preserve(
         self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
@@ -56,7 +56,7 @@ class PreserveAll(PreservationPolicy):
 
 @dataclass
 class LatestN(PreservationPolicy):
-    """The last `n` steps; all of them if that is None."""
+    """Keeps the last `n` steps; all of them if `n` is None."""
 
     n: int | None = None
 
@@ -69,7 +69,7 @@ class LatestN(PreservationPolicy):
 
 @dataclass
 class EveryNSeconds(PreservationPolicy):
-    """The first step, and then each that is at least so much later than the last one that stays."""
+    """Keeps the first step, then each step at least `interval_secs` later than the last one kept."""
 
     interval_secs: int
 
@@ -88,12 +88,12 @@ class EveryNSeconds(PreservationPolicy):
 
 @dataclass
 class EveryNSteps(PreservationPolicy):
-    """Steps that are a multiple of `interval_steps`.
+    """Keeps steps that are a multiple of `interval_steps`.
 
     Attributes:
         interval_steps: Not 0.
-        exact_interval: If off: the first step, and then each that is at least so many after the last one.
-        max_to_keep: The last so many of them.
+        exact_interval: If False, keeps the first step, then each at least `interval_steps` after the last.
+        max_to_keep: How many of those are kept at most, the latest ones; None for all.
     """
 
     interval_steps: int
@@ -118,11 +118,11 @@ class EveryNSteps(PreservationPolicy):
 
 @dataclass
 class EveryNStepsClosest(PreservationPolicy):
-    """Of each multiple of `interval_steps` the step closest to it, the later of two; and the last step.
+    """Keeps the step closest to each multiple of `interval_steps`, the later of two, and the last step.
 
     Attributes:
         interval_steps: Not 0.
-        max_to_keep: The last so many of them.
+        max_to_keep: How many of those are kept at most, the latest ones; None for all.
     """
 
     interval_steps: int
@@ -145,7 +145,7 @@ class EveryNStepsClosest(PreservationPolicy):
 
 @dataclass
 class CustomSteps(PreservationPolicy):
-    """The steps given."""
+    """Keeps the given steps."""
 
     steps: InitVar[Sequence[int]]
     _steps_set: set[int] = field(init=False)
@@ -161,7 +161,7 @@ class CustomSteps(PreservationPolicy):
 
 @dataclass
 class AnyPreservationPolicy(PreservationPolicy):
-    """Whatever any of the policies keeps."""
+    """Keeps whatever any of its policies keeps."""
 
     policies: Sequence[PreservationPolicy]
 
@@ -174,13 +174,13 @@ class AnyPreservationPolicy(PreservationPolicy):
 
 @dataclass(kw_only=True)
 class BestN(PreservationPolicy):
-    """The steps that a function of their metrics ranks highest, the later of two that are equal.
+    """Keeps the steps that a function of their metrics ranks highest, the later of two equal ones.
 
     Attributes:
-        get_metric_fn: Returns a number.
+        get_metric_fn: Turns the metrics of a step into a number.
         reverse: Whether the lowest are best.
-        n: How many; None for all.
-        keep_checkpoints_without_metrics: Whether steps without metrics stay beside them; not if `n` is 0.
+        n: How many steps to keep; None for all.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept, too, unless `n` is 0.
     """
 
     get_metric_fn: Callable[[Any], float]
@@ -209,7 +209,7 @@ class BestN(PreservationPolicy):
 
 @dataclass
 class LatestDuration(PreservationPolicy):
-    """Steps that were saved at most so long ago, and all that follow one of them."""
+    """Keeps steps that were saved within `duration`, and all steps after the first of them."""
 
     duration: datetime.timedelta
 
@@ -223,14 +223,14 @@ class LatestDuration(PreservationPolicy):
 
 
 def best_of(infos: Sequence[InfoT], best_fn: Callable[[Any], float], lowest_is_best: bool) -> InfoT | None:
-    """Return the step whose metrics are best, the last of equals; None if none has metrics."""
+    """Return the step with the best metrics, the last of equals; None if no step has metrics."""
     measured = [info for info in infos if info.metrics is not None]
     ranked = [(rank(best_fn(info.metrics), lowest_is_best), at) for at, info in enumerate(measured)]
     return measured[max(ranked)[1]] if ranked else None
 
 
 def rank(value: Any, lowest_is_best: bool) -> tuple[bool, float]:
-    """Return what is greater for what is better. What is not finite is worse than anything finite."""
+    """Return a sort key that is greater for a better value. Values that are not finite come last."""
     number = float(value)
     if not math.isfinite(number):
         return (False, 0.0)
@@ -244,7 +244,7 @@ def _check_interval(steps: int) -> None:
 
 
 def _last(stay: list[bool], count: int | None) -> list[bool]:
-    """Leave the last `count` of those that stay."""
+    """Keep only the last `count` of the steps that stay."""
     kept = [at for at, stays in enumerate(stay) if stays]
     kept = kept if count is None else kept[max(0, len(kept) - count) :] if count else kept
     return [at in set(kept) for at in range(len(stay))]

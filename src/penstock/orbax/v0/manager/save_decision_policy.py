@@ -24,7 +24,7 @@ from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
 
 
 class PolicyCheckpointInfo(Protocol):
-    """What policies look at of a step."""
+    """What policies see of a step."""
 
     step: int
     metrics: dict[str, Any] | None
@@ -33,12 +33,12 @@ class PolicyCheckpointInfo(Protocol):
 
 @dataclass(kw_only=True)
 class DecisionContext:
-    """What else they look at.
+    """What policies see besides the steps.
 
     Attributes:
-        is_saving_in_progress: Whether a save goes on in the background.
+        is_saving_in_progress: Whether a save is running in the background.
         reached_preemption: Whether the job is to end after this step.
-        multiprocessing_options: Of the manager.
+        multiprocessing_options: Those of the manager.
     """
 
     is_saving_in_progress: bool
@@ -48,7 +48,7 @@ class DecisionContext:
 
 @runtime_checkable
 class SaveDecisionPolicy(Protocol):
-    """Says whether a step is to be saved."""
+    """Decides whether a step is saved."""
 
     def should_save(
         self,
@@ -57,13 +57,13 @@ class SaveDecisionPolicy(Protocol):
         *,
         context: DecisionContext,
     ) -> bool:
-        """Whether to save `step`, when `previous_steps` are there, the latest one last."""
+        """Return whether to save `step`, given the steps that exist, in ascending order."""
         ...
 
 
 @dataclass
 class FixedIntervalPolicy(SaveDecisionPolicy):
-    """Steps that are a multiple of `interval`."""
+    """Saves steps that are a multiple of `interval`."""
 
     interval: int
 
@@ -79,7 +79,7 @@ class FixedIntervalPolicy(SaveDecisionPolicy):
 
 @dataclass
 class SpecificStepsPolicy(SaveDecisionPolicy):
-    """The steps given."""
+    """Saves the given steps."""
 
     steps: Container[int]
 
@@ -95,10 +95,10 @@ class SpecificStepsPolicy(SaveDecisionPolicy):
 
 @dataclass(kw_only=True)
 class ContinuousCheckpointingPolicy(SaveDecisionPolicy):
-    """As soon as the previous save has finished.
+    """Saves as soon as the previous save has finished.
 
     Attributes:
-        minimum_interval_secs: From one save to the next, at least.
+        minimum_interval_secs: The least time from one save to the next.
     """
 
     minimum_interval_secs: int | None = None
@@ -119,7 +119,7 @@ class ContinuousCheckpointingPolicy(SaveDecisionPolicy):
 
 
 class PreemptionCheckpointingPolicy(SaveDecisionPolicy):
-    """When the job is to end."""
+    """Saves when the job is about to end."""
 
     def should_save(
         self,
@@ -132,7 +132,7 @@ class PreemptionCheckpointingPolicy(SaveDecisionPolicy):
 
 
 class InitialSavePolicy(SaveDecisionPolicy):
-    """Whatever comes first where there are no steps."""
+    """Saves the first step if none exists."""
 
     def should_save(
         self,
@@ -146,7 +146,7 @@ class InitialSavePolicy(SaveDecisionPolicy):
 
 @dataclass
 class AnySavePolicy(SaveDecisionPolicy):
-    """If any of the policies wants it."""
+    """Saves if any of its policies does."""
 
     policies: Sequence[SaveDecisionPolicy]
 
@@ -162,7 +162,7 @@ class AnySavePolicy(SaveDecisionPolicy):
 
 @dataclass
 class _FunctionPolicy(SaveDecisionPolicy):
-    """What a function says of a step and the latest one."""
+    """Asks a function of the step and the latest one."""
 
     function: Callable[[int, int | None], bool]
 
@@ -179,7 +179,7 @@ class _FunctionPolicy(SaveDecisionPolicy):
 def default_policy(
     interval: int | None, steps: Container[int] | None, function: Callable[[int, int | None], bool] | None
 ) -> SaveDecisionPolicy:
-    """Return what options say that are no policy: the function, if there is one, instead of the others."""
+    """Return the policy that the other options describe. A function takes the place of all of them."""
     if function is not None:
         return AnySavePolicy([_FunctionPolicy(function), PreemptionCheckpointingPolicy()])
 

@@ -1,4 +1,4 @@
-"""How the directories of steps are named, and found, under Orbax's names."""
+"""How the directories of steps are named and found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.steps.step_directory import find_steps, is_finished
 @final
 @dataclass(frozen=True)
 class Metadata:
-    """A step that is there.
+    """A step that exists.
 
     Attributes:
         step: Its number.
@@ -50,7 +50,7 @@ class Metadata:
 
     @property
     def commit_timestamp(self) -> datetime.datetime:
-        """When it was complete; if that is not recorded, when its directory was changed."""
+        """When it was complete; if that is not recorded, when its directory last changed."""
         recorded = self.commit_timestamp_nsecs
         seconds = os.stat(path_text(self.path)).st_mtime if recorded is None else recorded / 1e9
         return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
@@ -70,11 +70,11 @@ class NameFormat(Protocol):
         ...
 
     def find_all(self, base_path: Any) -> Iterator[Any]:
-        """Yield every step in a directory: a `Metadata`, or what has its attributes."""
+        """Yield every step in a directory as a `Metadata`, or an object with its attributes."""
         ...
 
     def find_step(self, base_path: Any, step: int) -> Any:
-        """Return one; raise a ValueError if it is not there."""
+        """Return one step; raise a ValueError if it does not exist."""
         ...
 
 
@@ -139,17 +139,17 @@ def standard_name_format(
     temporary_path_cls: Any = None,
     atomicity_options: AtomicityOptions | None = None,
 ) -> NameFormat:
-    """Return a format as in `7`, `0007`, `step_7` or `step_0007`.
+    """Return a format of names such as `7`, `0007`, `step_7` or `step_0007`.
 
     Args:
-        step_prefix: What stands before the number, and an underscore.
-        step_format_fixed_length: To how many digits it is filled up with zeros.
-        single_host_load_and_broadcast: Without effect: there is one process.
+        step_prefix: What precedes the number, followed by an underscore.
+        step_format_fixed_length: The number of digits, filled up with zeros.
+        single_host_load_and_broadcast: Has no effect: there is one process.
         temporary_path_cls: Not supported.
-        atomicity_options: Without effect: unfinished steps are left out either way.
+        atomicity_options: Has no effect: unfinished steps are left out anyway.
 
     Raises:
-        ValueError: If steps cannot be called so.
+        ValueError: If steps cannot have such names.
     """
     if temporary_path_cls is not None:
         raise ConfigError("temporary_path_cls", "is not supported; say how in atomicity_options")
@@ -161,10 +161,10 @@ def standard_name_format(
 def composite_name_format(
     write_name_format: NameFormat, read_name_formats: Sequence[NameFormat]
 ) -> NameFormat:
-    """Return a format that writes in one way, and finds steps that are named in any of several.
+    """Return a format that names new steps in one way, and finds steps named in any of several.
 
     Raises:
-        ValueError: If the former is not among the latter.
+        ValueError: If the format for writing is not one of those for reading.
     """
     if write_name_format not in read_name_formats:
         raise SpecError(f"{write_name_format} must be one of the formats that are read")
@@ -173,5 +173,5 @@ def composite_name_format(
 
 
 def as_name_format(given: Any) -> NameFormat:
-    """Return a format of Orbax's kind; given that, or one of penstock's kind."""
+    """Return a format of Orbax's kind from one of that kind or of penstock's."""
     return _Format(given) if isinstance(given, own.NameFormat) else given

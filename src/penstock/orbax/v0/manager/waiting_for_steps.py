@@ -41,26 +41,26 @@ def wait_for_new_checkpoint(
     set_immutable: bool | None = None,
     ignore_snapshot_errors: bool | None = True,
 ) -> Generator[int]:
-    """Wait until there is a step, and yield the latest.
+    """Wait until a step exists, and yield the latest.
 
-    As long as the block runs, no penstock on this machine deletes the step, and there is a snapshot of it:
-    a directory of links to its files, or of copies where the file system has none.
+    While the block runs, no penstock on this machine deletes the step, and a snapshot of it exists:
+    a directory of links to its files, or of copies where the file system has no links.
 
     Args:
-        checkpoint_dir: Of the steps; it need not be there yet.
+        checkpoint_dir: The directory of the steps, which need not exist yet.
         until_step: Wait for this step or a later one.
-        seconds_to_sleep: How often to look.
-        timeout: Seconds to wait at most; by default for ever.
-        timeout_fn: Called then, and every time after; the wait goes on unless it returns True.
-        step_prefix: What stands before the number of a step, and an underscore.
-        step_format_fixed_length: To how many digits it is filled up with zeros.
-        step_name_format: How steps are named instead.
-        snapshot_dir: Where snapshots are; by default in `_SNAPSHOTS` among the steps.
-        set_immutable: Without effect.
-        ignore_snapshot_errors: Whether a snapshot need not be made if files are gone.
+        seconds_to_sleep: The time between two looks.
+        timeout: The longest wait in seconds; by default there is no limit.
+        timeout_fn: Called after the timeout at every look. The wait goes on unless it returns True.
+        step_prefix: What precedes the number of a step, followed by an underscore.
+        step_format_fixed_length: The number of digits, filled up with zeros.
+        step_name_format: How steps are named, in place of the other two.
+        snapshot_dir: The directory of snapshots; by default `_SNAPSHOTS` among the steps.
+        set_immutable: Has no effect.
+        ignore_snapshot_errors: Whether to go on without a snapshot if files have disappeared.
 
     Yields:
-        The number of the step, or -1 if the wait is over and there is none.
+        The number of the step, or -1 if the wait ended without one.
     """
     root = handler_path(checkpoint_dir)
     names = step_name_format or standard_name_format(
@@ -97,23 +97,23 @@ def checkpoints_iterator(
     set_immutable: bool | None = None,
     ignore_snapshot_errors: bool | None = True,
 ) -> Iterator[int]:
-    """Yield the latest step again and again, each time that there is a later one.
+    """Yield the latest step each time that there is a later one.
 
-    Steps that come and are overtaken while the body of the loop runs are skipped. As long as it runs,
-    its step is safe; see `wait_for_new_checkpoint`.
+    Steps that are overtaken while the body of the loop runs are skipped. While it runs, its step is
+    safe; see `wait_for_new_checkpoint`.
 
     Args:
         checkpoint_dir: See `wait_for_new_checkpoint`.
-        min_interval_secs: Seconds from one step to the next look, at least.
-        seconds_to_sleep: See there, as for the following.
-        timeout: Seconds to wait for a later step; then the iteration ends.
-        timeout_fn: Called then; the wait goes on unless it returns True.
-        step_prefix: See there.
-        step_format_fixed_length: See there.
-        step_name_format: See there.
-        snapshot_dir: What an earlier iteration left there is removed.
-        set_immutable: See there.
-        ignore_snapshot_errors: See there.
+        min_interval_secs: The least time from one step to the next look.
+        seconds_to_sleep: See `wait_for_new_checkpoint`.
+        timeout: The longest wait in seconds for a later step, after which the iteration ends.
+        timeout_fn: Called after the timeout. The wait goes on unless it returns True.
+        step_prefix: See `wait_for_new_checkpoint`.
+        step_format_fixed_length: See `wait_for_new_checkpoint`.
+        step_name_format: See `wait_for_new_checkpoint`.
+        snapshot_dir: Emptied first of what an earlier iteration left.
+        set_immutable: See `wait_for_new_checkpoint`.
+        ignore_snapshot_errors: See `wait_for_new_checkpoint`.
     """
     root = handler_path(checkpoint_dir)
     snapshots = root / _SNAPSHOTS if snapshot_dir is None else handler_path(snapshot_dir)
@@ -163,7 +163,7 @@ def _later_steps(
 
 @final
 class _Timeout:
-    """Says whether a wait is over, when it is called because there is no step yet."""
+    """Whether a wait is over; called when there is no step yet."""
 
     def __init__(self, timeout_s: float | None, sleep_s: float, decides: Callable[[], bool] | None) -> None:
         self._last_look_s = None if timeout_s is None else time.monotonic() + timeout_s - sleep_s
@@ -178,7 +178,7 @@ class _Timeout:
 
 @final
 class _AnyNames:
-    """Finds steps under any name that ends in a number, first of all under those of a format."""
+    """Finds steps under any name that ends in a number, preferring the names of a format."""
 
     def __init__(self, names: NameFormat) -> None:
         self._names = names

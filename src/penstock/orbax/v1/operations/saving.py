@@ -26,12 +26,13 @@ from anyio import create_task_group, fail_after, move_on_after
 from jax import tree_util
 
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, V1_MARK
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, V1_MARK
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.workspace import Workspace
+from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.v1.common.handler_directories import Building
 from penstock.orbax.v1.common.handler_registration import resolve_handler_for_save
 from penstock.orbax.v1.common.handler_types import Checkpointable, typestr
@@ -265,8 +266,7 @@ class Saving:
         )
         self._store.write_file(self._workspace.path(V1_MARK), b"")
         self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)
-        self._store.write_file(self._workspace.path(COMMIT_MARK), b"Checkpoint commit was successful")
-        self._store.sync_directory(self._workspace.temporary)
+        mark_complete(self._store, self._workspace.temporary)
 
 
 def staged(operation: Operation[None]) -> Operation[None]:

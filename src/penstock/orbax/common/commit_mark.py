@@ -1,0 +1,16 @@
+"""The file that says that a checkpoint is complete."""
+
+from __future__ import annotations
+
+__all__ = ("mark_complete",)
+
+import os
+
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
+from penstock.kernel.protocols.stores import Store
+
+
+def mark_complete(store: Store, directory: str) -> None:
+    """Write the commit mark into the directory of a checkpoint, durably. Blocking."""
+    store.write_file(os.path.join(directory, COMMIT_MARK), b"Checkpoint commit was successful")
+    store.sync_directory(directory)
