@@ -22,6 +22,7 @@ from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.errors import HandlerError
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.handler_entries import type_name
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
 from penstock.orbax.common.background_work import in_thread
@@ -222,7 +223,7 @@ class StageRegistry:
 
             return self._handlers[id(handler)]
         if isinstance(kind, str):
-            if kind in _EMPTY_MARKERS:
+            if kind in EMPTY_MARKERS:
                 return self._nodes.for_typestr(kind, key_path)
             raise UnknownTypeError(key_path, kind)
 
@@ -239,4 +240,3 @@ def as_stored(typestr: str) -> type:
 
 
 _TYPESTR: Final = "_penstock_stored_typestr"
-_EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
