@@ -16,11 +16,11 @@ from penstock.handlers.formats.safetensors.file_set import holds_tensors
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
-from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemLayout, Layout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 
@@ -53,16 +53,16 @@ class AutoLayout:
         assert isinstance(self.written, FormattedLayout), "a layout without codecs chooses none"
         return self.written.encode(codec, chunks)
 
-    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         return self.written.chunk_file(leaf, chunk) if isinstance(self.written, FormattedLayout) else None
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         self.written.check(leaves)
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
@@ -74,8 +74,8 @@ class AutoLayout:
 
     def item_documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,

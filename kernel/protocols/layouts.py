@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
 )
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 
@@ -37,7 +37,7 @@ class Layout(Protocol):
         """A fresh name for a data file, relative to the checkpoint directory."""
         ...
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Refuse leaves that could not be stored beside each other, before anything is written.
 
         Raises:
@@ -47,8 +47,8 @@ class Layout(Protocol):
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
@@ -142,7 +142,7 @@ class FormattedLayout(Protocol):
         """Encode whole chunks, each by itself. Blocking. `codec` is one that `fit` chose, and not `auto`."""
         ...
 
-    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         """The file in which a chunk must lie, alone, relative to the checkpoint directory.
 
         None for all chunks if they may lie in any data files, together.
@@ -156,8 +156,8 @@ class ItemLayout(Protocol):
 
     def item_documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
@@ -176,11 +176,11 @@ class ItemsLayout(Protocol):
         """The directory, relative to the checkpoint, of all leaves; None if they lie in several."""
         ...
 
-    def folder(self, leaf: Leaf) -> str:
+    def folder(self, leaf: StagedLeaf) -> str:
         """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
         ...
 
-    def within(self, leaf: Leaf) -> ParamInfo:
+    def within(self, leaf: StagedLeaf) -> ParamInfo:
         """Return a leaf's place in that directory: its keys there. For people it keeps its whole path."""
         ...
 

@@ -1,14 +1,15 @@
-"""What a handler sees of a message: the leaf itself, and not who else works on it."""
+"""What a handler or a layout sees of a message: the leaf itself, and not who else works on it."""
 
 from __future__ import annotations
 
-__all__ = ("FilledLeaf", "FilledPack", "StagedLeaf")
+__all__ = ("FilledLeaf", "FilledPack", "PackedLeaves", "StagedLeaf", "WrittenLeaves")
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.written import Written
 
 
 class StagedLeaf(Protocol):
@@ -25,6 +26,10 @@ class StagedLeaf(Protocol):
     def value(self) -> object: ...
     @property
     def spec(self) -> LeafSpec: ...
+    @property
+    def nbytes(self) -> int:
+        """Array bytes that are stored of it."""
+        ...
 
 
 class FilledLeaf(Protocol):
@@ -66,4 +71,43 @@ class FilledPack(Protocol):
     @property
     def starts(self) -> Sequence[int]:
         """Where the bytes of each leaf begin in `data`."""
+        ...
+
+
+class PackedLeaves(Protocol):
+    """Where the bytes of small leaves came to lie, one after the other without a gap."""
+
+    @property
+    def leaves(self) -> Sequence[StagedLeaf]: ...
+    @property
+    def file(self) -> str:
+        """Relative to the checkpoint directory."""
+        ...
+
+    @property
+    def offset(self) -> int:
+        """Of the first leaf in the file, bytes."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def crc32cs(self) -> Sequence[int]:
+        """One for each leaf."""
+        ...
+
+    def parts(self) -> Iterator[Written]:
+        """Yield where each leaf lies."""
+        ...
+
+
+class WrittenLeaves(Protocol):
+    """Where the bytes of leaves came to lie."""
+
+    @property
+    def written(self) -> Sequence[Written]: ...
+    @property
+    def packs(self) -> Sequence[PackedLeaves]: ...
+    def parts(self) -> Iterator[Written]:
+        """Yield where everything lies, piece by piece."""
         ...

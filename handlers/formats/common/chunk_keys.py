@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from penstock.handlers.formats.common.zarr_metadata import encode_v2, encode_v3
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.views import StagedLeaf
 
 
 def prefix_of(name: str) -> str:
@@ -31,7 +31,7 @@ def array_metadata(spec: LeafSpec, version: int) -> bytes:
     return encode(spec.shape or (), spec.dtype, spec.chunk_shape, spec.codec)
 
 
-def chunk_grid(leaf: Leaf) -> Iterable[tuple[int, ...]]:
+def chunk_grid(leaf: StagedLeaf) -> Iterable[tuple[int, ...]]:
     """Yield the index of every chunk, in order."""
     shape, chunk_shape = leaf.spec.shape or (), leaf.spec.chunk_shape
     counts = [-(-n // chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]

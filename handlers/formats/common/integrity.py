@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.messages.save import WrittenBatch
+from penstock.kernel.protocols.views import WrittenLeaves
 
 VERSION: Final = 2
 _COLUMNS: Final[dict[str, np.dtype[Any]]] = {
@@ -90,7 +90,7 @@ class Checksums(Sequence[Checksum]):
         return np.where(same, self.crc32c[at].astype(np.int64), -1)
 
 
-def encode(batches: Iterable[WrittenBatch], digests: Mapping[str, bytes]) -> bytes:
+def encode(batches: Iterable[WrittenLeaves], digests: Mapping[str, bytes]) -> bytes:
     """Encode the document, with the digests of leaves by stored name."""
     files: dict[str, tuple[list[int], list[int], list[int]]] = {}
     for batch in batches:

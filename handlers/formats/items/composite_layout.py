@@ -14,12 +14,13 @@ from typing import Any, final
 from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
 from penstock.handlers.formats.items.item_parts import TreePart
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
-from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase, written_in
+from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase
+from penstock.handlers.formats.items.views_from_item import LeafInItem, written_in
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, check_names
-from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 
@@ -41,11 +42,11 @@ class CompositeLayout(ItemsLayoutBase):
         """None, for each item has a directory of its own."""
         return
 
-    def folder(self, leaf: Leaf) -> str:
+    def folder(self, leaf: StagedLeaf) -> str:
         """The directory of the item that holds the leaf."""
         return self._part(leaf).directory
 
-    def within(self, leaf: Leaf) -> ParamInfo:
+    def within(self, leaf: StagedLeaf) -> ParamInfo:
         """The keys that a leaf has in its item."""
         return _within(self._part(leaf), leaf.info)
 
@@ -90,7 +91,7 @@ class CompositeLayout(ItemsLayoutBase):
 
         return JoinedCheckpoint.of(path, opened)
 
-    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         """Say where a chunk lies if arrays have a directory each."""
         if self.save_format.ocdbt:
             return None
@@ -99,15 +100,15 @@ class CompositeLayout(ItemsLayoutBase):
         name = prefix_of(_within(part, leaf.info).name)
         return f"{part.directory}/{name}{chunk_key(chunk, self.save_format.zarr)}"
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Look at the names in each item; see `check_names` for what it raises."""
         for part, found in self._by_part(leaves):
             check_names(found, self.save_format, single=part.single)
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
@@ -127,16 +128,16 @@ class CompositeLayout(ItemsLayoutBase):
             made, started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
         )
 
-    def _part(self, leaf: Leaf) -> TreePart:
+    def _part(self, leaf: StagedLeaf) -> TreePart:
         keys = leaf.info.keys
         return next(part for part in self._parts.tree_parts if keys[: len(part.keys)] == part.keys)
 
-    def _by_part(self, leaves: Sequence[Leaf]) -> Iterator[tuple[TreePart, list[Leaf]]]:
-        found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
+    def _by_part(self, leaves: Sequence[StagedLeaf]) -> Iterator[tuple[TreePart, list[StagedLeaf]]]:
+        found: dict[str, list[StagedLeaf]] = {part.directory: [] for part in self._parts.tree_parts}
         for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
             info = _within(part, leaf.info)
-            found[part.directory].append(replace(leaf, info=info, value=None, staged=None))
+            found[part.directory].append(LeafInItem(leaf.index, info, leaf.spec))
 
         for part in self._parts.tree_parts:
             yield part, found[part.directory]

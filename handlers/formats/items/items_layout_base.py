@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("ItemsLayoutBase", "written_in")
+__all__ = ("ItemsLayoutBase",)
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.messages.save import WrittenBatch
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, Layout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -78,17 +76,3 @@ class ItemsLayoutBase:
             Document(CHECKPOINT_METADATA, about),
             Document(COMMIT_MARK, mark),
         ]
-
-
-def written_in(directory: str, batches: Sequence[WrittenBatch]) -> list[WrittenBatch]:
-    """What was written into an item's directory, in files named from there."""
-    prefix = f"{directory}/"
-    n = len(prefix)
-    found: list[WrittenBatch] = []
-    for batch in batches:
-        written = [replace(w, file=w.file[n:]) for w in batch.written if w.file.startswith(prefix)]
-        packs = [replace(pack, file=pack.file[n:]) for pack in batch.packs if pack.file.startswith(prefix)]
-        if written or packs:
-            found.append(WrittenBatch((), tuple(written), tuple(packs)))
-
-    return found

@@ -11,12 +11,13 @@ from typing import Any, final
 
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
-from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase, written_in
-from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase
+from penstock.handlers.formats.items.views_from_item import written_in
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import ItemLayout, Layout
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 
@@ -47,11 +48,11 @@ class SingleItemLayout(ItemsLayoutBase):
         whole = len(parts.tree_parts) == 1 and not parts.tree_parts[0].single
         return whole and len(parts.tree_parts[0].keys) == 1 and isinstance(base, ItemLayout)
 
-    def folder(self, _: Leaf) -> str:
+    def folder(self, _: StagedLeaf) -> str:
         """The directory of the item."""
         return self.only_folder
 
-    def within(self, leaf: Leaf) -> ParamInfo:
+    def within(self, leaf: StagedLeaf) -> ParamInfo:
         """The info as it is: the keys of a leaf are those in its item."""
         return leaf.info
 
@@ -67,18 +68,18 @@ class SingleItemLayout(ItemsLayoutBase):
         opened = Opened((), self.only_folder, self._base.open(store, path, self.only_folder))
         return JoinedCheckpoint.of(path, [opened])
 
-    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         """Say where a chunk lies if arrays have a directory each."""
         file = self._formatted.chunk_file(leaf, chunk)
         return None if file is None else f"{self.only_folder}/{file}"
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         self._base.check(leaves)
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,

@@ -19,10 +19,10 @@ from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheck
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.checkpoints import FoundItems
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 
@@ -67,7 +67,7 @@ class OrbaxLayout:
         """How arrays are written."""
         return self._form
 
-    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         """Say where a chunk lies if arrays have a directory each."""
         if self._form.ocdbt:
             return None
@@ -87,14 +87,14 @@ class OrbaxLayout:
 
         return encode(codec, chunks)
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Look at names alone; see `check_names` for what it raises."""
         check_names(leaves, self._form)
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
@@ -108,8 +108,8 @@ class OrbaxLayout:
 
     def item_documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,

@@ -15,9 +15,9 @@ from penstock.handlers.formats.orbax.writing.documents import EncodedTree, Encod
 from penstock.handlers.formats.orbax.writing.replica_chunks import split_among_replicas
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 CUSTOM: Final = "custom_metadata"
@@ -56,7 +56,7 @@ class TreeLayout:
         """How arrays are written."""
         return self._form
 
-    def chunk_file(self, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         return self._layout.chunk_file(leaf, chunk)
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
@@ -65,14 +65,14 @@ class TreeLayout:
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
         return self._layout.encode(codec, chunks)
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Look at names alone; see `check_names` for what it raises."""
         check_names(leaves, self._form, single=self._single)
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,

@@ -22,10 +22,10 @@ from penstock.handlers.formats.safetensors.tensor_offsets import (
     check_leaf,
 )
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
-from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.layouts import Arrangement
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 
@@ -65,15 +65,15 @@ class SafetensorsLayout:
     def data_file(self) -> str:
         return SINGLE_FILE
 
-    def check(self, leaves: Sequence[Leaf]) -> None:
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Look at each leaf; see `check_leaf` for what it raises. Names were compared before."""
         for leaf in leaves:
             check_leaf(leaf.info, leaf.spec)
 
     def documents(
         self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenBatch],
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,

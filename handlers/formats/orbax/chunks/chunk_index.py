@@ -17,7 +17,7 @@ from penstock.handlers.ocdbt.btree_encoding import Places
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.messages.save import Leaf, WrittenBatch, WrittenPack
+from penstock.kernel.protocols.views import PackedLeaves, StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Written
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
@@ -48,7 +48,7 @@ class ChunkIndex:
         "_starts",
     )
 
-    def __init__(self, arrays: Sequence[Leaf], version: int = 2) -> None:
+    def __init__(self, arrays: Sequence[StagedLeaf], version: int = 2) -> None:
         self._arrays = arrays
         self._single: dict[int, int] = {}  #: slot of the only chunk of a leaf
         self._chunks: dict[_Chunk, int] = {}  #: slot of every chunk of the others
@@ -88,7 +88,7 @@ class ChunkIndex:
         self._plan = None if coded else IndexPlan(self._keys, self._inline, self._lengths)
 
     def encode(
-        self, batches: Iterable[WrittenBatch], *, node_file: str, uuid: bytes, commit_time_ns: int
+        self, batches: Iterable[WrittenLeaves], *, node_file: str, uuid: bytes, commit_time_ns: int
     ) -> EncodedIndex:
         """Encode the index of one checkpoint.
 
@@ -133,7 +133,7 @@ class ChunkIndex:
         )
         return EncodedIndex(spill + encoded.nodes, encoded.manifest)
 
-    def _locate(self, batches: Iterable[WrittenBatch], located: _Located) -> list[_Chunk]:
+    def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> list[_Chunk]:
         """Note where every chunk lies; return chunks that no array has."""
         parts: dict[_Chunk, list[Written]] = {}
         unknown: list[_Chunk] = []
@@ -157,7 +157,7 @@ class ChunkIndex:
 
         return unknown
 
-    def _locate_pack(self, pack: WrittenPack, located: _Located, unknown: list[_Chunk]) -> None:
+    def _locate_pack(self, pack: PackedLeaves, located: _Located, unknown: list[_Chunk]) -> None:
         slots = [self._single.get(leaf.index) for leaf in pack.leaves]
         offset = pack.offset
         places: list[tuple[int, int]] = []
@@ -177,7 +177,7 @@ class ChunkIndex:
 
         return self._chunks.get((number, index))
 
-    def _chunk_at(self, slot: int) -> tuple[Leaf, tuple[int, ...]]:
+    def _chunk_at(self, slot: int) -> tuple[StagedLeaf, tuple[int, ...]]:
         at = int(np.searchsorted(self._starts, slot, side="right")) - 1
         leaf = self._arrays[at]
         if leaf.index in self._single:
@@ -213,7 +213,7 @@ class _Located:
         return Places(tuple(self._files), self.file_ids, self.offsets)
 
 
-def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
+def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
     """Return the file, the offset and the length of a chunk, after checking that its pieces are all of it."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     coded = ordered[0].coded
@@ -237,7 +237,7 @@ def _joined(leaf: Leaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tu
     return ordered[0].file, ordered[0].offset, end
 
 
-def _broken(leaf: Leaf, index: tuple[int, ...], problem: str) -> PenstockError:
+def _broken(leaf: StagedLeaf, index: tuple[int, ...], problem: str) -> PenstockError:
     error = PenstockError(f"{leaf.info.key_path}: chunk {index} is not whole: {problem}")
     error.key_path = leaf.info.key_path
     return error

@@ -18,8 +18,8 @@ from msgspec.json import Decoder
 
 from penstock.handlers.formats.common.checked_json import as_list, convert_member, parse_object
 from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_slices
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.views import StagedLeaf
 
 _START: Final = b'{"array_metadatas": ['
 _END: Final = b"]}"
@@ -42,7 +42,7 @@ class _Item(Struct, gc=False):
 _ITEMS: Final = Decoder(list[_Item])
 
 
-def encode(arrays: Iterable[Leaf]) -> bytes:
+def encode(arrays: Iterable[StagedLeaf]) -> bytes:
     """Encode the document for the jax.Array leaves of a checkpoint, all of them.
 
     The bytes are those of `json.dumps`, put together from texts; see `metadata.encode`.

@@ -20,14 +20,14 @@ from msgspec.json import Decoder
 from penstock.handlers.formats.common.checked_json import parse_object
 from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_object
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError
-from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.views import StagedLeaf
 
 _BOUNDARY: Final = b'","'
 _MEMBERS: Final = Decoder(dict[str, object])
 _BAD_ESCAPE: Final = re.compile("~(?![01])")
 
 
-def encode(leaves: Iterable[Leaf]) -> bytes:
+def encode(leaves: Iterable[StagedLeaf]) -> bytes:
     """Encode the document for the string leaves of a checkpoint.
 
     Raises:
@@ -95,6 +95,6 @@ def _member(place: object, step: str) -> object:
     return cast("dict[str, object]", place).get(step) if isinstance(place, dict) else None
 
 
-def _collision(leaf: Leaf, step: str) -> InvalidLeafError:
+def _collision(leaf: StagedLeaf, step: str) -> InvalidLeafError:
     problem = f"its stored name {leaf.info.name!r} collides at {step!r} with that of another string"
     return InvalidLeafError(leaf.info.key_path, f"{problem} ('/' in a name nests); rename one")

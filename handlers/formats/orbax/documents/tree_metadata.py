@@ -18,8 +18,8 @@ from penstock.handlers.formats.orbax.documents import tuple_types as rich_types
 from penstock.handlers.formats.orbax.documents.tree_entries import Columns, decode_entries
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.protocols.views import StagedLeaf
 
 _DEFAULT: Final = SaveFormat()
 _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is told as None
@@ -52,7 +52,9 @@ class TreeMetadata:
 
 
 def encode(
-    leaves: Sequence[Leaf], form: SaveFormat = _DEFAULT, custom_metadata: Mapping[str, Any] | None = None
+    leaves: Sequence[StagedLeaf],
+    form: SaveFormat = _DEFAULT,
+    custom_metadata: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Encode the document for leaves in flatten order, empty markers among them, stored as `form` says.
 

@@ -36,7 +36,7 @@ from penstock.handlers.formats.orbax.writing.name_collisions import check_direct
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
-from penstock.kernel.messages.save import Leaf, WrittenBatch
+from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 _BYTES_OF_A_LEAF: Final = 1024
@@ -57,7 +57,7 @@ class EncodedTrees:
         self._form = SaveFormat() if form is None else form
         self._known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
 
-    def of(self, leaves: Sequence[Leaf]) -> EncodedTree:
+    def of(self, leaves: Sequence[StagedLeaf]) -> EncodedTree:
         """Return the encoded tree of these very leaves, told by identity; make it if need be.
 
         Raises:
@@ -85,7 +85,7 @@ class EncodedTree:
     __slots__ = ("_documents", "_index", "leaves")
 
     def __init__(
-        self, leaves: Sequence[Leaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
+        self, leaves: Sequence[StagedLeaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
     ) -> None:
         check_names(leaves)
         self.leaves = tuple(leaves)
@@ -97,7 +97,7 @@ class EncodedTree:
 
     def documents(
         self,
-        batches: Sequence[WrittenBatch],
+        batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
@@ -128,7 +128,7 @@ class EncodedTree:
         ]
 
     def item_documents(
-        self, batches: Sequence[WrittenBatch], committed_ns: int, digests: Mapping[str, bytes]
+        self, batches: Sequence[WrittenLeaves], committed_ns: int, digests: Mapping[str, bytes]
     ) -> list[Document]:
         """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
 
@@ -146,7 +146,7 @@ class EncodedTree:
             Document(INTEGRITY, integrity.encode(batches, digests)),
         ]
 
-    def _index_documents(self, batches: Sequence[WrittenBatch], committed_ns: int) -> list[Document]:
+    def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> list[Document]:
         """Encode the OCDBT index; there is none without arrays."""
         if self._index is None:
             return []
@@ -158,14 +158,14 @@ class EncodedTree:
         return [Document(node_file, index.nodes), Document(MANIFEST, index.manifest)]
 
 
-def _directories(arrays: Sequence[Leaf], version: int) -> list[Document]:
+def _directories(arrays: Sequence[StagedLeaf], version: int) -> list[Document]:
     """Encode the metadata of arrays that have a directory each."""
     name = METADATA_KEYS[version - 2]
     return [Document(prefix_of(leaf.info.name) + name, array_metadata(leaf.spec, version)) for leaf in arrays]
 
 
 def _tree(
-    leaves: Sequence[Leaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None
+    leaves: Sequence[StagedLeaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None
 ) -> list[Document]:
     """Encode what is recorded of the leaves, beside where they lie."""
     documents = [Document(METADATA, metadata.encode(leaves, form, custom_metadata))]
@@ -184,7 +184,9 @@ def _tree(
     return documents
 
 
-def check_names(leaves: Sequence[Leaf], form: SaveFormat | None = None, *, single: bool = False) -> None:
+def check_names(
+    leaves: Sequence[StagedLeaf], form: SaveFormat | None = None, *, single: bool = False
+) -> None:
     """Refuse two values under one name, and strings that could not be found under theirs.
 
     Empty markers are stored under no name.
@@ -194,7 +196,7 @@ def check_names(leaves: Sequence[Leaf], form: SaveFormat | None = None, *, singl
         InvalidLeafError: If a string has a name under which Orbax could not find it, or an array one that
             its directory cannot have.
     """
-    by_name: dict[str, Leaf] = {}
+    by_name: dict[str, StagedLeaf] = {}
     for leaf in leaves:
         if not leaf.spec.is_empty_marker:
             first = by_name.setdefault(leaf.info.name, leaf)

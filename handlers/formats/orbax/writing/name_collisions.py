@@ -27,7 +27,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
-from penstock.kernel.messages.save import Leaf
+from penstock.kernel.protocols.views import StagedLeaf
 
 _RESERVED: Final = frozenset(
     {
@@ -45,7 +45,7 @@ _RESERVED: Final = frozenset(
 _LONGEST: Final = 255  # bytes, of one step of a path
 
 
-def check_directories(arrays: Iterable[Leaf], version: int, *, single: bool = False) -> None:
+def check_directories(arrays: Iterable[StagedLeaf], version: int, *, single: bool = False) -> None:
     """Refuse arrays whose directories or files would be the same, or lie outside of the checkpoint.
 
     Args:
@@ -57,8 +57,8 @@ def check_directories(arrays: Iterable[Leaf], version: int, *, single: bool = Fa
         InvalidLeafError: If the name of a leaf is no path that its files could have.
         DuplicateNameError: If two leaves would need one path; with both key paths.
     """
-    files: dict[str, Leaf] = {}
-    folders: dict[str, Leaf] = {}
+    files: dict[str, StagedLeaf] = {}
+    folders: dict[str, StagedLeaf] = {}
     for leaf in arrays:
         _check_path(leaf, _RESERVED if single else _RESERVED | {LEGACY_MSGPACK})
         for folder in _prefixes(leaf.info.name.split("/")):
@@ -77,7 +77,7 @@ def check_directories(arrays: Iterable[Leaf], version: int, *, single: bool = Fa
             raise DuplicateNameError(key, leaf.info.key_path, folders[key].info.key_path)
 
 
-def _keys(leaf: Leaf, version: int) -> Iterator[str]:
+def _keys(leaf: StagedLeaf, version: int) -> Iterator[str]:
     prefix = prefix_of(leaf.info.name)
     yield prefix + METADATA_KEYS[version - 2]
     for index in chunk_grid(leaf):
@@ -89,7 +89,7 @@ def _prefixes(steps: Sequence[str]) -> Iterator[str]:
         yield "/".join(steps[:end])
 
 
-def _check_path(leaf: Leaf, reserved: frozenset[str]) -> None:
+def _check_path(leaf: StagedLeaf, reserved: frozenset[str]) -> None:
     name = leaf.info.name
     if not name:  # of a bare leaf: it lies in the checkpoint itself
         return
