@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
@@ -220,7 +220,9 @@ class Checkpointer:
         self, path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
     ) -> T: ...
     @overload
-    async def restore(self, path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+    async def restore(
+        self, path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]
+    ) -> Any: ...
     @overload
     async def restore(self, path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
     @overload
