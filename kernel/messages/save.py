@@ -311,6 +311,8 @@ class _Mapping:
         made = self._function(piece)
         if made is piece.data and leaf is piece.leaf:
             return piece
+        if piece.coded is not None:
+            raise ChangedLeafError(piece.key_path, "encoded", "changed behind that; put the stage before it")
 
         data = memoryview(made).cast("B")
         if leaf.spec.codec != piece.leaf.spec.codec:  # opaque from here on, and of any length
