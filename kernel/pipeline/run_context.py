@@ -121,10 +121,9 @@ class SaveRun(Run):
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
     background: list[Background] = field(default_factory=list["Background"])
     """Background work of third-party handlers; waited for before the workspace is discarded."""
-    undo_s: float = 60.0  #: how long third-party handlers get to finish when the save is abandoned
-    on_hang: Callable[[Background], object] | None = (
-        None  #: called if a third-party coroutine did not finish by then
-    )
+    undo_s: float = 60.0  #: how long third-party work may take to end
+    on_hang: Callable[[Background], object] | None = None
+    """Called if third-party work has not ended by then."""
 
 
 @final
