@@ -103,7 +103,7 @@ def test_a_pipeline_that_can_work_passes(pipeline: Pipeline[Any]) -> None:
         (SAVE.replace("commit", on_staged), "stage 'commit' takes StagedBatch"),
         (RESTORE.insert_after("plan", on_leaves), "stage 'on_leaves' takes LeafBatch[Leaf]"),
         (RESTORE.without("read"), "stage 'host_to_device' takes HostBatch"),
-        (RESTORE.without("assemble"), "'host_to_device', gives RestoredBatch, and not RestoredTree"),
+        (RESTORE.without("assemble"), "'host_to_device', gives RestoredBatch, not RestoredTree"),
         (Pipeline(()), "needs at least one stage"),
     ],
     ids=lambda case: case[:40] if isinstance(case, str) else "",
