@@ -1,4 +1,4 @@
-"""The last stage of a restore whose values are taken one by one: hands each over, and waits for the taker."""
+"""The last stage of a restore whose values are taken one by one: it waits for the taker."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from penstock.stages.reorder import ranks_of
 @final
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Takes `RestoredBatch`es and gives each value away; yields an empty `RestoredTree` after the last.
+    """Takes `RestoredBatch`es and hands over each value; yields an empty `RestoredTree` after the last.
 
-    Reading ahead stops while nobody takes a value: as many bytes are in flight then as `limit_bytes`
-    lets, and no more.
+    While nobody takes a value, no more is read ahead than `limit_bytes` lets in flight.
 
     Attributes:
-        take: Called with the key path and the value of each leaf; returns when it was taken.
-        order: Ranks are delivered one after another, as `InOrder` has them read; None for values as they
-            are complete.
-        check: Called when values have come, before any of them is given away; raises if they are not to be.
+        take: Called with the key path and the value of each leaf. Returns once the value is taken.
+        order: Values are handed over rank by rank, as `InOrder` has them read; None for each as soon as
+            it is complete.
+        check: Called when values have arrived, before any is handed over. Raises if none must be.
 
     Raises:
         IncompletePipelineError: If a leaf did not arrive.

@@ -1,4 +1,4 @@
-"""Makes the leaves of a result that are not simply read, from values that were."""
+"""Makes those leaves of a result that are not simply read from the values that functions need."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from penstock.stages.common.arrived_plan import require_plan
 @final
 @dataclass(frozen=True, slots=True)
 class Derive:
-    """Takes `RestoredBatch`es, yields them with what functions made of values instead of those values.
+    """Takes `RestoredBatch`es, yields them with the values that functions made in place of their inputs.
 
-    A function is called, in a worker thread, as soon as its last input is there; an input is let go
-    of once the last function that needs it was called. What the target keeps is added at the end.
+    A function is called in a worker thread as soon as its last input has arrived. An input is let go of
+    once the last function that needs it has been called. Values that stay as the target has them are
+    added at the end.
 
     Raises:
         HandlerFailedError: If a function raises.
-        StructureMismatchError: If what functions made does not fit the target; it lists every one.
+        StructureMismatchError: If a value that a function made does not fit the target; it lists them all.
         IncompletePipelineError: If an input did not arrive.
         PipelineError: If no batch brought the plan.
     """

@@ -1,4 +1,4 @@
-"""Makes values of filled buffers: device arrays, numpy arrays, Python scalars."""
+"""Builds values from filled buffers: device arrays, NumPy arrays, Python scalars."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 class HostToDevice:
     """Takes `HostBatch`es, yields `RestoredBatch`es, and releases the leases on staging buffers.
 
-    A part of a leaf is put in its place at once, so that its buffer can die; the value is made when
-    all parts are.
+    A part of a leaf is put in its place at once, so that its buffer can be freed. The value is made once
+    all parts are in place.
 
     Attributes:
         concurrency: Batches built at once, each by a thread.
@@ -63,7 +63,7 @@ class _Builder:
         return RestoredBatch(values, batch.plan) if values or not batch.leaves else None
 
     def _complete(self, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
-        """Count the parts that were put in place; return one of each leaf that has all of its own."""
+        """Count the parts that were put in place; return one part of each leaf that is now complete."""
         complete: list[ReadLeaf] = []
         for leaf in leaves:
             if leaf.part is not None:

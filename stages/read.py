@@ -34,7 +34,7 @@ from penstock.stages.files.transfer_log import tell_transfers
 
 FileRead: TypeAlias = DirectRead | ScatterRead
 
-LARGE = 2**20  #: a read of so many bytes gains nothing by being one with its neighbours
+LARGE = 2**20  #: bytes; a larger read gains nothing by being joined with its neighbours
 
 
 @final
@@ -51,8 +51,8 @@ class Read:
 
     Attributes:
         concurrency: Batches read at once, each by a thread; by default one for each processor, from 2
-            to 8. A disk wants several requests to work on; but first touching fresh memory is work for
-            a processor, and more threads than those at it make the event loop's thread wait its turn.
+            to 8. A disk is fast only with several requests under way. But first touching fresh memory
+            keeps a processor busy, and more threads than processors make the event loop wait its turn.
         verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
     """
 
@@ -142,7 +142,7 @@ class _Reader:
         return HostBatch((), staged=staged, packs=(host,), plan=batch.plan)
 
     def release(self) -> None:
-        """Give back the leases of leaves that were never completed."""
+        """Give back the leases of leaves that were never complete."""
         for lease in self._staged.values():
             lease.release()
 
@@ -162,7 +162,7 @@ class _Reader:
             if from_files:
                 await self._run.threads.run(self._read_files, from_files, names)
 
-        # A task group takes a cancellation that it did not ask for for the quiet end of a task.
+        # To a task group, a cancellation that it did not ask for looks like the quiet end of a task.
         if len(from_files) + len(performed) < len(batch.reads):
             await checkpoint_if_cancelled()  # that may just not have come through to here
             raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
@@ -229,7 +229,7 @@ def _one_read(before: FileRead, read: FileRead) -> bool:
 
 
 def _scratch(nbytes: int) -> memoryview:
-    """Memory for bytes that are spread from there; that of a large read begins on a page."""
+    """Return memory for bytes that are scattered later; for a large read it begins on a page."""
     if nbytes < LARGE:
         return memoryview(bytearray(nbytes))
 

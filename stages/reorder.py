@@ -1,4 +1,4 @@
-"""Takes leaves in an order that the caller chooses, not only some of them first."""
+"""Puts all leaves of a restore into an order that the caller chooses."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class InOrder:
 
 
 def ranks_of(order: Order, infos: Sequence[ParamInfo]) -> list[int]:
-    """Return the rank of each leaf: 0 for the first ones.
+    """Return the rank of each leaf; 0 comes first.
 
     Args:
-        order: Shell patterns over dotted names, where a name stands for all below it: what fits the
-            first comes first, and what fits none last. Or a function from a key path to anything that
-            can be compared: the least comes first.
+        order: Shell patterns over dotted names, where a name stands for everything below it: leaves that
+            fit the first pattern come first, those that fit none come last. Or a function from a key
+            path to something that can be compared: the least comes first.
         infos: Of the leaves.
 
     Raises:
-        HandlerFailedError: If the function raises, or what it returns cannot be compared.
+        HandlerFailedError: If the function raises, or its results cannot be compared.
     """
     if not callable(order):
         return [_first_fitting(order, info.name) for info in infos]

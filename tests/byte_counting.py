@@ -8,6 +8,8 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.stores import ReadableFile
 from penstock.kernel.protocols.transfers import Transfers
 
+OCDBT_NODE = b"\x0c\xdb"  #: what a node of the index begins with, which is read from data files, too
+
 
 class CountingStore:
     """The local store, with book kept of what is read of data files: (offset, length), in order."""
@@ -38,8 +40,9 @@ class _CountingFile:
         return self._inner.transfers
 
     def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        self._ranges.append((offset, sum(len(buffer) for buffer in buffers)))
         self._inner.read_at(offset, buffers)
+        if bytes(buffers[0][:2]) != OCDBT_NODE:
+            self._ranges.append((offset, sum(len(buffer) for buffer in buffers)))
 
     def close(self) -> None:
         self._inner.close()

@@ -38,20 +38,8 @@ MAY_IMPORT = {
 KERNEL_MAY_IMPORT = {"anyio", "structlog", "penstock", *sys.stdlib_module_names}
 
 # The cycles that are left, by file and by room. Nothing may be added.
-CYCLES_LEFT = [
-    {
-        "penstock.kernel.messages.packs",
-        "penstock.kernel.messages.restore",
-        "penstock.kernel.messages.save",
-        "penstock.kernel.plugins.adapted_handler",
-        "penstock.kernel.protocols.leaf_handlers",
-    },
-    {"penstock.orbax.v0.leaf_handlers.stage_workers", "penstock.orbax.v0.leaf_handlers.type_handler"},
-]
-ROOM_CYCLES_LEFT = [
-    {"penstock.kernel.concurrency", "penstock.kernel.memory"},
-    {"penstock.kernel.messages", "penstock.kernel.plugins", "penstock.kernel.protocols"},
-]
+CYCLES_LEFT = [{"penstock.kernel.messages.packs", "penstock.kernel.messages.restore"}]
+ROOM_CYCLES_LEFT = [{"penstock.kernel.messages", "penstock.kernel.protocols"}]
 
 # Files of one name are one thing of two kinds: a public module and what is behind it, or Orbax's v0 and v1.
 SHARED_NAMES = {

@@ -1,4 +1,4 @@
-"""What a restore may change on the way from what is stored to what is wanted, and the report of it."""
+"""How the result of a restore may depart from what is stored, and the report of how it did."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ ChangeKind: TypeAlias = Literal["renamed", "cast", "resized", "skipped", "kept",
 @final
 @dataclass(frozen=True, slots=True)
 class Transform:
-    r"""Says where leaves of the result come from. The rule's own key says which leaves.
+    r"""Says where leaves of the result come from; its key in `transforms` says which leaves.
 
-    That key is a regular expression which must match all of a leaf's key path, written with slashes:
-    `params/layers/0/kernel`. In the checkpoint key paths are written likewise.
+    The key is a regular expression that must match a leaf's whole key path, written with slashes:
+    `params/layers/0/kernel`. Key paths in the checkpoint are written in the same way.
 
     Attributes:
         original_key: The key path in the checkpoint; may refer to groups of the rule's key (`\1`).
             By default the leaf's own.
-        use_fallback: Keep the target's value; if the default is the target's, take the stored one.
-        value_fn: Makes the value of the stored one. Called in a worker thread.
-        multi_value_fn: Makes the value of several stored ones: called in a worker thread with the
-            key path, the checkpoint's tree of dicts and lists, and what the target has there. In
-            the tree, leaves that were not declared are their `LeafSpec`s.
+        use_fallback: Keep the target's value. If the target's value is the default, take the stored one.
+        value_fn: Makes the value from the stored one. Called in a worker thread.
+        multi_value_fn: Makes the value from several stored ones. Called in a worker thread with the key
+            path, the checkpoint's tree of dicts and lists, and what the target has there. Leaves of
+            that tree that were not declared are their `LeafSpec`s.
         multi_value_fn_input_args: The leaves that `multi_value_fn` needs: regular expression over
-            stored key paths -> what it is to be restored as (as a leaf of `like`), None for as saved.
+            stored key paths -> what each is restored as (as a leaf of `like`); None for as it was saved.
 
     Raises:
         SpecError: If these contradict each other.
@@ -54,9 +54,9 @@ class Transform:
     multi_value_fn_input_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        original = cast("object", self.original_key)  # what was passed all the same
+        original = cast("object", self.original_key)  # whatever was really passed
         if original is not None and not isinstance(original, str):
-            raise SpecError(f"original_key is a text such as 'params/kernel', not {original!r}")
+            raise SpecError(f"original_key is a string such as 'params/kernel', not {original!r}")
 
         single = original is not None or self.value_fn is not None
         several = self.multi_value_fn is not None
@@ -76,7 +76,7 @@ class Transform:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """How a restore may depart from what is stored. Whatever is not asked for is an error.
+    """How a restore may depart from what is stored. Every other difference is an error.
 
     Raises:
         SpecError: If an option does not fit, or two contradict each other.
@@ -108,10 +108,10 @@ class RestoreOptions:
         partial = (self.on_missing, self.on_unexpected) != ("raise", "raise")
         if transforms is not None and (rename is not None or partial):
             other = "rename" if rename is not None else "on_missing and on_unexpected"
-            raise SpecError(f"transforms say themselves what {other} would say; give one of them")
+            raise SpecError(f"transforms and {other} exclude each other: transforms already say this")
 
     def check_target(self, *, has_like: bool) -> None:
-        """Raise `SpecError` if something was asked for that only a target could say."""
+        """Raise `SpecError` if an option was given that makes sense only with a target."""
         asked = {
             "transforms": self.transforms is not None,
             "strict=False": not self.strict,
@@ -121,7 +121,7 @@ class RestoreOptions:
         }
         needing = [name for name, given in asked.items() if given]
         if needing and not has_like:
-            raise SpecError(f"{', '.join(needing)}: needs a target, the argument `like`")
+            raise SpecError(f"{', '.join(needing)}: only with a target, the argument `like`")
 
 
 def _one_of(name: str, value: object, *allowed: str) -> None:
@@ -132,10 +132,10 @@ def _one_of(name: str, value: object, *allowed: str) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One way in which a result departs from what is stored, because that was asked for."""
+    """One way in which a result departs from what is stored, as it was asked for."""
 
     kind: ChangeKind
-    key_path: str  #: in the result; of what was skipped, in the checkpoint; of an unused rule, its key
+    key_path: str  #: in the result; of a skipped leaf, in the checkpoint; of an unused rule, its key
     stored: str = ""  #: what the checkpoint has: a key path, a dtype, a shape
     result: str = ""  #: what became of it
 
@@ -150,13 +150,13 @@ class Change:
 @final
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a finished restore was.
+    """What a finished restore did.
 
     Attributes:
         path: The checkpoint.
         n_leaves: Leaves that were read.
         nbytes: Array bytes that were read.
-        changes: Every departure from what is stored, in the order of the result; none without options.
+        changes: Every departure from what is stored; none without options.
     """
 
     path: str

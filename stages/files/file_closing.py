@@ -1,4 +1,4 @@
-"""Closing the files of a stage, however it ends."""
+"""Closes the files of a stage, however the stage ends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class _File(Protocol):
 
 @asynccontextmanager
 async def closing(threads: Threads, files: Callable[[], Iterable[_File]]) -> AsyncGenerator[None]:
-    """Close all of `files()` on the way out, each of them also when another one refuses.
+    """Close all of `files()` on the way out, even if closing one of them fails.
 
     Raises:
-        StorageError: If a file could not be closed. After a failure of the body that failure goes
-            on instead: it came first, and is why the files do not matter any more.
+        StorageError: If a file could not be closed. If the body failed, its own error is raised instead:
+            it came first, and the files no longer matter.
 
     Cancellation:
-        Closes all the same, in at most `CLOSING_S` seconds.
+        The files are closed all the same, in at most `CLOSING_S` seconds.
     """
     try:
         yield

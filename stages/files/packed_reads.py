@@ -1,4 +1,4 @@
-"""Reads a pack: few calls, into one buffer. Blocking."""
+"""Reads a pack of small leaves into one buffer, in few calls. Blocking."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.protocols.stores import ReadableFile
 
 GAP: Final = 4096
-"""Bytes between two leaves that are rather read than skipped by another call."""
+"""Bytes. A gap of up to this size between two leaves is read along: that costs less than another call."""
 
 
 def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
-    """Fill one buffer with the bytes of every leaf.
+    """Read the bytes of all leaves into one buffer.
 
     Raises:
-        TruncatedDataError: If the file ends too early; names the first leaf that is cut.
-        ChecksumError: If bytes differ from those written; names the leaf.
+        TruncatedDataError: If the file ends too early; it names the first leaf that is cut off.
+        ChecksumError: If bytes differ from those that were written; it names the leaf.
     """
     order: Sequence[int] = range(len(pack))
     if any(map(gt, pack.offsets, pack.offsets[1:])):

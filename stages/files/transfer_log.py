@@ -1,4 +1,4 @@
-"""Telling by which way the bytes of a stage's files went."""
+"""Logs how many bytes of a stage's files went through the page cache, and how many past it."""
 
 from __future__ import annotations
 

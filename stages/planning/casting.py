@@ -1,7 +1,7 @@
-"""Another dtype or another shape than the stored one, when that was asked for.
+"""Restores a leaf with another dtype or shape than it is stored with, where that was asked for.
 
-A leaf's own handler is asked as if the leaf had been stored as it is wanted. Its buffers are then
-filled from others, which hold the part that is there as it is stored: cast, padded, cut off.
+The leaf's own handler plans as if the leaf had been stored as it is wanted. Its buffers are then filled
+from others, which hold the stored elements as they were read: cast, padded or cut off.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 @final
 class DtypeRule:
-    """The argument `dtype`: which dtype a leaf is to get.
+    """The option `dtype`: says which dtype each leaf gets.
 
     Args:
         dtype: None, a dtype for all arrays of its kind, `"like"`, a mapping from shell patterns over
-            dotted names, or a function of the key path.
+            dotted names to dtypes, or a function of the key path.
 
     Raises:
-        SpecError: If it means no dtype.
+        SpecError: If something given as a dtype is none.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -61,7 +61,7 @@ class DtypeRule:
             self._all = _dtype(dtype)
 
     def __call__(self, stored: StoredLeaf, info: ParamInfo, like: Any) -> np.dtype[Any] | None:
-        """Return the dtype that a leaf of the result is to get; None for its own."""
+        """Return the dtype that a leaf of the result gets; None if it keeps its own."""
         of_like: Any = None if isinstance(like, type) else getattr(like, "dtype", None)
         if self._like:
             return _dtype(of_like) if isinstance(of_like, np.dtype) else None
@@ -72,14 +72,14 @@ class DtypeRule:
         if self._all is None:
             return self._by_pattern(info.name)
 
-        # One dtype for all leaves is not meant for step counters, nor for Python's numbers.
+        # One dtype for all leaves is meant neither for step counters nor for Python's numbers.
         is_number = stored.spec.typestr == "scalar" and of_like is None
         same_kind = not is_number and _kind(np.dtype(stored.spec.dtype)) == _kind(self._all)
         return self._all if same_kind else None
 
     @property
     def unused(self) -> list[str]:
-        """The patterns that decided nothing."""
+        """The patterns that no leaf fitted first."""
         return [pattern for pattern, _ in self._patterns if pattern not in self._used]
 
     def _by_pattern(self, name: str) -> np.dtype[Any] | None:
@@ -94,9 +94,9 @@ class DtypeRule:
 def refit_spec(
     stored: StoredLeaf, info: ParamInfo, like: Any, options: RestoreOptions, dtype_rule: DtypeRule
 ) -> LeafSpec | TreeDifference:
-    """Say as what a leaf is to be restored: its own spec, or one of another dtype or shape.
+    """Return the spec that a leaf is restored with: its own, or one of another dtype or shape.
 
-    Typed keys and what is no array are as they are stored.
+    Typed keys, and leaves that are not arrays, stay as they are stored.
 
     Args:
         stored: The leaf on disk.
@@ -106,7 +106,7 @@ def refit_spec(
         dtype_rule: The option `dtype`.
 
     Returns:
-        The spec, or a `TreeDifference` if the cast would drop an imaginary part or does not exist.
+        The spec, or a `TreeDifference` if there is no such cast, or it would drop an imaginary part.
     """
     spec = stored.spec
     if spec.shape is None or spec.random_key_impl is not None:
@@ -132,9 +132,9 @@ def refit_spec(
 
 @dataclass(frozen=True, slots=True)
 class Refitted:
-    """What `Refit` keeps in `Target.detail`: the handler's own plan, and where its bytes come from."""
+    """What `Refit` keeps in `Target.detail`: the handler's own target, and where its bytes come from."""
 
-    stored: StoredLeaf  #: as if it had been stored as it is wanted
+    stored: StoredLeaf  #: the leaf, as if it had been stored as it is wanted
     target: Target
     sources: tuple[_Source | None, ...]  #: for each region; None if it is read as it is
 
@@ -144,8 +144,8 @@ class Refitted:
 class Refit:
     """A `LeafHandler` around another one, for leaves that are not stored as they are wanted.
 
-    Casts are C's: 2.5 becomes 2, and the uint8 250 the int8 -6. Padding is zero bytes, at the end of
-    each axis. Both happen on the host, before anything goes to a device.
+    Casts are those of C: 2.5 becomes 2, and the uint8 250 becomes the int8 -6. Padding is zeros at the
+    end of each axis. Both happen on the host, before anything goes to a device.
     """
 
     inner: LeafHandler
@@ -164,9 +164,9 @@ class Refit:
         return self.inner.target(stored, like, has_like)
 
     def refit(self, stored: StoredLeaf, spec: LeafSpec, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Decide what to read so that the leaf can be made as if it had been stored as `spec` says.
+        """Decide what to read so that the handler can build the leaf as if it were stored as `spec` says.
 
-        The buffers that hold it as it is stored die once the value is built, and count as staging.
+        The buffers that hold the stored elements die once the value is built, and count as staging.
         """
         wanted = replace(stored, spec=spec)
         target = self.inner.target(wanted, like, has_like)
@@ -185,7 +185,7 @@ class Refit:
     def parts(
         self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
     ) -> Sequence[Target]:
-        """Cut a leaf as its handler does, if that can; what is stored holds memory beside what is wanted."""
+        """Cut a leaf as its handler does, if it can; the stored elements take memory, too."""
         if not isinstance(self.inner, PartsHandler):
             return ()
 
@@ -225,7 +225,7 @@ class _OwnLeaf:
 
 
 def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
-    """Return a handler's target for a leaf as it is wanted, to be filled from one as it is stored."""
+    """Return a target whose regions hold stored elements, from which those of `target` are filled."""
     sources = tuple(_source_of(region, stored.spec, wanted.spec) for region in target.regions)
     pairs = zip(target.regions, sources, strict=True)
     regions = tuple(region if source is None else source for region, source in pairs)
@@ -243,7 +243,7 @@ def _move(leaf: FilledLeaf) -> None:
 
 @final
 class _Source:
-    """The kernel's `Destination` for a part of an array as it is stored, which may be empty."""
+    """A `Destination` for the stored elements of one region; there may be none."""
 
     __slots__ = ("_lock", "_memory", "bounds", "dtype", "nbytes", "shape")
 
@@ -259,7 +259,7 @@ class _Source:
         return self._bytes().data
 
     def move_into(self, region: Destination, dtype: np.dtype[Any]) -> None:
-        """Fill a region with what was read, cast to `dtype`, and with zeros; then forget the bytes."""
+        """Fill a region with the elements read, cast to `dtype`, and with zeros; then let go of the bytes."""
         if not region.nbytes:
             return
 
@@ -273,7 +273,7 @@ class _Source:
                 for (start, stop), (first, _) in zip(self.bounds, region.bounds, strict=True)
             )
             stored = self._bytes().view(self.dtype).reshape(self.shape)
-            with np.errstate(all="ignore"):  # what does not fit is cast as in C, without a word
+            with np.errstate(all="ignore"):  # values that do not fit are cast as in C, without a warning
                 np.copyto(place[within] if within else place, stored, casting="unsafe")
 
         self._memory = None
@@ -323,7 +323,7 @@ def _known(name: str) -> np.dtype[Any] | None:
     try:
         return np.dtype(name)
     except TypeError:
-        return None  # the leaf's handler says so
+        return None  # its handler raises an error that says so
 
 
 def _kind(dtype: np.dtype[Any]) -> type | None:

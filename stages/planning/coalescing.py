@@ -1,4 +1,4 @@
-"""Reads of one leaf that overlap in the file, made one: what several devices need is read once. Pure."""
+"""Joins reads of one leaf that overlap in the file, so that bytes for several devices are read once. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from penstock.kernel.protocols.reads import Read, ScatterRead
 
 
 def join_reads(reads: Sequence[Read], piece_bytes: int) -> tuple[Read, ...]:
-    """Join scattered reads whose byte ranges overlap, as those of columns do that go to several devices.
+    """Join scattered reads whose byte ranges overlap, as they do when columns go to several devices.
 
     Args:
         reads: Of one leaf.
-        piece_bytes: Upper bound for a joined read. One with a checksum is never made longer.
+        piece_bytes: Upper bound for a joined read. A read with a checksum is never made longer.
 
     Returns:
-        The same bytes to the same places, none of them read twice if they fit into one read.
+        Reads that bring the same bytes to the same places. No byte is read twice, as far as one read can
+        hold the overlap.
     """
     scattered = [read for read in reads if isinstance(read, ScatterRead) and read.nbytes]
     if len(scattered) < 2:

@@ -117,7 +117,7 @@ def _new(name: object, old: object) -> KeyPath | None:
 def _keys(name: object, what: str) -> KeyPath:
     keys = cast("tuple[object, ...]", name) if isinstance(name, tuple) else ()
     if not isinstance(name, tuple) or not all(isinstance(key, str) for key in keys):
-        raise SpecError(f"{name!r} {what}, and is neither a dotted text nor a tuple of texts")
+        raise SpecError(f"{name!r} {what}, but is neither a dotted string nor a tuple of strings")
 
     return cast("KeyPath", keys)
 
@@ -125,7 +125,7 @@ def _keys(name: object, what: str) -> KeyPath:
 def _renamed_info(info: ParamInfo, keys: KeyPath) -> ParamInfo:
     """Say where a leaf stands under new keys.
 
-    A number that was an index, or that comes in the place of one, is an index.
+    A number that was an index before, or that replaces one, is an index.
     """
     mapping = KeyKind.MAPPING
     indices = {key: kind for key, kind in zip(info.keys, info.kinds, strict=True) if kind is not mapping}
@@ -150,7 +150,7 @@ def _unused(renamer: _Renamer, stored_leaves: Sequence[StoredLeaf]) -> list[Tree
     for rule in unused:
         name = rule if isinstance(rule, str) else ".".join(rule)
         near = get_close_matches(name, names, n=1, cutoff=0.75)
-        text = "rename names it, and nothing stored is called so"
+        text = "rename names it, but no stored leaf has this name"
         difference = rule_difference(repr(rule), text)
         differences.append(replace(difference, suggestion=repr(near[0]) if near else ""))
 

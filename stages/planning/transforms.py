@@ -225,7 +225,7 @@ _UNDECLARED: Any = object()
 
 @final
 class _LazyTree:
-    """The checkpoint's tree, with what is known of each leaf in its place; made when it is first needed."""
+    """The checkpoint's tree, with the spec of each leaf in its place; made when it is first needed."""
 
     def __init__(self, stored_leaves: Sequence[StoredLeaf]) -> None:
         self._stored_leaves = stored_leaves
@@ -240,7 +240,7 @@ class _LazyTree:
 
 
 def _with_values(tree: Any, values: Mapping[KeyPath, object]) -> Any:
-    """Return the tree with other leaves at some key paths. What is not changed is shared."""
+    """Return the tree with other leaves at some key paths. Unchanged parts are shared."""
     if () in values:
         return values[()]
 

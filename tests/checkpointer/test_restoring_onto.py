@@ -157,7 +157,7 @@ class TestRename:
                 "rule",
                 "['count']",
             ): "['count'] and ['steps'] would both be restored as 'count'",
-            ("rule", "'layer'"): "rename names it, and nothing stored is called so",
+            ("rule", "'layer'"): "rename names it, but no stored leaf has this name",
             (
                 "rule",
                 "['layers'][0]['bias']",
@@ -509,7 +509,7 @@ class TestOptions:
         ],
     )
     def test_some_need_a_target(self, path: Path, options: Any) -> None:
-        with pytest.raises(SpecError, match="needs a target"):
+        with pytest.raises(SpecError, match="only with a target"):
             penstock.sync.restore(path, **options)
 
     @pytest.mark.parametrize(

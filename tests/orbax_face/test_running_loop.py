@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from anyio import to_thread
 
+import penstock
 import penstock.orbax as ocp
 from penstock.blocking.background import run_sync
 from penstock.blocking.loop_thread import LoopThread
@@ -158,3 +160,14 @@ def test_work_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
 
     assert list(tmp_path.iterdir()) == []
     checkpointer.close()
+
+
+def test_threads_and_loops_of_blocking_callers_begin_in_one_place() -> None:
+    folder = Path(penstock.__file__).parent
+    starts = re.compile(r"\b(Thread|ThreadPoolExecutor|BlockingPortal|start_blocking_portal|anyio\.run)\(")
+    found = {
+        str(path.relative_to(folder))
+        for path in [folder / "sync.py", *folder.glob("blocking/*.py"), *folder.glob("orbax/**/*.py")]
+        if starts.search(path.read_text())
+    }
+    assert found == {"blocking/background.py", "blocking/loop_thread.py"}

@@ -1,4 +1,4 @@
-"""How a restore target and a stored leaf are compared, and how a disagreement is told."""
+"""Compares a restore target with a stored leaf, and describes how they differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def different(kind: str, stored: StoredLeaf, in_like: str, found: str = "") -> T
 def different_array(
     stored: StoredLeaf, type_name: str, shape: Sequence[int], dtype: str
 ) -> TreeDifference | None:
-    """Compare what is stored with an array that is wanted, element type first. Nothing is ever cast.
+    """Compare a stored leaf with the array that is wanted, element type first. Nothing is ever cast.
 
     Args:
         stored: The leaf on disk, of any kind.
@@ -55,7 +55,7 @@ def stored_dtype(stored: StoredLeaf) -> np.dtype[Any]:
     """The numpy dtype of a stored array.
 
     Raises:
-        UnsupportedFormatError: If this version knows no such dtype.
+        UnsupportedFormatError: If this version does not know the dtype.
     """
     try:
         return numpy_dtype(stored.spec.dtype)

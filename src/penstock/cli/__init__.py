@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(given)
         return _COMMANDS[options.command](options)
     except BrokenPipeError:
-        # The reader of our output has left (`| head`), which is no failure of ours.
+        # Whoever read our output has gone (`| head`), which is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -55,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.description = (
-        "Write what is saved at SOURCE, in any format that penstock reads, to DESTINATION. Nothing is loaded "
-        "as a whole; the destination appears in one step, when it is complete."
+        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION. It is not "
+        "loaded as a whole, and the destination appears in one step, when it is complete."
     )
     convert.add_argument(
         "source", metavar="SOURCE", help="a checkpoint, a safetensors file, or a folder of them"

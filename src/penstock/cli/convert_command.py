@@ -1,4 +1,4 @@
-"""`penstock convert`: a checkpoint in another format."""
+"""`penstock convert`: writes a checkpoint in another format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.kernel.config.units import parse_bytes
 
 
 def convert(options: argparse.Namespace, output: Output) -> int:
-    """Convert as the command line says, and say in a line what was written.
+    """Convert as the command line says, and print one line about what was written.
 
     Raises:
         CommandError: If an option is not what it should be.

@@ -1,4 +1,4 @@
-"""`penstock inspect`: what a checkpoint holds, without reading its arrays."""
+"""`penstock inspect`: prints what a checkpoint holds, without reading its arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIELDS: Final = (
 
 
 def inspect(path: str, output: Output, *, as_json: bool) -> int:
-    """Say what lies at `path`, as tables or as one JSON document.
+    """Print what the checkpoint at `path` holds, as tables or as one JSON document.
 
     Raises:
         PenstockError: If it is no checkpoint, or a damaged one.

@@ -1,4 +1,4 @@
-"""`penstock verify`: is a checkpoint at rest still what was written?"""
+"""`penstock verify`: compares a checkpoint with the checksums of what was written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.cli.terminal.terminal_output import Output, Table
 
 
 def verify(path: str, output: Output, *, as_json: bool) -> int:
-    """Check the checkpoint at `path`, and say what is damaged.
+    """Check the checkpoint at `path` and print what is damaged.
 
     Returns:
         0 if all is as it was written, else 1.
@@ -47,7 +47,7 @@ def _show(found: VerifyReport, output: Output) -> None:
         ]
         output.table(Table(("leaf", "problem", "file", "offset", "bytes"), rows, n_left=3))
     if found.unchecked:
-        output.say(f"no checksum was recorded of {', '.join(found.unchecked)}")
+        output.say(f"no checksum was recorded for {', '.join(found.unchecked)}")
 
     what = f"{found.n_ranges:,} ranges, {format_bytes(found.nbytes)}, of {found.n_leaves:,} leaves"
     if found.intact:

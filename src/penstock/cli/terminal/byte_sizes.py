@@ -1,4 +1,4 @@
-"""Sizes in bytes, for people to read."""
+"""Sizes in bytes, formatted for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ("format_bytes",)
 
 
 def format_bytes(nbytes: int) -> str:
-    """Return a size as people read it: `32.5 MB`, powers of 1000."""
+    """Return a size such as `32.5 MB`, in powers of 1000."""
     size = float(nbytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

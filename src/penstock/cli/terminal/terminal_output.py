@@ -1,4 +1,4 @@
-"""How the command speaks: with rich where a person looks on, in plain lines everywhere else."""
+"""The output of the command: with rich on a terminal, in plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class CommandError(Exception):
-    """What the command was asked for cannot be done, or did not come out as it should."""
+    """The command cannot do what it was asked for, or the result is not as it should be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text. The first `n_left` columns are words, the others figures."""
+    """Rows of text. The first `n_left` columns are words and aligned left; the others are figures."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -29,7 +29,7 @@ class Table:
 
 
 class Bar(Protocol):
-    """Progress that can be seen."""
+    """A progress bar."""
 
     def show(self, done: int, text: str) -> None:
         """Say that `done` of the total are done."""
@@ -37,7 +37,7 @@ class Bar(Protocol):
 
 
 class Output(Protocol):
-    """Everything the command says to a person."""
+    """Where the command writes what people read."""
 
     def headline(self, text: str) -> None: ...
     def say(self, text: str) -> None: ...
@@ -47,7 +47,7 @@ class Output(Protocol):
 
 
 def open_output() -> Output:
-    """Choose by what stdout is and what is installed."""
+    """Return coloured output if stdout is a terminal and rich is installed, else plain output."""
     if sys.stdout.isatty():
         try:
             from rich.console import Console
@@ -61,7 +61,7 @@ def open_output() -> Output:
 
 @final
 class PlainOutput:
-    """Lines for logs, pipes and terminals without rich. Of a bar, it shows nothing."""
+    """Plain lines, for logs, pipes and terminals without rich. It shows no progress bar."""
 
     __slots__ = ("_stream",)
 
@@ -101,7 +101,7 @@ class _NoBar:
 
 @final
 class RichOutput:
-    """Colours, tables and a moving bar."""
+    """Colours, tables and a progress bar."""
 
     __slots__ = ("_console",)
 

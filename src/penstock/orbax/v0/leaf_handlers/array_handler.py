@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-import anyio
 import jax
 from anyio import create_task_group
 
-from penstock.blocking.background import start_thread
+from penstock.blocking.background import run_sync, start_thread
 from penstock.handlers.formats.orbax.documents.file_names import SHARDING
 from penstock.handlers.leaves import array
 from penstock.kernel.protocols.leaf_handlers import Waitable
@@ -194,7 +193,7 @@ class ArrayHandler(TypeHandler):
 
         store = self._array_metadata_store
         if store is not None:
-            anyio.run(store.write, infos[0].parent_dir, [one.metadata for one in staged], 0)
+            run_sync(store.write, infos[0].parent_dir, [one.metadata for one in staged], 0)
 
         self._tell("on_write_end", infos)
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-import anyio
 import numpy as np
 import numpy.typing as npt
 import tensorstore as ts
 
+from penstock.blocking.background import run_sync
 from penstock.kernel.errors import DuplicateNameError
 from penstock.orbax.common.background_work import all_results, blaming, in_thread
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs
@@ -68,7 +68,7 @@ def resolve_paths(infos: Sequence[ParamInfo]) -> None:
         except ValueError:
             awaiting = True
     if awaiting:
-        anyio.run(resolve)
+        run_sync(resolve)
 
 
 def write_arrays(arrays: Sequence[Written], *, database: bool) -> None:

@@ -1,4 +1,4 @@
-"""One save or load in an event loop that is not the caller's, and the handle on it."""
+"""A save or load that runs in an event loop of its own, and the handle on it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class AsyncResponse(Protocol[T_co]):
-    """What the `_async` functions return: await it, or wait for it in a thread."""
+    """What the `_async` functions return. Await it, or wait for it in a thread."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Wait for the end; return what there is to return, or raise what went wrong.
+        """Wait for the end; return the result or raise the error.
 
         Args:
-            timeout: Seconds to wait at most; None waits for ever.
+            timeout: The longest wait in seconds; None for no limit.
 
         Raises:
-            TimeoutError: If it still goes on then. It is not stopped by that.
+            TimeoutError: If it is not done by then. It goes on.
         """
         ...
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback` with the result once there is one; never if it fails."""
+        """Call `callback` with the result once there is one; not if the operation fails."""
         ...
 
     def __await__(self) -> Generator[Any, Any, T_co]: ...
@@ -48,7 +48,7 @@ class AsyncResponse(Protocol[T_co]):
 
 @final
 class Operation(Generic[T]):
-    """An `AsyncResponse`, and what goes on behind it. Awaited from asyncio and trio, any number of times."""
+    """The implementation of `AsyncResponse`. Awaited from asyncio and trio, any number of times."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class Operation(Generic[T]):
         """See `AsyncResponse`.
 
         Raises:
-            RunningLoopError: If called in the very loop that does the work.
+            RunningLoopError: If called in the loop that does the work.
         """
         self._check_thread()
         return self._done.result(timeout)
@@ -86,16 +86,16 @@ class Operation(Generic[T]):
         self._done.add_done_callback(call)
 
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether it has ended, with or without an error."""
         return self._done.done()
 
     def cancel(self) -> None:
-        """Ask it to stop and to undo what it did. From any thread; does not wait."""
+        """Ask it to stop and undo its work. From any thread; does not wait."""
         if self._loop is not None and self._scope is not None:
             self._loop.post(self._scope.cancel)
 
     def mark_begun(self) -> None:
-        """Note that the caller need not wait any longer: the part it has to wait for is over."""
+        """Note that the part that the caller has to wait for is over."""
         with suppress(InvalidStateError):
             self._begun.set_result(None)
 
@@ -117,7 +117,7 @@ class Operation(Generic[T]):
         await _of(self._begun)
 
     async def run(self, main: Main[T]) -> None:
-        """Do the work. Raises nothing but cancellation: whoever waits is told."""
+        """Do the work. Errors go to those who wait; only cancellation is raised."""
         self._thread, self._loop = threading.get_ident(), LoopHandle()
         try:
             with CancelScope() as self._scope:
@@ -134,7 +134,7 @@ class Operation(Generic[T]):
             self._fail(PenstockError(f"{self.name} was cancelled"))
 
     def fail(self, error: BaseException) -> None:
-        """Tell whoever waits that nothing comes of it."""
+        """Give an error to everybody who waits."""
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -144,7 +144,7 @@ class Operation(Generic[T]):
 
     def _check_thread(self) -> None:
         if self._thread == threading.get_ident() and not self._done.done():
-            raise RunningLoopError(f"{self.name} goes on in this event loop: await it")
+            raise RunningLoopError(f"{self.name} runs in this event loop: await it")
 
     async def _wait(self) -> T:
         return await _of(self._done)
@@ -153,15 +153,15 @@ class Operation(Generic[T]):
 Main: TypeAlias = Callable[[Operation[T]], Awaitable[T]]
 
 _HOST: Final[ContextVar[tuple[int, TaskGroup] | None]] = ContextVar("penstock_orbax_host", default=None)
-"""The operation's own loop, by its thread: what handlers begin inside of it shares that loop."""
+"""The loop of an operation, by its thread. What handlers start inside shares that loop."""
 
 
 _PARTS: Final[ContextVar[int]] = ContextVar("penstock_orbax_parts", default=1)
-"""How many parts of an operation hold memory at once."""
+"""How many parts of an operation share its memory."""
 
 
 def budget(limit: int | None) -> int | None:
-    """Return the bytes that one part may hold, of those of the whole; None for what penstock would take."""
+    """Return the share of one part in a memory limit, in bytes; None for penstock's default."""
     parts = _PARTS.get()
     if parts <= 1:
         return limit
@@ -170,11 +170,11 @@ def budget(limit: int | None) -> int | None:
 
 
 def begin(name: str, main: Main[T]) -> Operation[T]:
-    """Begin to do something in a loop of its own thread, or in that of the operation it is a part of.
+    """Start an operation, in a loop of its own or in that of the operation that it is a part of.
 
     Args:
-        name: For people.
-        main: Called with the operation, and expected to call its `mark_begun`.
+        name: Shown in messages.
+        main: Called with the operation; calls its `mark_begun`.
     """
     operation: Operation[T] = Operation(name)
     host = _HOST.get()
@@ -182,14 +182,14 @@ def begin(name: str, main: Main[T]) -> Operation[T]:
         host[1].start_soon(operation.run, main)
         return operation
 
-    # The caller may have a loop or none, and either way must not be made to run ours. The thread is no
-    # daemon: a program that ends waits for its saves.
+    # The caller may or may not run a loop; neither must run ours. The thread is not a daemon: a program
+    # that ends waits for its saves.
     start_loop(operation.run, main, name=f"penstock: {name}")
     return operation
 
 
 def finished(operation: Operation[T]) -> T:
-    """Wait in a thread for the end; if the wait is interrupted, stop the operation and wait for that."""
+    """Wait in a thread for the end. If the wait is interrupted, stop the operation first."""
     try:
         return operation.result()
     except BaseException:
@@ -203,10 +203,10 @@ def finished(operation: Operation[T]) -> T:
 
 @asynccontextmanager
 async def hosting(parts: int = 1) -> AsyncGenerator[None, None]:
-    """Let what is begun inside share this loop; leave when it is over, and on an error stop it before.
+    """Let operations that are started inside share this loop. Waits for them; an error cancels them.
 
     Args:
-        parts: How many there are to share the memory, too.
+        parts: How many there are; they share the memory.
     """
     failure: BaseException | None = None
     async with create_task_group() as tasks:

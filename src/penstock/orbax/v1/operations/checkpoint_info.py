@@ -1,4 +1,4 @@
-"""What `metadata` returns of a whole checkpoint."""
+"""What `metadata` returns for a whole checkpoint."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from penstock.orbax.v1.common.path_types import Path
 MetadataT = TypeVar("MetadataT")
 
 PyTreeMetadata: TypeAlias = Any
-"""A tree of dicts and lists, with the metadata of each leaf."""
+"""A tree of dicts and lists that holds the metadata of each leaf."""
 
 
 @final
 class CheckpointMetadata(Generic[MetadataT]):
-    """What a checkpoint holds. Given to `load`, it asks for all of that as it was saved.
+    """What a checkpoint holds. Passed to `load`, it asks for everything as it was saved.
 
     Args:
-        path: Of the checkpoint.
-        metadata: Of the tree, or of each item by name.
+        path: The path of the checkpoint.
+        metadata: That of the tree, or of each item by name.
         init_timestamp_nsecs: When the save began: nanoseconds since the epoch.
         commit_timestamp_nsecs: When it was done.
         custom_metadata: The caller's own.
@@ -44,12 +44,12 @@ class CheckpointMetadata(Generic[MetadataT]):
 
     @property
     def path(self) -> Path:
-        """Of the checkpoint."""
+        """The path of the checkpoint."""
         return self._path
 
     @property
     def metadata(self) -> MetadataT:
-        """Of the tree, or of each item by name."""
+        """The metadata of the tree, or of each item by name."""
         return self._metadata
 
     @property
@@ -74,7 +74,7 @@ class CheckpointMetadata(Generic[MetadataT]):
 
     @property
     def custom_metadata(self) -> Any:
-        """The caller's own."""
+        """The caller's own metadata."""
         return self._custom_metadata
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Loading one tree, or named objects, and looking at what there is to load."""
+"""Loading one tree or named objects, and describing what can be loaded."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def load(
     """Load a tree. Works inside a running event loop, too.
 
     Args:
-        path: Of a checkpoint.
-        abstract_state: What the result is to be: a tree of its structure whose leaves are values,
-            structs such as `jax.ShapeDtypeStruct`, types, None for as saved, or `...` for what is not
-            to be loaded; or what `metadata` returned. By default all is as it was saved.
-        checkpointable_name: Of the item that holds the tree; None if the checkpoint itself is the tree. By
-            default it is looked for.
+        path: The path of a checkpoint.
+        abstract_state: The target: a tree whose leaves are values, structs such as
+            `jax.ShapeDtypeStruct`, types, None for a leaf as it was saved, or `...` for a leaf that is
+            not loaded; or what `metadata` returned. By default everything is loaded as it was saved.
+        checkpointable_name: The item that holds the tree; None if the checkpoint itself is the tree. By
+            default it is searched for.
 
     Raises:
-        InvalidLayoutError: If no checkpoint lies there, or it has no such tree. It is a ValueError.
-        TypeError: If a leaf of `abstract_state` means nothing.
+        InvalidLayoutError: If no checkpoint is there, or it has no such tree. It is a ValueError.
+        TypeError: If a leaf of `abstract_state` is of an unsupported type.
         ValueError: If `abstract_state` does not fit what is stored.
         PenstockError: What `penstock.restore` raises.
     """
@@ -72,7 +72,7 @@ def load_async(
     *,
     checkpointable_name: str | None = AUTO,
 ) -> AsyncResponse[PyTreeOf]:
-    """Begin to load a tree, and return. See `load`; what goes wrong is raised by the response."""
+    """Start to load a tree, and return at once. The response raises the errors. See `load`."""
     return _begin_load(path, abstract_state, checkpointable_name)
 
 
@@ -85,13 +85,13 @@ def load_checkpointables(
     """Load named objects.
 
     Args:
-        path: Of a checkpoint.
-        abstract_checkpointables: What each is to be, by name, None for as it was saved; or what
-            `checkpointables_metadata` returned. Items without a name here are not loaded; by default all are.
+        path: The path of a checkpoint.
+        abstract_checkpointables: The target of each item by name, None for as it was saved; or what
+            `checkpointables_metadata` returned. Other items are not loaded; by default all are.
 
     Raises:
-        InvalidLayoutError: If no checkpoint with items lies there. It is a ValueError.
-        KeyError: If there is no item of a name, or a handler cannot load it; then that is its cause.
+        InvalidLayoutError: If no checkpoint with items is there. It is a ValueError.
+        KeyError: If an item does not exist, or its handler fails; then that error is the cause.
         PenstockError: What `penstock.restore` raises.
     """
     return finished(_begin_load_items(path, abstract_checkpointables))
@@ -103,19 +103,19 @@ def load_checkpointables_async(
         dict[str, AbstractCheckpointable] | CheckpointMetadata[dict[str, AbstractCheckpointable]] | None
     ) = None,
 ) -> AsyncResponse[dict[str, Checkpointable]]:
-    """Begin to load named objects, and return. See `load_checkpointables`."""
+    """Start to load named objects, and return at once. See `load_checkpointables`."""
     return _begin_load_items(path, abstract_checkpointables)
 
 
 def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[PyTreeMetadata]:
-    """Say what tree a checkpoint holds, without reading an array.
+    """Describe the tree in a checkpoint, without reading an array.
 
     Args:
-        path: Of the checkpoint.
+        path: The path of the checkpoint.
         checkpointable_name: As for `load`.
 
     Raises:
-        InvalidLayoutError: If no checkpoint lies there, or it has no such tree. It is a ValueError.
+        InvalidLayoutError: If no checkpoint is there, or it has no such tree. It is a ValueError.
     """
     check_one_name(checkpointable_name)
 
@@ -132,10 +132,10 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
 
 
 def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, AbstractCheckpointable]]:
-    """Say what items a checkpoint holds; one whose handler cannot say is None.
+    """Describe the items of a checkpoint. An item whose handler cannot describe it is None.
 
     Raises:
-        InvalidLayoutError: If no checkpoint with items lies there. It is a ValueError.
+        InvalidLayoutError: If no checkpoint with items is there. It is a ValueError.
     """
 
     async def describe(operation: Operation[Any]) -> CheckpointMetadata[Any]:
@@ -155,19 +155,19 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Abs
 
 
 def load_pytree(*args: Any, **kwargs: Any) -> PyTreeOf:
-    """Do as `load`, which this was once called."""
+    """Do what `load` does. Deprecated: use `load`."""
     warnings.warn("Use `load` instead.", DeprecationWarning, stacklevel=2)
     return load(*args, **kwargs)
 
 
 def load_pytree_async(*args: Any, **kwargs: Any) -> AsyncResponse[PyTreeOf]:
-    """Do as `load_async`, which this was once called."""
+    """Do what `load_async` does. Deprecated: use `load_async`."""
     warnings.warn("Use `load_async` instead.", DeprecationWarning, stacklevel=2)
     return load_async(*args, **kwargs)
 
 
 def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[PyTreeMetadata]:
-    """Do as `metadata`, which this was once called."""
+    """Do what `metadata` does. Deprecated: use `metadata`."""
     warnings.warn("Use `metadata` instead.", DeprecationWarning, stacklevel=2)
     return metadata(*args, **kwargs)
 
@@ -264,7 +264,7 @@ def _registry() -> Any:
 
 
 def _standardized(abstract: Any) -> Any:
-    """Take the metadata out of its wrapping; or put the mesh in force here in the place of abstract ones."""
+    """Unwrap metadata, or replace abstract meshes by the mesh in force."""
     if isinstance(abstract, CheckpointMetadata):
         return abstract.metadata  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if abstract is None:

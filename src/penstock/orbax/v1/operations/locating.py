@@ -1,4 +1,4 @@
-"""What lies at a path: which layout, and which item of it holds the tree. Blocking."""
+"""Which layout a checkpoint has, and which of its items holds the tree. Blocking."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAFETENSORS: Final = ".safetensors"
 
 
 class Kind(enum.Enum):
-    """What a checkpoint is."""
+    """The kind of a checkpoint."""
 
     V1 = 1  #: named items, written by the newer API
     V0 = 0  #: named items, or one tree, written by the established one
@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, and what it says of itself."""
+    """A checkpoint, and what it records of itself."""
 
     path: str
     kind: Kind
@@ -49,7 +49,7 @@ class Found:
         return os.path.isfile(os.path.join(self.path, name, METADATA))
 
     def recorded(self, name: str | None) -> str | None:
-        """Return the handler that saved an item, if that is recorded."""
+        """Return the recorded handler of an item; None if none is recorded."""
         handlers = self.about.item_handlers
         if isinstance(handlers, str):
             return handlers if name is None else None
@@ -58,7 +58,7 @@ class Found:
 
 
 def is_orbax_checkpoint(path: PathLike) -> bool:
-    """Whether a finished checkpoint of Orbax's layout lies at `path`."""
+    """Whether there is a finished checkpoint of Orbax's layout at `path`."""
     try:
         find(path, CheckpointLayout.ORBAX)
     except InvalidLayoutError:
@@ -68,10 +68,10 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
 
 
 def find(path: PathLike, layout: CheckpointLayout) -> Found:
-    """Look at what lies at a path.
+    """Look at the checkpoint at a path.
 
     Raises:
-        InvalidLayoutError: If it is no finished checkpoint of the layout.
+        InvalidLayoutError: If it is not a finished checkpoint of the layout.
     """
     place = absolute_path(path)
     try:
@@ -88,7 +88,7 @@ def tree_name(found: Found, name: str | None) -> str | None:
 
     Args:
         found: The checkpoint.
-        name: Of the item; `AUTO` for `state`, or else the first tree in the order of the alphabet.
+        name: The name of the item; `AUTO` for `state`, or else the first tree in alphabetical order.
 
     Raises:
         InvalidLayoutError: If there is no such tree.
@@ -116,7 +116,7 @@ def tree_name(found: Found, name: str | None) -> str | None:
 
 
 def item_names(found: Found) -> list[str]:
-    """Return the names of all items: `state` first, then by the alphabet."""
+    """Return the names of all items: `state` first, the others in alphabetical order."""
     names = [
         name
         for name in found.names
@@ -153,7 +153,7 @@ def _find(path: str, layout: CheckpointLayout) -> Found:
 
 
 def _check_v0(path: str, names: frozenset[str]) -> None:
-    """Refuse what is an item of a checkpoint, a directory of checkpoints, or neither."""
+    """Refuse an item of a checkpoint, a directory of checkpoints, and any other directory."""
     parent = os.path.dirname(path)
     if os.path.exists(os.path.join(parent, CHECKPOINT_METADATA)):
         raise ValueError(f"{path} is an item of a checkpoint: load it from {parent}, by its name.")
@@ -164,11 +164,11 @@ def _check_v0(path: str, names: frozenset[str]) -> None:
     if below:
         raise ValueError(f"{path} is a directory of checkpoints, one of which can be loaded: {below}")
     if not any(os.path.exists(os.path.join(path, name, METADATA)) for name in names):
-        raise ValueError(f"{path} is no checkpoint: it has no {METADATA}, and no item in it has one.")
+        raise ValueError(f"{path} is not a checkpoint: neither it nor an item in it has a {METADATA}.")
 
 
 def _safetensors(path: str, kind: str, names: frozenset[str]) -> Found:
     if not (path.endswith(_SAFETENSORS) if kind == "file" else any(n.endswith(_SAFETENSORS) for n in names)):
-        raise ValueError(f"{path} is no safetensors file, and no directory with one")
+        raise ValueError(f"{path} is neither a safetensors file nor a directory with one")
 
     return Found(path, Kind.SAFETENSORS, names, CheckpointMetadata())

@@ -1,4 +1,4 @@
-"""Saving a tree part by part: nothing is visible at its path until all parts are put together."""
+"""Saving a tree part by part. Nothing is visible at its path until all parts are put together."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def save(path: PathLike, state: PyTreeOf, *, custom_metadata: JsonType | None = 
 def save_async(
     path: PathLike, state: PyTreeOf, *, custom_metadata: JsonType | None = None
 ) -> AsyncResponse[None]:
-    """Begin to save a part of a tree, beside `path`; return when the part may be changed.
+    """Start to save a part of a tree beside `path`; return when the part may be changed.
 
     Args:
-        path: Where `finalize` is to put the checkpoint.
-        state: Leaves that no earlier part has.
+        path: Where `finalize` will put the checkpoint.
+        state: A tree whose leaves are in no earlier part.
         custom_metadata: JSON values kept with the checkpoint; later parts replace those of earlier ones.
 
     Raises:
-        FileExistsError: If something is at `path` already.
-        PartialSaveReplacementError: If an earlier part has one of the leaves.
+        FileExistsError: If something exists at `path`.
+        PartialSaveReplacementError: If a leaf is in an earlier part.
         ValueError: If the part cannot be saved.
     """
     return staged(_begin(path, state, custom_metadata))
@@ -62,9 +62,9 @@ def finalize(path: PathLike) -> None:
     """Put all parts that were saved for `path` together, and make the checkpoint visible there.
 
     Raises:
-        FileExistsError: If something is at `path` already.
+        FileExistsError: If something exists at `path`.
         FileNotFoundError: If no part was saved.
-        PartialSaveReplacementError: If two parts that were saved at the same time have one leaf.
+        PartialSaveReplacementError: If two parts that were saved at the same time share a leaf.
     """
     place = absolute_path(path)
     if place.endswith(PARTIAL_SUFFIX):
@@ -88,10 +88,10 @@ def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) ->
 
 
 def _check_new(gathered: str, state: PyTreeOf) -> None:
-    """Refuse leaves that an earlier part has, and leaves above or below one.
+    """Refuse leaves that are in an earlier part, or above or below a leaf of one.
 
     Raises:
-        PartialSaveReplacementError: If there is one.
+        PartialSaveReplacementError: If there is such a leaf.
     """
     known: set[KeyPath] = set()
     for directory in _parts(gathered):
@@ -114,10 +114,11 @@ def _check_new(gathered: str, state: PyTreeOf) -> None:
 
 def _parts(gathered: str) -> Sequence[str]:
     """Return the directories of all parts, in the order in which they were begun."""
-    if not os.path.isdir(gathered):
+    store = LocalStore()
+    if store.kind(gathered) != "directory":
         return []
 
-    found = [name for name in os.listdir(gathered) if _is_part(name)]
+    found = [name for name in store.list_directory(gathered) if _is_part(name)]
     return [os.path.join(gathered, name) for name in sorted(found, key=lambda name: name.split("_")[-2:])]
 
 
@@ -129,7 +130,7 @@ def _is_part(name: str) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class _Finalizing:
-    """Reads all parts, mapped and not copied into memory, and saves them as one tree."""
+    """Maps all parts into memory, without copying them, and saves them as one tree."""
 
     path: str
     context: Context
@@ -143,7 +144,7 @@ class _Finalizing:
 
         parts = await to_thread.run_sync(_parts, gathered)
         if not parts:
-            await to_thread.run_sync(store.rename, gathered, self.path)
+            await to_thread.run_sync(store.publish, store.begin_build(self.path, gathered))
             return
 
         about = [await to_thread.run_sync(_about, store, part) for part in parts]
@@ -168,10 +169,8 @@ class _Finalizing:
             ) from error
 
     def _as_saved(self, part: str) -> Context:
-        """Return the context with the format that the first part has."""
-        with open(os.path.join(part, STATE, METADATA), "rb") as file:
-            recorded = json.load(file)
-
+        """Return a context with the format of the first part."""
+        recorded = json.loads(LocalStore().read_file(os.path.join(part, STATE, METADATA)))
         context = Context(self.context)
         saving = context.array.saving
         saving.use_ocdbt = recorded.get("use_ocdbt", saving.use_ocdbt)
@@ -180,4 +179,4 @@ class _Finalizing:
 
 
 def _about(store: LocalStore, part: str) -> checkpoint_metadata.CheckpointMetadata:
-    return checkpoint_metadata.read(store, part, os.listdir(part))
+    return checkpoint_metadata.read(store, part, store.list_directory(part))

@@ -56,14 +56,14 @@ def save(
     """Save a tree; return when it is durable and visible. Works inside a running event loop, too.
 
     Args:
-        path: A directory that does not exist yet.
-        state: Any PyTree of arrays, numbers and texts.
-        checkpointable_name: Of the item that holds it.
-        overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete.
+        path: The directory of the checkpoint, which does not exist yet.
+        state: A PyTree of arrays, numbers and strings.
+        checkpointable_name: The name of the item that holds the tree.
+        overwrite: Whether to replace the checkpoint at `path`, atomically, when the new one is complete.
         custom_metadata: JSON values kept with the checkpoint.
 
     Raises:
-        ValueError: If the tree cannot be saved, or something is at `path` and `overwrite` is off.
+        ValueError: If the tree cannot be saved, or something exists at `path` and `overwrite` is off.
         PenstockError: What `penstock.save` raises.
     """
     check_state(state)
@@ -78,16 +78,16 @@ def save_checkpointables(
     overwrite: bool = False,
     custom_metadata: JsonType | None = None,
 ) -> None:
-    """Save named objects as one checkpoint: trees, JSON, and whatever else has a handler.
+    """Save named objects as one checkpoint: trees, JSON, and anything else that has a handler.
 
     Args:
         path: As for `save`.
-        checkpointables: The objects by name; each lies in a directory of that name.
+        checkpointables: The objects by name. Each gets a directory of that name.
         overwrite: As for `save`.
         custom_metadata: As for `save`.
 
     Raises:
-        ValueError: As for `save`, or if a name cannot be one.
+        ValueError: As for `save`, or if a name is not allowed.
         NoEntryError: If an object has no handler. It is a KeyError.
         PenstockError: What `penstock.save` raises.
     """
@@ -102,7 +102,7 @@ def save_async(
     overwrite: bool = False,
     custom_metadata: JsonType | None = None,
 ) -> AsyncResponse[None]:
-    """Begin to save a tree; return when it may be changed, deleted or donated.
+    """Start to save a tree; return when it may be changed, deleted or donated.
 
     See `save` for the arguments and errors. The result can be awaited, too.
     """
@@ -118,18 +118,18 @@ def save_checkpointables_async(
     overwrite: bool = False,
     custom_metadata: JsonType | None = None,
 ) -> AsyncResponse[None]:
-    """Begin to save named objects; return when they may be changed. See `save_checkpointables`."""
+    """Start to save named objects; return when they may be changed. See `save_checkpointables`."""
     return staged(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
 def save_pytree(*args: Any, **kwargs: Any) -> None:
-    """Do as `save`, which this was once called."""
+    """Do what `save` does. Deprecated: use `save`."""
     warnings.warn("Use `save` instead.", DeprecationWarning, stacklevel=2)
     save(*args, **kwargs)
 
 
 def save_pytree_async(*args: Any, **kwargs: Any) -> AsyncResponse[None]:
-    """Do as `save_async`, which this was once called."""
+    """Do what `save_async` does. Deprecated: use `save_async`."""
     warnings.warn("Use `save_async` instead.", DeprecationWarning, stacklevel=2)
     return save_async(*args, **kwargs)
 
@@ -141,9 +141,9 @@ def begin_save(
     overwrite: bool,
     custom_metadata: JsonType | None,
 ) -> Operation[None]:
-    """Begin to save named objects; see `save_checkpointables` for what is raised here already."""
+    """Start to save named objects. Raises errors of the arguments at once; see `save_checkpointables`."""
     if not checkpointables:
-        raise ValueError(f"`checkpointables` must have something in it to save, but got {checkpointables!r}")
+        raise ValueError(f"`checkpointables` must not be empty, but got {checkpointables!r}")
 
     check_item_names(checkpointables, "checkpointables")
     context = get_context()
@@ -156,10 +156,10 @@ def begin_save(
 
 
 def check_state(state: Any) -> None:
-    """Refuse leaves of types that `save` does not know.
+    """Refuse leaves of types that `save` does not support.
 
     Raises:
-        ValueError: If there is one.
+        ValueError: If there is such a leaf.
     """
     unknown = next((leaf for leaf in tree_util.tree_leaves(state) if not is_supported_leaf(leaf)), None)
     if unknown is not None:
@@ -170,14 +170,14 @@ def check_state(state: Any) -> None:
 
 @final
 class Saving:
-    """One save: makes the directory, lets the handlers fill it, completes and publishes it.
+    """One save: creates the directory, lets the handlers fill it, completes and publishes it.
 
     Args:
-        path: Where the checkpoint is to be.
-        items: The objects by name; forgotten once they are taken.
-        handlers: Of each.
-        context: Its options.
-        overwrite: Whether a checkpoint may be replaced.
+        path: The path of the checkpoint.
+        items: The objects by name; forgotten once the handlers have them.
+        handlers: The handler of each.
+        context: The options.
+        overwrite: Whether an existing checkpoint may be replaced.
         custom_metadata: The caller's own.
     """
 
@@ -202,7 +202,7 @@ class Saving:
         self._layout.temporary_name(path)  # refuses names that cannot be read again
 
     async def __call__(self, operation: Operation[None]) -> None:
-        # Made in the loop of the operation: what they wait with belongs to one.
+        # Created in the loop of the operation: locks and limiters belong to one loop.
         self._threads = Threads()
         self._workspace = Workspace(
             self._store,
@@ -251,7 +251,7 @@ class Saving:
             await self._workspace.open(name)
 
     def _complete(self) -> None:
-        """Make durable what handlers wrote, and write what makes it a checkpoint."""
+        """Make the files of the handlers durable, and write the documents of the checkpoint."""
         mode = self._context.file.path_permission_mode
         if mode is not None:
             for name in ("", *self._handlers):
@@ -270,7 +270,7 @@ class Saving:
 
 
 def staged(operation: Operation[None]) -> Operation[None]:
-    """Wait in this thread until the caller may go on."""
+    """Wait in this thread until the objects may be changed."""
     try:
         operation.wait_begun()
     except BaseException:
@@ -281,7 +281,7 @@ def staged(operation: Operation[None]) -> Operation[None]:
 
 
 async def _together(*functions: Any) -> None:
-    """Call async functions at once; the first error stops the others, and is raised as it is."""
+    """Run async functions concurrently. The first error cancels the others and is raised as it is."""
     if len(functions) == 1:
         await functions[0]()
         return
