@@ -22,11 +22,14 @@ __all__ = (
     "ByteLease",
     "Change",
     "ChangeKind",
+    "ChangesLeaves",
     "ChunkingHandler",
     "Committed",
+    "Concurrent",
     "Config",
     "Coordinator",
     "DataFile",
+    "DeclaresMessages",
     "DirectRead",
     "Document",
     "DriverRead",
@@ -54,6 +57,7 @@ __all__ = (
     "Layout",
     "Leaf",
     "LeafBatch",
+    "LeafChange",
     "LeafColumns",
     "LeafHandler",
     "LeafSpec",
@@ -64,9 +68,11 @@ __all__ = (
     "MappedFiles",
     "MemoryOptions",
     "MemoryRegulator",
+    "Messages",
     "Milestone",
     "NamedTensors",
     "Only",
+    "OpaquePiece",
     "Order",
     "Pack",
     "PackedCheckpoint",
@@ -100,6 +106,7 @@ __all__ = (
     "SaveArgs",
     "SaveFormat",
     "SaveFuture",
+    "SavePlan",
     "SaveReport",
     "SaveRun",
     "ScatterRead",
@@ -109,6 +116,7 @@ __all__ = (
     "Slot",
     "SnapshotHandler",
     "Span",
+    "SpecChange",
     "Stage",
     "StageRegistry",
     "StageStatistics",
@@ -132,6 +140,7 @@ __all__ = (
     "WrittenBatch",
     "ZarrDetails",
     "bottleneck",
+    "decoded",
     "get_logger",
     "run_pipeline",
 )
@@ -144,6 +153,8 @@ if TYPE_CHECKING:
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
+    from penstock.kernel.messages.changed_specs import LeafChange, SpecChange
+    from penstock.kernel.messages.opaque import OpaquePiece, decoded
     from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
     from penstock.kernel.messages.restore import (
         HostBatch,
@@ -164,6 +175,7 @@ if TYPE_CHECKING:
         LeafBatch,
         Pack,
         Piece,
+        SavePlan,
         SaveReport,
         StagedBatch,
         TreeToSave,
@@ -174,7 +186,16 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.pipeline import Pipeline, Slot
     from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
     from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
-    from penstock.kernel.pipeline.stage import Actor, Finishing, FunctionStage, Stage
+    from penstock.kernel.pipeline.stage import (
+        Actor,
+        ChangesLeaves,
+        Concurrent,
+        DeclaresMessages,
+        Finishing,
+        FunctionStage,
+        Messages,
+        Stage,
+    )
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.plugins.stage_registry import StageRegistry
     from penstock.kernel.protocols.checkpoints import (
@@ -249,6 +270,8 @@ else:
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
             "penstock.kernel.memory.byte_account": ("AccountStatistics", "ByteLease"),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
+            "penstock.kernel.messages.changed_specs": ("LeafChange", "SpecChange"),
+            "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
             "penstock.kernel.messages.packs": ("HostPack", "ReadLeaf", "ReadPack"),
             "penstock.kernel.messages.restore": (
                 "HostBatch",
@@ -275,6 +298,7 @@ else:
                 "LeafBatch",
                 "Pack",
                 "Piece",
+                "SavePlan",
                 "SaveReport",
                 "StagedBatch",
                 "TreeToSave",
@@ -285,7 +309,16 @@ else:
             "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
             "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),
             "penstock.kernel.pipeline.runner": ("PipelineResult", "run_pipeline"),
-            "penstock.kernel.pipeline.stage": ("Actor", "Finishing", "FunctionStage", "Stage"),
+            "penstock.kernel.pipeline.stage": (
+                "Actor",
+                "ChangesLeaves",
+                "Concurrent",
+                "DeclaresMessages",
+                "Finishing",
+                "FunctionStage",
+                "Messages",
+                "Stage",
+            ),
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.kernel.plugins.stage_registry": ("StageRegistry",),
             "penstock.kernel.protocols.checkpoints": (

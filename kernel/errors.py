@@ -1,8 +1,8 @@
-"""Every error penstock raises: one base, four families by what the caller can do about them.
+"""Every error that penstock raises: one base, and four families by what the caller can do.
 
-`SpecError` is about what was asked for, `HandlerError` about a type nobody handles or a handler
-that failed, `StorageError` about the medium, `CorruptCheckpointError` about what lies on it.
-Where Python already has a word (`FileNotFoundError`, `TypeError`), the class inherits it too.
+`SpecError` is about the call, `HandlerError` about a leaf type without a handler or a handler that failed,
+`StorageError` about the medium, `CorruptCheckpointError` about the data on it. Where Python has an error
+of that kind (`FileNotFoundError`, `TypeError`), the class inherits from it, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 # One name to a line would take a tenth of the file.
 # fmt: off
 __all__ = (
-    "AmbiguousHandlerError", "ChecksumError", "ClosedError", "ConfigError",
+    "AmbiguousHandlerError", "ChangedLeafError", "ChecksumError", "ClosedError", "ConfigError",
     "CorruptCheckpointError", "DeletedLeafError", "DestinationExistsError", "DuplicateNameError",
     "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
     "IncompletePipelineError", "InvalidLeafError", "LeaseTooLargeError", "MissingFileError",
@@ -40,11 +40,11 @@ class PenstockError(Exception):
 
 
 class SpecError(PenstockError, ValueError):
-    """What was asked for cannot be done; nothing was written. Change the call."""
+    """The call asks for something that cannot be done; nothing was written. Change the call."""
 
 
 class HandlerError(PenstockError):
-    """No handler for a type, or a handler that did not keep its contract."""
+    """A type has no handler, or a handler failed."""
 
 
 class StorageError(PenstockError, OSError):
@@ -71,7 +71,7 @@ class StorageError(PenstockError, OSError):
 
 
 class CorruptCheckpointError(PenstockError, ValueError):
-    """What lies on the medium is not what a finished checkpoint would be.
+    """The data on the medium is not a finished, undamaged checkpoint.
 
     Attributes:
         path: The checkpoint, or the file in it.
@@ -85,7 +85,7 @@ class CorruptCheckpointError(PenstockError, ValueError):
 
 @final
 class ConfigError(SpecError):
-    """An option is unknown, of the wrong type or unit, or out of range.
+    """An option is unknown, has the wrong type or unit, or is out of range.
 
     Attributes:
         key: The dotted name of the option, as in `save.write.concurrency`.
@@ -135,7 +135,7 @@ class UnsupportedByStoreError(SpecError):
 
 @final
 class StepExistsError(SpecError, FileExistsError):
-    """The step to be saved is there, or being saved, and `overwrite` was not asked for."""
+    """The step exists and `overwrite` was not asked for, or it is being saved."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"step {step} exists; pass overwrite=True to replace it atomically")
@@ -163,7 +163,7 @@ class DuplicateNameError(SpecError):
 
 @final
 class InvalidLeafError(SpecError, TypeError):
-    """A leaf of a handled type whose value cannot be stored (an object array, a too large int).
+    """The value of a leaf cannot be stored, although its type is handled: an object array, a too large int.
 
     Attributes:
         key_path: The leaf.
@@ -254,12 +254,12 @@ class LeaseTooLargeError(SpecError):
 
 @final
 class ClosedError(SpecError, RuntimeError):
-    """Used after close, or before the `async with` was entered."""
+    """An object was used outside its `async with`."""
 
 
 @final
 class ForkedError(SpecError, RuntimeError):
-    """Used in a fork of the process it belongs to, where its event loop and its threads do not run.
+    """An object was used in a fork of its process, where its event loop and its threads do not run.
 
     Attributes:
         pid: That process.
@@ -278,7 +278,7 @@ class RunningLoopError(SpecError, RuntimeError):
 
 @final
 class SaveCancelledError(PenstockError):
-    """Raised to whoever awaits a save that was cancelled; nothing of it is left on disk."""
+    """The save that was awaited was cancelled; nothing of it is left on disk."""
 
 
 @final
@@ -291,12 +291,25 @@ class IncompletePipelineError(PenstockError):
     """
 
     def __init__(self, planned: int, arrived: int, first_absent: str) -> None:
-        super().__init__(
-            f"{planned} leaves were planned and {arrived} arrived complete; first absent: {first_absent}"
-        )
-        self.planned = planned
-        self.arrived = arrived
-        self.key_path = first_absent
+        found = f"{planned} leaves were planned and {arrived} arrived complete"
+        super().__init__(f"{found}; first absent: {first_absent}")
+        self.planned, self.arrived, self.key_path = planned, arrived, first_absent
+
+
+@final
+class ChangedLeafError(SpecError):
+    """A stage changed a leaf's dtype, shape or length and had not declared that: nothing was published.
+
+    Attributes:
+        key_path: The leaf.
+        planned: How it was to be stored.
+        found: What it has become.
+    """
+
+    def __init__(self, key_path: str, planned: str, found: str) -> None:
+        advice = "a stage that changes leaves declares that by a method resolve_spec, and keeps to it"
+        super().__init__(f"{key_path} was planned as {planned} and has become {found}; {advice}")
+        self.key_path, self.planned, self.found = key_path, planned, found
 
 
 @final
@@ -340,7 +353,7 @@ class HandlerFailedError(HandlerError):
     """A third-party handler raised; its own error is the cause.
 
     Attributes:
-        key_path: The leaf; of a `finalize`, that and the type.
+        key_path: The leaf.
         handler: The handler, as `module.QualName`.
     """
 
@@ -352,17 +365,17 @@ class HandlerFailedError(HandlerError):
 
 @final
 class NotACheckpointError(CorruptCheckpointError, FileNotFoundError):
-    """There is nothing at the path, or nothing that any known layout would have written."""
+    """There is nothing at the path, or nothing in a format that penstock knows."""
 
 
 @final
 class MissingFileError(CorruptCheckpointError, FileNotFoundError):
-    """A checkpoint lacks a file that it refers to."""
+    """A checkpoint refers to a file that does not exist."""
 
 
 @final
 class IncompleteCheckpointError(CorruptCheckpointError):
-    """A save was interrupted here; the directory was never published."""
+    """The save of this checkpoint was interrupted; the directory was never published."""
 
 
 @final
@@ -371,7 +384,7 @@ class TruncatedDataError(CorruptCheckpointError):
 
     Attributes:
         needed: Bytes the index refers to.
-        found: Bytes there are.
+        found: Bytes in the file.
     """
 
     def __init__(self, path: str, needed: int, found: int, *, key_path: str | None = None) -> None:
@@ -381,9 +394,9 @@ class TruncatedDataError(CorruptCheckpointError):
 
 @final
 class ChecksumError(CorruptCheckpointError):
-    """Bytes read differ from the bytes written."""
+    """The bytes read differ from the bytes written."""
 
 
 @final
 class UnsupportedFormatError(CorruptCheckpointError):
-    """A checkpoint that penstock recognises and cannot read yet."""
+    """A checkpoint in a format that penstock recognises and cannot read."""

@@ -7,12 +7,13 @@ __all__ = ("Assemble",)
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages.restore import RestoredBatch, RestoredTree, RestorePlan
-from penstock.kernel.pipeline.run_context import References, RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.messages.save import References
+from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.stages.common.arrived_plan import require_plan
 from penstock.stages.reuse.value_cache import references_to
 
@@ -31,10 +32,7 @@ class Assemble:
         PipelineError: If no batch brought the plan.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: it collects."""
-        return 1
+    messages: ClassVar[Messages] = {RestoredBatch: RestoredTree}
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 __all__ = ("Commit",)
 
+import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages.save import Committed, Leaf, WrittenBatch
+from penstock.kernel.messages.save import Committed, Leaf, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.protocols.layouts import ArrangedLayout
 from penstock.kernel.protocols.written import Document
 from penstock.stages.common.files_handlers import finalize_handlers
+from penstock.stages.common.planned_leaves import check_planned, plan_of
+from penstock.stages.common.stage_record import stage_record
 
 
 @final
@@ -24,23 +28,22 @@ from penstock.stages.common.files_handlers import finalize_handlers
 class Commit:
     """Takes `WrittenBatch`es, yields one `Committed` after the last.
 
-    Leaves planned are counted against leaves whose every byte was written: nothing is truncated in
-    silence. When every process of the job has come so far, the index, the metadata and, last, the
-    commit mark are made durable, each before the next, and the directories after them.
+    Each leaf is compared with what was planned of it, spec and all, and must have arrived whole: nothing
+    is truncated or changed in silence. When every process of the job has come so far, the index, the
+    metadata and, last, the commit mark are made durable, each before the next, and the directories after
+    them.
 
     Attributes:
         barrier_timeout_s: Seconds to wait for the other processes of the job.
 
     Raises:
+        ChangedLeafError: If a leaf is not stored as planned.
         IncompletePipelineError: If a leaf, or a byte of one, did not arrive.
     """
 
-    barrier_timeout_s: float = field(default=600.0, metadata={"positive": True})
+    messages: ClassVar[Messages] = {WrittenBatch: Committed}
 
-    @property
-    def concurrency(self) -> int:
-        """One: it collects."""
-        return 1
+    barrier_timeout_s: float = field(default=600.0, metadata={"positive": True})
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -65,39 +68,44 @@ class _Committer:
         await run.workspace.open()
         await run.coordinator.barrier(f"commit {run.path}", self._barrier_timeout_s)
         nbytes = sum([batch.nbytes for batch in self._batches])
-        nbytes_kept = 0 if run.kept is None else run.kept.nbytes
-        if run.kept is not None:
-            self._batches.append(run.kept)
+        plan = plan_of(self._batches)
+        nbytes_kept = 0 if plan.kept is None else plan.kept.nbytes
+        if plan.kept is not None:
+            self._batches.append(plan.kept)
 
         leaves: list[Leaf] = []
-        n_files = await run.threads.run(self._commit, leaves)
+        n_files = await run.threads.run(self._commit, leaves, plan)
         if n_files is None:
             await finalize_handlers(run, [each for batch in self._batches for each in batch.handled])
-            n_files = await run.threads.run(self._write, leaves)
+            n_files = await run.threads.run(self._write, leaves, plan)
 
-        yield Committed(len(leaves), nbytes, n_files, nbytes_kept)
+        yield Committed(len(leaves), nbytes, n_files, nbytes_kept, plan.references)
 
-    def _commit(self, leaves: list[Leaf]) -> int | None:
+    def _commit(self, leaves: list[Leaf], plan: SavePlan) -> int | None:
         """Find the leaves and write the documents; None if handlers are to complete their files first."""
         leaves += [leaf for batch in self._batches for leaf in batch.leaves]
         leaves.sort(key=attrgetter("index"))
-        check_complete(self._run, leaves, self._batches)
+        check_complete(plan, leaves, self._batches)
         if any(batch.handled for batch in self._batches):
             return None
 
-        return self._write(leaves)
+        return self._write(leaves, plan)
 
-    def _write(self, leaves: Sequence[Leaf]) -> int:
+    def _write(self, leaves: Sequence[Leaf], plan: SavePlan) -> int:
         run = self._run
         files = {part.file for batch in self._batches for part in batch.written}
         files |= {pack.file for batch in self._batches for pack in batch.packs}
         directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
+        record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
+        if record is not None:
+            _write_document(run, replace(record, path=os.path.join(run.folder, record.path)), directories)
+
         documents = run.layout.documents(
             leaves,
             self._batches,
             started_ns=run.started_ns,
             custom_metadata=run.custom_metadata,
-            digests=run.digests,
+            digests=plan.digests,
         )
         for document in documents:
             _write_document(run, document, directories)
@@ -108,9 +116,18 @@ class _Committer:
         return len(files)
 
 
-def check_complete(run: SaveRun, leaves: list[Leaf], batches: Sequence[WrittenBatch]) -> None:
-    """Compare what was planned with what arrived; `leaves` in order of index."""
-    arrived_bytes = [0] * len(run.planned)
+def check_complete(plan: SavePlan, leaves: list[Leaf], batches: Sequence[WrittenBatch]) -> None:
+    """Compare what was planned with what arrived, spec and all; `leaves` in order of index.
+
+    Raises:
+        ChangedLeafError: If a leaf is not as planned.
+        IncompletePipelineError: If a leaf, or a byte of one, is absent or came twice.
+    """
+    packs = [pack.leaves for batch in batches for pack in batch.packs]
+    for leaf in itertools.chain(leaves, *packs):
+        check_planned(leaf, plan)
+
+    arrived_bytes = [0] * len(plan.infos)
     coded: dict[tuple[int, tuple[int, ...]], int] = {}
     for batch in batches:
         for part in batch.written:
@@ -131,9 +148,9 @@ def check_complete(run: SaveRun, leaves: list[Leaf], batches: Sequence[WrittenBa
             arrived_bytes[index] += chunk_nbytes.get(index, 0)
 
     complete = {leaf.index for leaf in leaves if arrived_bytes[leaf.index] == leaf.nbytes}
-    if len(complete) != len(run.planned) or len(leaves) != len(run.planned):
-        absent = next((info for at, info in enumerate(run.planned) if at not in complete), run.planned[-1])
-        raise IncompletePipelineError(len(run.planned), len(complete), absent.key_path)
+    if len(complete) != len(plan.infos) or len(leaves) != len(plan.infos):
+        absent = next((info for at, info in enumerate(plan.infos) if at not in complete), plan.infos[-1])
+        raise IncompletePipelineError(len(plan.infos), len(complete), absent.key_path)
 
 
 def _write_document(run: SaveRun, document: Document, directories: dict[str, None]) -> None:

@@ -8,12 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages.restore import Order, RestoredBatch, RestoredTree, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.stages.common.arrived_plan import require_plan
 from penstock.stages.reorder import ranks_of
@@ -37,14 +37,11 @@ class Deliver:
         PipelineError: If no batch brought the plan.
     """
 
+    messages: ClassVar[Messages] = {RestoredBatch: RestoredTree}
+
     take: Callable[[KeyPath, Any], Awaitable[None]]
     order: Order | None = None
     check: Callable[[], Awaitable[None]] | None = None
-
-    @property
-    def concurrency(self) -> int:
-        """One: there is one taker."""
-        return 1
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

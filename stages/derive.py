@@ -8,12 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError, StructureMismatchError, TreeDifference
 from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.stages.common.arrived_plan import require_plan
 
 
@@ -33,10 +33,7 @@ class Derive:
         PipelineError: If no batch brought the plan.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: what the caller's functions do is not ours to run side by side."""
-        return 1
+    messages: ClassVar[Messages] = {RestoredBatch: RestoredBatch}
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

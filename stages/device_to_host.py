@@ -7,22 +7,24 @@ __all__ = ("DeviceToHost",)
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast, final
+from typing import Any, ClassVar, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import give_back_freed_memory, in_memory_of_its_own
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, StagedBatch
+from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf_handlers import BufferHandler
+from penstock.kernel.protocols.leaf_handlers import BufferHandler, ChunkingHandler
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.common.files_handlers import by_folder, save_by_handler
+from penstock.stages.common.planned_leaves import described
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
@@ -48,10 +50,7 @@ class DeviceToHost:
     is staged. A handler that keeps files of its own copies its leaves itself, all in one call.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One, so that the prioritised are staged first and completely."""
-        return 1
+    messages: ClassVar[Messages] = {LeafBatch[Leaf]: StagedBatch}
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -71,26 +70,36 @@ class _Stager:
         self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
 
     async def stage(self, batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
-        threads, prioritised = self._run.threads, batch.prioritised
+        threads, prioritised, plan = self._run.threads, batch.prioritised, batch.plan
+        if not batch.leaves:
+            yield StagedBatch(plan=plan)
+            return
         if batch.handler is not None:
             for folder, leaves in by_folder(self._run, batch.leaves):
-                yield await self._stage_by_handler(leaves, batch.handler, folder, prioritised=prioritised)
+                staged = await self._stage_by_handler(leaves, batch.handler, folder, prioritised=prioritised)
+                yield replace(staged, plan=plan)
 
             return
 
-        small, rest = self._divide(batch.leaves)
+        changed = [leaf for leaf in batch.leaves if leaf.staged is None]
+        if changed:
+            await threads.run(_check_changed, changed)
+
+        room = _Room(plan)
+        small, rest = self._divide(batch.leaves, room)
         for leaves in grouped(small, self._most):
-            yield await self._stage_pack(leaves, prioritised=prioritised)
+            extra = sum(map(room.of, leaves))
+            yield replace(await self._stage_pack(leaves, extra, prioritised=prioritised), plan=plan)
 
         if rest:
-            free, planned = await threads.run(_plan, rest, self._most)
+            free, planned = await threads.run(_plan, rest, self._most, room)
             if free is not None:
-                yield free
+                yield replace(free, plan=plan)
 
             for group in _groups(planned, self._most):
-                yield await self._stage_group(group, prioritised=prioritised)
+                yield replace(await self._stage_group(group, prioritised=prioritised), plan=plan)
 
-    def _divide(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+    def _divide(self, leaves: Sequence[Leaf], room: _Room) -> tuple[list[Leaf], list[Leaf]]:
         """Choose what is packed: those of whole cache lines first, so that all of them begin on one.
 
         A mapped restore uses arrays in place that do. Of others, those that are worth it go alone.
@@ -105,7 +114,7 @@ class _Stager:
             packed = (
                 nbytes <= most
                 and spec.is_single_chunk
-                and spec.codec is None
+                and not room.is_coded(leaf)
                 and self._has_buffers(leaf.handler)
             )
             if not packed or (nbytes >= at.page_bytes and nbytes % at.line_bytes):
@@ -122,8 +131,8 @@ class _Stager:
 
         return known
 
-    async def _stage_pack(self, leaves: tuple[Leaf, ...], *, prioritised: bool) -> StagedBatch:
-        cost = sum([leaf.spec.nbytes for leaf in leaves])
+    async def _stage_pack(self, leaves: tuple[Leaf, ...], extra: int, *, prioritised: bool) -> StagedBatch:
+        cost = sum([leaf.spec.nbytes for leaf in leaves]) + extra
         lease = await self._run.lease(cost, leaves[0].info.key_path, prioritised=prioritised)
         with releasing(lease):
             pack = await self._run.threads.run(_gather, leaves)
@@ -150,6 +159,19 @@ class _Stager:
             pending = await save_by_handler(run, leaves, handler, folder)
 
         return StagedBatch(pending.leaves, pending=(pending,), staged=lease)
+
+
+def _check_changed(leaves: Sequence[Leaf]) -> None:
+    """Refuse leaves whose value a stage changed and whose spec it did not, or the other way round."""
+    for leaf in leaves:
+        handler, spec = leaf.handler, leaf.spec
+        if spec.shape is None:
+            continue
+
+        found = handler.describe(leaf.value, leaf.info)
+        follows = isinstance(handler, ChunkingHandler) and handler.follows_spec  # it casts to what is asked
+        if found.shape != spec.shape or (found.dtype != spec.dtype and not follows):
+            raise ChangedLeafError(leaf.info.key_path, described(spec), described(found))
 
 
 @contextmanager
@@ -183,7 +205,34 @@ def _copied(leaf: Leaf) -> bytes:
     return b"".join([plan.take() for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)])
 
 
-def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, list[_Planned]]:
+@final
+class _Room:
+    """Bytes for what stages further on make of a leaf, leased together with those of the leaf."""
+
+    __slots__ = ("_plan",)
+
+    def __init__(self, plan: SavePlan | None) -> None:
+        self._plan = None if plan is None or not plan.changes else plan
+
+    def of(self, leaf: Leaf, nbytes: int | None = None) -> int:
+        """Bytes that a leaf becomes, or a part of it that has `nbytes`; none if nobody changes it."""
+        if self._plan is None or leaf.index not in self._plan.changes or not leaf.spec.nbytes:
+            return 0
+
+        after = self._plan.specs[leaf.index]
+        part = leaf.spec.nbytes if nbytes is None else nbytes
+        room = -(-after.nbytes * part // leaf.spec.nbytes)
+        return room if after.codec is None else encoding_room(room)
+
+    def is_coded(self, leaf: Leaf) -> bool:
+        """Whether the leaf has a codec now, or gets one further on: then its chunks travel whole."""
+        if leaf.spec.codec is not None or self._plan is None:
+            return leaf.spec.codec is not None
+
+        return self._plan.specs[leaf.index].codec is not None
+
+
+def _plan(leaves: list[Leaf], piece_bytes: int, room: _Room) -> tuple[StagedBatch | None, list[_Planned]]:
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
     Returns:
@@ -192,7 +241,7 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     free: list[_Planned] = []
     planned: list[_Planned] = []
     for leaf in leaves:
-        plans = list(_pieces(leaf, piece_bytes))
+        plans = list(_pieces(leaf, piece_bytes, room))
         staged = leaf.without_value()
         chosen = planned if any(plan.cost for plan in plans) else free
         for at, plan in enumerate(plans, start=1):
@@ -207,18 +256,22 @@ def _plan(leaves: list[Leaf], piece_bytes: int) -> tuple[StagedBatch | None, lis
     return StagedBatch(tuple([leaf for leaf, _, last in free if last]), _take(free)), planned
 
 
-def _pieces(leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+def _pieces(leaf: Leaf, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
     """Plan the pieces of a leaf. A chunk with a codec is one piece, and what it becomes is leased with it.
 
     If encoding leased its own bytes, what is staged behind it could hold all there are.
     """
     spec = leaf.spec
-    if spec.codec is None:
-        yield from leaf.handler.pieces(leaf, piece_bytes)
+    if not room.is_coded(leaf):
+        for plan in leaf.handler.pieces(leaf, piece_bytes):
+            extra = room.of(leaf, plan.nbytes)
+            yield replace(plan, cost=plan.cost + extra) if extra else plan
+
         return
 
     for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
-        yield replace(plan, cost=plan.cost + encoding_room(plan.nbytes))
+        encoded = 0 if spec.codec is None else encoding_room(plan.nbytes)
+        yield replace(plan, cost=plan.cost + encoded + room.of(leaf, plan.nbytes))
 
 
 def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from anyio import Lock
 
@@ -16,7 +16,7 @@ from penstock.kernel.config.save_format import check_codec
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Leaf, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.stages.common.codec_rules import AUTO, encoding_room
 
@@ -37,6 +37,8 @@ class Encode:
         auto_codec: What a leaf that compresses well is encoded with.
         auto_saves: The part of its bytes that this must save, at least.
     """
+
+    messages: ClassVar[Messages] = {StagedBatch: StagedBatch}
 
     concurrency: int = field(default_factory=lambda: min(8, os.cpu_count() or 1), metadata={"positive": True})
     auto_codec: str = "zstd:1"
@@ -96,7 +98,7 @@ class _Encoder:
 
             worth = await self._run.threads.run(self._is_worth_it, piece.data)
             codec = self._options.auto_codec if worth else None
-            self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec), staged=None)
+            self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec))
 
     def _is_worth_it(self, data: memoryview) -> bool:
         sample = _sample(data)

@@ -8,11 +8,11 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.messages.save import Committed, SaveReport
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ItemsLayout
 from penstock.stages.reuse.value_cache import KnownValues
 
@@ -26,10 +26,7 @@ class Finalize:
         DestinationExistsError: If somebody else put something there during the save.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: a checkpoint is published once."""
-        return 1
+    messages: ClassVar[Messages] = {Committed: SaveReport}
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -42,9 +39,9 @@ class Finalize:
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 
             identity = await run.threads.run(run.store.identity, run.path)
-            known = {run.path: run.references}
+            known = {run.path: committed.references}
             if isinstance(run.layout, ItemsLayout):
-                folders = await run.threads.run(run.layout.by_folder, run.references)
+                folders = await run.threads.run(run.layout.by_folder, committed.references)
                 known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
 
             run.shared.of(KnownValues).remember(run.path, identity, known)

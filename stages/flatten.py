@@ -4,16 +4,17 @@ from __future__ import annotations
 
 __all__ = ("Flatten",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
 
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
+from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, resolved_spec
+from penstock.kernel.messages.save import Leaf, LeafBatch, SavePlan, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
@@ -35,37 +36,37 @@ class Flatten:
     error here: something lies there; no handler, a type or dtype that cannot be stored, a deleted
     array, a name that two leaves share or that the layout cannot store. A tree that was saved before
     is not described again: leaves that have the same signature are what they were. Leaves that the
-    base of the save holds already are set aside.
+    base of the save holds already are set aside. Every batch refers to the plan, also the empty one of a
+    save that has nothing to write.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one tree."""
-        return 1
+    messages: ClassVar[Messages] = {TreeToSave: LeafBatch[Leaf]}
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
 
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
-            leaves = await run.threads.run(_plan, run, message)
-            run.planned = [leaf.info for leaf in leaves]
-            run.specs = [leaf.spec for leaf in leaves]
+            leaves, plan = await run.threads.run(_plan, run, message)
             if run.by_digest:
-                await take_digests(run, leaves)
+                plan = replace(plan, digests=await take_digests(run, leaves))
             if run.base is not None:
-                leaves = await set_aside(run, leaves)
+                leaves, plan = await set_aside(run, leaves, plan)
 
-            run.progress.plan(len(run.planned), sum([leaf.spec.nbytes for leaf in leaves]))
-            run.progress.advance(len(run.planned) - len(leaves), 0)
-            for batch in batched(leaves, run.limits):
+            n_leaves = len(plan.infos)
+            run.progress.plan(n_leaves, sum([plan.specs[leaf.index].nbytes for leaf in leaves]))
+            run.progress.advance(n_leaves - len(leaves), 0)
+            if not leaves:
+                yield LeafBatch((), plan=plan)
+
+            for batch in batched(leaves, run.limits, plan=plan):
                 yield batch
                 del batch  # the leaves belong to whoever comes next
 
         yield flatten
 
 
-def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
+def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
     """Look at the destination; describe every leaf, as far as an earlier save of the same tree did not."""
     run.workspace.check_now()
     tree = message.take()
@@ -88,14 +89,49 @@ def _plan(run: SaveRun, message: TreeToSave) -> list[Leaf]:
     del values
     if known is None or describer.changed:
         staged = tuple([leaf.without_value() for leaf in leaves])
-        run.layout.check(staged)
         coded = any(leaf.spec.codec is not None for leaf in staged)
         known = SavedTree(infos, staged, describer.signatures, asked, coded)
-        trees.keep(known)
+        if not message.changes:  # else it is the changed leaves that are checked, each time
+            run.layout.check(staged)
+            trees.keep(known)
 
-    run.preallocate = not known.coded
-    run.references = references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves])
-    return leaves
+    specs, changes = resolved([leaf.spec for leaf in leaves], message.changes)
+    if message.changes:
+        run.layout.check([replace(leaf, spec=spec) for leaf, spec in zip(known.leaves, specs, strict=True)])
+
+    return leaves, SavePlan(
+        infos=infos,
+        specs=specs,
+        references=references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves]),
+        changes=changes,
+        sizes_known=not (known.coded or any(specs[index].codec is not None for index in changes)),
+    )
+
+
+def resolved(
+    specs: Sequence[LeafSpec], changes: Sequence[tuple[str, SpecChange]]
+) -> tuple[Sequence[LeafSpec], Mapping[int, LeafChange]]:
+    """Return what the leaves are behind every stage, as those declare, and who changes which. Pure.
+
+    Equal specs that are one object stay one object, by which the same is known again.
+    """
+    if not changes:
+        return specs, {}
+
+    known: dict[int, tuple[LeafSpec, LeafChange | None]] = {}
+    for spec in specs:
+        if id(spec) not in known:
+            after, stages = spec, list[str]()
+            for name, change in changes:
+                before, after = after, resolved_spec(after, change)
+                if after is not before:
+                    stages.append(name)
+
+            known[id(spec)] = after, LeafChange(tuple(stages), spec) if stages else None
+
+    found = [known[id(spec)] for spec in specs]
+    changed = {index: change for index, (_, change) in enumerate(found) if change is not None}
+    return [spec for spec, _ in found], changed
 
 
 @final
@@ -133,16 +169,16 @@ class _Describer:
         if known is not None:
             before = known.leaves[index]
             if signature is not None and before.handler is handler and known.signatures[index] == signature:
-                return Leaf(index, info, value, before.spec, handler, before)
+                return Leaf(index, info, value, before.spec, handler).as_described(before)
 
         spec = self._spec(kind, value, index, info, signature)
         if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
             before = known.leaves[index]
             if before.info is info:
-                return Leaf(index, info, value, before.spec, handler, before)
+                return Leaf(index, info, value, before.spec, handler).as_described(before)
 
         self.changed = True
-        return Leaf(index, info, value, spec, handler, Leaf(index, info, None, spec, handler))
+        return Leaf(index, info, value, spec, handler).as_described()
 
     def _spec(self, kind: _Kind, value: object, index: int, info: ParamInfo, signature: object) -> LeafSpec:
         """Say how a value is stored; one object for all leaves of one signature that ask for nothing."""

@@ -8,12 +8,12 @@ import itertools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import cast, final
+from typing import ClassVar, cast, final
 
 from penstock.kernel.messages.packs import HostPack, IndexedValues, ReadLeaf
 from penstock.kernel.messages.restore import HostBatch, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 
 
@@ -28,6 +28,8 @@ class HostToDevice:
     Attributes:
         concurrency: Batches built at once, each by a thread.
     """
+
+    messages: ClassVar[Messages] = {HostBatch: RestoredBatch}
 
     concurrency: int = field(default=1, metadata={"positive": True})
 

@@ -8,14 +8,14 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages.packs import ReadLeaf, ReadPack
 from penstock.kernel.messages.restore import ReadBatch, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.common.batching import grouped
@@ -35,12 +35,9 @@ class LimitBytes:
             has an account of its own within the shared one; None for no such limit.
     """
 
-    in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
+    messages: ClassVar[Messages] = {StagedBatch: StagedBatch, LeafBatch[ReadLeaf]: ReadBatch}
 
-    @property
-    def concurrency(self) -> int:
-        """One: the order of admission is the order of arrival."""
-        return 1
+    in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
 
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:
@@ -79,13 +76,13 @@ class _Limiter:
             lease = await self._let_in(sum([item.nbytes for item in group]))
             staged = batch.staged.split(sum([item.cost for item in group])) if batch.staged else None
             pieces, packs = _sorted_out(group)
-            yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease)
+            yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease, plan=batch.plan)
 
         # The last group takes what is left of the batch: its leaves are complete with it.
         last = groups[-1] if groups else ()
         lease = await self._let_in(sum([item.nbytes for item in last]))
         pieces, packs = _sorted_out(last)
-        yield StagedBatch(batch.leaves, pieces, batch.pending, batch.staged, lease, packs)
+        yield replace(batch, pieces=pieces, in_flight=lease, packs=packs)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
         if not batch.leaves:  # nothing is read: the batch only brings the plan

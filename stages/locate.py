@@ -7,12 +7,12 @@ __all__ = ("Locate", "split_names")
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Located, RestoreRequest
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
 from penstock.stages.pytree.flattening import flatten_tree
 
@@ -29,10 +29,7 @@ class Locate:
         SpecError: If names are to be split, and cannot be.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one path."""
-        return 1
+    messages: ClassVar[Messages] = {RestoreRequest: Located}
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

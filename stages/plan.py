@@ -7,13 +7,13 @@ __all__ = ("Plan",)
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.messages.restore import Located
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.stages.common.batching import batched
 from penstock.stages.planning.mmap import map_leaves
 from penstock.stages.planning.restore_planner import plan_restore
@@ -32,10 +32,7 @@ class Plan:
         SpecError: If an option of the restore does not fit.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one tree."""
-        return 1
+    messages: ClassVar[Messages] = {Located: LeafBatch[ReadLeaf]}
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, final
+from typing import Any, ClassVar, final
 
-from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.save import Leaf, LeafBatch
 from penstock.kernel.pipeline.run_context import Run
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.stages.common.batching import batched
 
@@ -31,12 +31,12 @@ class Prioritise:
             shell patterns over the dotted name (`["params.*"]`), which a config file can hold.
     """
 
-    first: Callable[[KeyPath], bool] | tuple[str, ...] = ()
+    messages: ClassVar[Messages] = {
+        LeafBatch[Leaf]: LeafBatch[Leaf],
+        LeafBatch[ReadLeaf]: LeafBatch[ReadLeaf],
+    }
 
-    @property
-    def concurrency(self) -> int:
-        """One: order is its whole purpose."""
-        return 1
+    first: Callable[[KeyPath], bool] | tuple[str, ...] = ()
 
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:

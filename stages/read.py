@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TypeAlias, final
+from typing import ClassVar, TypeAlias, final
 
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -23,11 +23,12 @@ from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
 from penstock.kernel.messages.restore import HostBatch, ReadBatch
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile
 from penstock.stages.common.batching import adjacent
+from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.packed_reads import read_pack
 from penstock.stages.files.transfer_log import tell_transfers
@@ -55,6 +56,8 @@ class Read:
             keeps a processor busy, and more threads than processors make the event loop wait its turn.
         verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
     """
+
+    messages: ClassVar[Messages] = {ReadBatch: HostBatch, LeafBatch[ReadLeaf]: HostBatch}
 
     concurrency: int = field(
         default_factory=lambda: min(8, max(2, os.cpu_count() or 1)), metadata={"positive": True}
@@ -102,6 +105,7 @@ class _Reader:
             self._outstanding.setdefault(leaf.index, len(leaf.reads))
 
         try:
+            check_plain(batch.reads)
             await self._perform(batch)
         finally:
             batch.release_read()

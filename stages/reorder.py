@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 from penstock.kernel.errors import HandlerFailedError
 from penstock.kernel.messages.packs import ReadLeaf, ReadPack
 from penstock.kernel.messages.restore import Order, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.stages.common.batching import batched
 
@@ -30,12 +30,9 @@ class InOrder:
         order: As for `ranks_of`.
     """
 
-    order: Order
+    messages: ClassVar[Messages] = {LeafBatch[ReadLeaf]: LeafBatch[ReadLeaf]}
 
-    @property
-    def concurrency(self) -> int:
-        """One: order is its whole purpose."""
-        return 1
+    order: Order
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import TypeAlias, final
+from typing import ClassVar, TypeAlias, final
 
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.messages.save import Leaf, Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
@@ -47,6 +47,8 @@ class Write:
         file_bytes: A data file that has grown to this size is followed by another one. None for the size
             that the store prefers.
     """
+
+    messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
 
     concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int | None = field(default=None, metadata={"positive": True})
@@ -100,6 +102,7 @@ class _Writer:
         "_placed",
         "_placement",
         "_placing",
+        "_preallocate",
         "_run",
         "_unsynced",
     )
@@ -116,6 +119,7 @@ class _Writer:
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
         self._placing = Lock()
+        self._preallocate = True
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
@@ -132,9 +136,12 @@ class _Writer:
         """Write what is in a batch: all at once, unless that opens many files."""
         pieces = iter(batch.pieces)
         packs = (found for whole in batch.packs for found in self._by_folder(whole))
-        done = WrittenBatch(batch.leaves, handled=batch.pending)
+        done = WrittenBatch(batch.leaves, handled=batch.pending, plan=batch.plan)
         while True:
             async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
+                if batch.plan is not None:
+                    self._preallocate = batch.plan.sizes_known
+
                 placed, located = await self._place_some(pieces, packs)
             if not placed and not located:
                 return done
@@ -260,7 +267,7 @@ class _Writer:
         self._files.append(opened)
         # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
         left = run.progress.bytes_total - self._placed
-        if left >= self._placement.page_from_bytes and run.preallocate:
+        if left >= self._placement.page_from_bytes and self._preallocate:
             file.allocate(min(left, self._file_bytes))
 
         return opened

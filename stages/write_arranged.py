@@ -4,24 +4,24 @@ from __future__ import annotations
 
 __all__ = ("WriteArranged", "runs_of")
 
-import itertools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 from anyio import Lock, create_task_group
 
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ArrangedLayout, Arrangement
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.stages.common.batching import adjacent
+from penstock.stages.common.planned_leaves import check_planned, plan_of
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
 
@@ -44,6 +44,8 @@ class WriteArranged:
         PipelineError: If the layout is no `ArrangedLayout`.
         SpecError: If the layout cannot hold the leaves; nothing was written.
     """
+
+    messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
 
     concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int | None = field(default=None, metadata={"positive": True})
@@ -82,7 +84,7 @@ class _Writer:
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
-            arrangement = await self._begin()
+            arrangement = await self._begin(batch)
             written = await self._run.threads.run(self._write, arrangement, batch)
             for pending in batch.pending:
                 await pending.wait()
@@ -90,10 +92,13 @@ class _Writer:
             batch.release()
 
         self._run.progress.advance(len(batch.leaves), sum(part.nbytes for part in written))
-        return WrittenBatch(batch.leaves, written, handled=batch.pending)
+        return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
-        arrangement = await self._begin()
+        arrangement = self._arrangement
+        if arrangement is None:  # no message came: the commit says so
+            return
+
         async with create_task_group() as syncing:
             for file in self._files.values():
                 syncing.start_soon(self._run.threads.run, file.sync)
@@ -109,23 +114,24 @@ class _Writer:
         """Every file that was opened."""
         return self._files.values()
 
-    async def _begin(self) -> Arrangement:
+    async def _begin(self, batch: StagedBatch) -> Arrangement:
         """Make the arrangement and every file's head, once."""
         async with self._beginning:
             if self._arrangement is None:
                 run = self._run
+                plan = plan_of([batch])
                 arrangement = await run.threads.run(
-                    self._layout.arrange, run.path, run.planned, run.specs, run.custom_metadata
+                    self._layout.arrange, run.path, plan.infos, plan.specs, run.custom_metadata
                 )
                 await run.workspace.open()
-                await run.threads.run(self._create, arrangement)
+                await run.threads.run(self._create, arrangement, plan.specs)
                 self._arrangement = arrangement
 
             return self._arrangement
 
-    def _create(self, arrangement: Arrangement) -> None:
+    def _create(self, arrangement: Arrangement, specs: Sequence[LeafSpec]) -> None:
         ends = {head.path: len(head.data) for head in arrangement.heads}
-        for place, spec in zip(arrangement.places, self._run.specs, strict=True):
+        for place, spec in zip(arrangement.places, specs, strict=True):
             if place is not None:
                 ends[place.file] = max(ends[place.file], place.offset + spec.nbytes)
 
@@ -137,10 +143,10 @@ class _Writer:
             file.write_at(0, [memoryview(head.data)])
 
     def _write(self, arrangement: Arrangement, batch: StagedBatch) -> tuple[Written, ...]:
-        parts = [*batch.pieces, *itertools.chain.from_iterable(map(_unpacked, batch.packs))]
         writes: list[_Write] = []
         written: list[Written] = []
-        for piece in parts:
+        for piece in batch.parts():
+            check_planned(piece.leaf, plan_of([batch]))
             place = arrangement.places[piece.leaf.index]
             assert place is not None, "only what has array bytes has pieces"
             runs = runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes)
@@ -188,14 +194,6 @@ def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> It
         end = min(done + run_bytes - within, nbytes)
         yield offset, done, end
         done = end
-
-
-def _unpacked(pack: Pack) -> Iterator[Piece]:
-    """Yield each leaf of a pack as a piece."""
-    at = 0
-    for leaf in pack.leaves:
-        yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, pack.data[at : at + leaf.nbytes])
-        at += leaf.nbytes
 
 
 def _one_write(before: _Write, write: _Write) -> bool:

@@ -51,8 +51,8 @@ NAMES = {
     """,
     # New with the house, and promised by it.
     "penstock.errors": """
-        AmbiguousHandlerError ChecksumError ClosedError ConfigError CorruptCheckpointError DeletedLeafError
-        DestinationExistsError DuplicateNameError ForkedError HandlerError HandlerFailedError
+        AmbiguousHandlerError ChangedLeafError ChecksumError ClosedError ConfigError CorruptCheckpointError
+        DeletedLeafError DestinationExistsError DuplicateNameError ForkedError HandlerError HandlerFailedError
         IncompleteCheckpointError IncompletePipelineError InvalidLeafError LeaseTooLargeError
         MissingFileError NoHandlerError NotACheckpointError OlderStepError PathError PenstockError
         PipelineError RunningLoopError SaveCancelledError SpecError StepExistsError StorageError

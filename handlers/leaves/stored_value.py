@@ -22,10 +22,16 @@ from crc32c import crc32c
 
 from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.common.mismatches import different, stored_dtype
-from penstock.kernel.errors import ChecksumError, InvalidLeafError, TreeDifference, TruncatedDataError
+from penstock.kernel.errors import (
+    ChecksumError,
+    InvalidLeafError,
+    TreeDifference,
+    TruncatedDataError,
+    UnsupportedFormatError,
+)
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, OpaqueChunk, Read, ScatterRead, Target
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
@@ -202,6 +208,9 @@ def _take_region(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_
         match read:
             case DirectRead():
                 _fill(value, read, read.into())
+            case ScatterRead(opaque=OpaqueChunk() as opaque):
+                problem = f"holds chunks that a stage made opaque: {opaque.codec!r}"
+                raise UnsupportedFormatError(read.file, problem, key_path=opaque.key_path)
             case ScatterRead():
                 buffer = np.empty(read.nbytes, np.uint8).data
                 _fill(value, read, buffer)

@@ -24,12 +24,13 @@ class EnteredOnce:
         live: Makes the context.
     """
 
-    __slots__ = ("_life", "_live", "_name")
+    __slots__ = ("_life", "_live", "_name", "_open")
 
     def __init__(self, name: str, live: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         self._name = name
         self._live = live
         self._life: AbstractAsyncContextManager[None] | None = None
+        self._open: EnteredOnce | None = None
 
     async def enter(self) -> None:
         """Enter the context.
@@ -41,6 +42,8 @@ class EnteredOnce:
             raise ClosedError(f"a {self._name} can be entered once; make another one")
 
         self._life = self._live()
+        # A cycle, so that it is not freed with its owner: at the interpreter's end no loop could close it.
+        self._open = self
         await self._life.__aenter__()
 
     async def leave(
@@ -51,6 +54,7 @@ class EnteredOnce:
     ) -> bool | None:
         """Leave it, as `__aexit__` does."""
         assert self._life is not None
+        self._open = None
         return await self._life.__aexit__(exc_type, exc_val, exc_tb)
 
 

@@ -1,4 +1,4 @@
-"""Whether a value from a file, the environment or a call fits the type of an option."""
+"""Conversion of a value from a file, the environment or a call to the type of an option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IN_BYTES = ("_bytes", "_byte_size", "_file_size")  # the last two are Orbax's n
 
 @final
 class _Refused(Exception):
-    """The value is of another type; the message says of which it should be."""
+    """The value has the wrong type; the message names the right one."""
 
 
 def fit(value: object, hint: Any, name: str, *, textual: bool = False, positive: bool = False) -> object:
@@ -33,7 +33,7 @@ def fit(value: object, hint: Any, name: str, *, textual: bool = False, positive:
         value: As it was given.
         hint: An evaluated annotation.
         name: Of the field.
-        textual: Whether `value` is a text only because its source knows nothing else.
+        textual: Whether `value` is a text only because its source has nothing but texts.
         positive: Refuse zero and less.
 
     Raises:
@@ -47,7 +47,7 @@ def fit(value: object, hint: Any, name: str, *, textual: bool = False, positive:
         except _Refused as refused:
             wanted.append(str(refused))
         except ValueError as error:
-            problem = error  # nearly right, so this says more than what else it could be
+            problem = error  # nearly right, so its message says more than a list of types
 
     raise problem or ValueError(f"must be {' or '.join(wanted)}, not {value!r}")
 

@@ -1,4 +1,4 @@
-"""What can be configured, and where from: defaults < TOML file < environment < arguments.
+"""The configuration, in layers: defaults < TOML file < environment < arguments.
 
     [memory]
     limit_bytes = "2GiB"         # PENSTOCK_MEMORY__LIMIT_BYTES=2GiB
@@ -55,38 +55,38 @@ class MemoryOptions:
 
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
     save_device_host_concurrent_bytes: int | None = field(default=None, metadata={"positive": True})
-    """Of these, how many saves may hold staged; None for all."""
+    """How many of these saves may hold staged; None for all."""
     save_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
-    """Bytes that may be on their way to storage at once, of all saves together."""
+    """Bytes that all saves together may have on their way to storage at once."""
     restore_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
-    """Bytes that may be on their way from storage at once, of all restores together."""
+    """Bytes that all restores together may have on their way from storage at once."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """`[loop]`: settings of the whole interpreter, changed while penstock works; see `kernel.calm`."""
+    """`[loop]`: settings of the whole interpreter that are changed while penstock works."""
 
-    pause_collector: bool = True  #: the cyclic garbage collector runs rarely meanwhile
-    short_switches: bool = True  #: threads take turns at the interpreter every millisecond meanwhile
+    pause_collector: bool = True  #: run the cyclic garbage collector rarely
+    short_switches: bool = True  #: let threads take turns at the interpreter every millisecond
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """`[store]`: how the local file system is used. A store that the caller brings has its own options."""
+    """`[store]`: how the local file system is used. A store given by the caller has its own options."""
 
     io: Literal["auto", "direct", "buffered"] = "auto"  #: past the page cache, or through it
 
 
 @dataclass(frozen=True, slots=True)
 class FlowOptions:
-    """`[restore]`, and the better part of `[save]`: how large messages get, and which stages they pass."""
+    """`[restore]`, and most of `[save]`: the size of messages, and the stages that they pass."""
 
     piece_bytes: int = field(default=16 * MIB, metadata={"positive": True})
     batch_leaves: int = field(default=2048, metadata={"positive": True})
     batch_bytes: int = field(default=4 * MIB, metadata={"positive": True})
-    stages: tuple[str, ...] | None = None  #: by name, ours or those of entry points; None: the usual ones
+    stages: tuple[str, ...] | None = None  #: by name, built in or from entry points; None: the default ones
     stage_options: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict[str, Any], metadata={TABLES: True}
     )
@@ -96,9 +96,9 @@ class FlowOptions:
 @final
 @dataclass(frozen=True, slots=True)
 class SaveFlowOptions(FlowOptions):
-    """`[save]`: what is looked at or copied piece by piece may be many leaves in one message.
+    """`[save]`: as `[restore]`, but with larger messages.
 
-    The fewer messages, the fewer trips to a thread until all is staged, while the threads that write
+    Fewer messages are fewer trips to a thread until everything is staged, while the threads that write
     already keep the processors busy.
     """
 
@@ -108,7 +108,7 @@ class SaveFlowOptions(FlowOptions):
 @final
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All options. Made by hand, or by `Config.load`."""
+    """All options. Made by its constructor or by `Config.load`."""
 
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     save: SaveFlowOptions = field(default_factory=SaveFlowOptions)
@@ -130,8 +130,8 @@ class Config:
 
         Args:
             path: A TOML file; None for the one that `PENSTOCK_CONFIG` names, if any.
-            environ: Variables to look at instead of those of the process.
-            arguments: What outranks both, as nested mappings: `{"memory": {"limit_bytes": "2GiB"}}`.
+            environ: Environment variables, instead of those of the process.
+            arguments: Options that override both, as nested mappings: `{"memory": {"limit_bytes": "2GiB"}}`.
 
         Raises:
             ConfigError: If the file cannot be read, an option is unknown, or a value does not fit.

@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 TABLES = "tables"
-"""Metadata key of the one field that collects the sub-tables whose names no field has."""
+"""Metadata key of the one field that collects the sub-tables without a field of their name."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value with where it came from, for the error that may be made of it later."""
+    """A value and its source, which a later error will name."""
 
     value: object
     source: str  #: a file name, an environment variable, `argument`
     key: str = ""  #: the whole dotted name
-    textual: bool = False  #: a text only because its source knows nothing else
+    textual: bool = False  #: a text only because its source has nothing but texts
 
 
 Table: TypeAlias = "dict[str, Given | Table]"
@@ -101,7 +101,7 @@ def load_options(
 
 
 def sourced(values: Mapping[str, object], source: str, section: str = "") -> Table:
-    """Note for each value, at any depth, where it came from."""
+    """Record the source of each value, at any depth."""
     table: Table = {}
     for name, value in values.items():
         if isinstance(value, Given):
@@ -171,7 +171,7 @@ def _build(spec: Any, section: str, table: Table) -> Any:
 
 
 def _made(make: Callable[[], T], table: Table) -> T:
-    """Call `make`, and say of an option that it refuses where that came from."""
+    """Call `make`; an error about an option names the source of that option."""
     try:
         return make()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""How a checkpoint is to be stored: the options of a whole one, and those of a single leaf."""
+"""How a checkpoint is stored: the options of a whole one, and those of a single leaf."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST: Final[Mapping[str, int]] = {
     "ocdbt_target_data_file_size": 0,
     "replica_parallel_min_bytes": 0,
 }
-"""Options that are bytes, or None, and the least that each may be."""
+"""Options that are a number of bytes or None, with the least value of each."""
 
 
 @final
@@ -32,19 +32,19 @@ class SaveFormat:
     """`[format]`: how arrays are stored. Every combination is read by Orbax 0.12, v0 and v1, and by penstock.
 
     Attributes:
-        ocdbt: Whether all arrays lie in one OCDBT database, or each in a directory of its own.
+        ocdbt: Whether all arrays lie in one OCDBT database, instead of a directory for each array.
         zarr: The version of the zarr format.
         codec: `"none"`, `"zstd"`, `"zstd:<level>"` with a level from 1 to 22, or `"auto"`: zstd for each
             leaf whose bytes are found to compress well. Leaves below 16 KiB are stored as they are.
-        chunk_byte_size: Cut shards into equal chunks of at most so many bytes, as Orbax would. By default
-            a shard is one chunk, or some of about 16 MiB with a codec.
-        ocdbt_target_data_file_size: A data file that has grown to so many bytes is followed by another
-            one; 0: never. By default the option `file_bytes` of the stage `write` says it.
-        replica_parallel: Whether the replicas of a shard write a part of it each, where its first axis
-            that can be divided by their number lets them. Else the first replica writes all of it.
-        replica_parallel_min_bytes: Shards are divided only into parts of at least so many bytes.
-        rich_types: Whether it is recorded which sequences are tuples, and of which class named tuples
-            are. penstock then restores tuples without a target; Orbax does if it is told to look.
+        chunk_byte_size: Cut shards into equal chunks of at most this many bytes, as Orbax does. By default
+            a shard is one chunk, or with a codec several of about 16 MiB.
+        ocdbt_target_data_file_size: Begin a new data file after this many bytes; 0: never. By default
+            the option `file_bytes` of the stage `write` decides.
+        replica_parallel: Whether each replica of a shard writes a part of it, cut along the first axis
+            that their number divides. Otherwise the first replica writes all of it.
+        replica_parallel_min_bytes: Cut shards only into parts of at least this many bytes.
+        rich_types: Whether tuples, and the classes of named tuples, are recorded. penstock then restores
+            tuples without a target; Orbax does so on request.
     """
 
     ocdbt: bool = True
@@ -73,7 +73,7 @@ class SaveFormat:
 
     @property
     def leaf_codec(self) -> str | None:
-        """What goes into `LeafSpec.codec`: None, `"auto"`, or `"zstd:<level>"`."""
+        """The value for `LeafSpec.codec`: None, `"auto"`, or `"zstd:<level>"`."""
         match self.codec:
             case "none":
                 return None
@@ -86,16 +86,16 @@ class SaveFormat:
 @final
 @dataclass(frozen=True, slots=True)
 class SaveArgs:
-    """How one leaf is to be stored; None for what the format of the checkpoint says.
+    """How one leaf is stored; None means what the format of the checkpoint says.
 
     Attributes:
-        dtype: Of the stored elements, as anything that numpy takes for a dtype. Values are cast to it as
-            C would, and nothing records what they were.
+        dtype: The dtype of the stored elements, as anything that numpy takes for one. Values are cast as
+            in C; the original dtype is not recorded.
         chunk_byte_size: See `SaveFormat`.
-        shard_axes: Axes that are cut into single indices first, as Orbax does.
+        shard_axes: Axes that are cut into single indices first, as in Orbax.
 
     Raises:
-        SpecError: If no leaf could be stored so.
+        SpecError: If a value does not fit.
     """
 
     dtype: Any = None
@@ -115,7 +115,7 @@ class SaveArgs:
 
 
 def check_codec(key: str, codec: object, *, others: Sequence[str] = ()) -> None:
-    """Refuse what is no codec with its level, nor one of `others`.
+    """Check that `codec` is zstd with its level, or one of `others`.
 
     Raises:
         ConfigError: About the option `key`.

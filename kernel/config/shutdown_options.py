@@ -1,4 +1,4 @@
-"""Options about the end of things: of saves that are cancelled, and of the process."""
+"""Options about how saves end: when they are cancelled, and when the process ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Literal, final
 @final
 @dataclass(frozen=True, slots=True)
 class StoppingOptions:
-    """`[stopping]`: what becomes of saves when they are given up, and when the process is to end.
+    """`[stopping]`: what happens to saves that are cancelled, and to those under way when the process ends.
 
     Attributes:
-        at_exit: What becomes of the saves of an event loop in another thread (so of `penstock.sync`)
-            when the main thread ends without leaving its Checkpointer: `"drain"` waits for them;
-            `"abandon"` lets them die with the process, as if it had been killed.
+        at_exit: What happens to saves in an event loop of another thread (as with `penstock.sync`) when
+            the main thread ends without leaving its Checkpointer: `"drain"` waits for them; `"abandon"`
+            lets them die with the process, as if it had been killed.
         at_exit_s: How long `"drain"` waits, in seconds.
-        sigterm_s: If above 0, a SIGTERM is held back until the saves that are under way are over, for
-            at most so many seconds. Then it does what it would have done. A second one is not held back.
-        undo_s: How long a save that failed or was cancelled waits for what third-party handlers write
-            in the background, in seconds. After that it ends with an error that names the handler.
+        sigterm_s: If above 0, a SIGTERM is held back until the saves under way have ended, for at most
+            this many seconds. Then it acts as usual. A second one is not held back.
+        undo_s: How many seconds a save that failed or was cancelled waits for third-party handlers that
+            write in the background. After that it ends with an error that names the handler.
     """
 
     at_exit: Literal["drain", "abandon"] = "drain"

@@ -18,14 +18,14 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size, rounded down to whole bytes. Units are case-sensitive: `Mb` means nothing here.
+    """Read a size, rounded down to whole bytes. Units are case-sensitive: `Mb` is not one.
 
     Raises:
-        ValueError: If it is none; the message shows some that are.
+        ValueError: If it is not one; the message shows examples.
     """
     quantity = _parse(text, _BYTES)
     if quantity is None:
-        raise ValueError(f'{text!r} is no number of bytes; write 1048576, "64MiB", "64MB" or "1.5GiB"')
+        raise ValueError(f'{text!r} is not a number of bytes; write 1048576, "64MiB", "64MB" or "1.5GiB"')
 
     return int(quantity)
 
@@ -34,11 +34,11 @@ def parse_seconds(text: str) -> float:
     """Read a duration.
 
     Raises:
-        ValueError: If it is none; the message shows some that are.
+        ValueError: If it is not one; the message shows examples.
     """
     quantity = _parse(text, _SECONDS)
     if quantity is None:
-        raise ValueError(f'{text!r} is no number of seconds; write 0.5, "500ms", "5s", "2min" or "1h"')
+        raise ValueError(f'{text!r} is not a number of seconds; write 0.5, "500ms", "5s", "2min" or "1h"')
 
     return float(quantity)
 

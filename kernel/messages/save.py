@@ -6,6 +6,9 @@ Restoring:  RestoreRequest ─ Located ─ LeafBatch[ReadLeaf] ─ ReadBatch ─
 
 The unit is the batch: a hop between two stages costs more than a small leaf does, so small leaves
 travel together and only a large one travels alone, cut into pieces.
+
+What the first stage of a save decides for the others is its `SavePlan`. Every batch refers to it, and a
+save without a leaf to write sends one empty batch, so that the plan always arrives.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ __all__ = (
     "Pack",
     "Pending",
     "Piece",
+    "References",
+    "SavePlan",
     "SaveReport",
     "StagedBatch",
     "TreeToSave",
@@ -26,10 +31,14 @@ __all__ = (
 )
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
+from operator import is_
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
+from weakref import ReferenceType
 
+from penstock.kernel.errors import ChangedLeafError
+from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
@@ -39,6 +48,9 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
+References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
+"""Stored name -> the object that was saved or restored under it, if it can never change."""
+
 # Saving
 
 
@@ -47,12 +59,17 @@ class TreeToSave:
     """The first message of a save: the caller's tree, until it is taken.
 
     Taking it lets go of it: a background save must not keep arrays alive that the caller dropped.
+
+    Args:
+        tree: The caller's.
+        changes: What the stages behind the first declare that they do to leaves, in order, by stage name.
     """
 
-    __slots__ = ("_tree",)
+    __slots__ = ("_tree", "changes")
 
-    def __init__(self, tree: object) -> None:
+    def __init__(self, tree: object, changes: Sequence[tuple[str, SpecChange]] = ()) -> None:
         self._tree: list[object] = [tree]
+        self.changes = tuple(changes)
 
     def take(self) -> object:
         """Return the tree and forget it. To be called once."""
@@ -68,8 +85,9 @@ class Leaf:
     value: object
     spec: LeafSpec
     handler: LeafHandler
-    staged: Leaf | None = field(default=None, compare=False, repr=False)
-    """The same leaf without its value, if it is known from an earlier save of the same tree."""
+    staged: Leaf | None = field(default=None, init=False, compare=False, repr=False)
+    """The same leaf without its value, as the first stage described it. `replace` forgets it, and then
+    value and spec are compared before the leaf is staged."""
 
     @property
     def nbytes(self) -> int:
@@ -78,10 +96,15 @@ class Leaf:
 
     def without_value(self) -> Leaf:
         """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
-        if self.staged is not None and self.staged.spec is self.spec:  # `replace` may have changed the spec
+        if self.staged is not None:
             return self.staged
 
         return Leaf(self.index, self.info, None, self.spec, self.handler)
+
+    def as_described(self, staged: Leaf | None = None) -> Leaf:
+        """Return this leaf, which was just made, with `staged` for when its value is gone."""
+        object.__setattr__(self, "staged", self.without_value() if staged is None else staged)
+        return self
 
 
 class Batchable(Protocol):
@@ -104,8 +127,24 @@ class LeafBatch(Generic[L]):
 
     leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
     prioritised: bool = False
-    plan: Any = None  #: of a restore, its `RestorePlan`
+    plan: Any = field(default=None, compare=False, repr=False)
+    """The `SavePlan`; of a restore, its `RestorePlan`."""
     handler: FilesHandler | None = None  #: if these are all leaves of a handler with files of its own
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SavePlan:
+    """What the first stage of a save decided, for all that come behind it."""
+
+    infos: Sequence[ParamInfo]  #: of every leaf, in flatten order
+    specs: Sequence[LeafSpec]  #: of the same leaves, as they leave the last stage that changes any
+    kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
+    references: References = field(default_factory=dict[str, "ReferenceType[Any]"])
+    """What can never change of what is saved, by stored name."""
+    changes: Mapping[int, LeafChange] = field(default_factory=dict[int, "LeafChange"])
+    """What stages declare that they do to leaves, by leaf."""
+    sizes_known: bool = True  #: whether the bytes to be written are known: no leaf has a codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +157,21 @@ class Piece:
     data: memoryview  #: bytes, one-dimensional and contiguous
     cost: int = 0  #: bytes leased for it
     coded: int | None = None  #: if the chunk is encoded: how many bytes all of it became, which `start` is in
+
+    def __post_init__(self) -> None:
+        end, whole = self.start + len(self.data), self.chunk_nbytes
+        if end > whole:
+            raise ChangedLeafError(self.leaf.info.key_path, f"a chunk of {whole} bytes", f"{end} bytes")
+
+    @property
+    def key_path(self) -> str:
+        """Where the leaf stands, for people."""
+        return self.leaf.info.key_path
+
+    @property
+    def name(self) -> str:
+        """The stored name of the leaf."""
+        return self.leaf.info.name
 
     @property
     def nbytes(self) -> int:
@@ -146,6 +200,21 @@ class Pack:
 
     leaves: tuple[Leaf, ...]  #: without values
     data: memoryview  #: bytes, one-dimensional and contiguous; a copy, so it costs its length
+
+    def __post_init__(self) -> None:
+        nbytes = sum([leaf.spec.nbytes for leaf in self.leaves])
+        if len(self.data) != nbytes:
+            first = self.leaves[0].info.key_path if self.leaves else ""
+            planned = f"{nbytes} bytes, with {len(self.leaves)} leaves in one pack"
+            raise ChangedLeafError(first, planned, f"{len(self.data)} bytes")
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield each leaf as a piece; together they cost what the pack costs."""
+        at = 0
+        for leaf in self.leaves:
+            nbytes = leaf.spec.nbytes
+            yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, self.data[at : at + nbytes], nbytes)
+            at += nbytes
 
     @property
     def nbytes(self) -> int:
@@ -181,17 +250,86 @@ class StagedBatch:
     staged: ByteLease | None = None  #: on the bytes copied to the host
     in_flight: ByteLease | None = None  #: on the bytes on their way to the store
     packs: tuple[Pack, ...] = ()
+    plan: SavePlan | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all its pieces and packs."""
         return sum([len(piece.data) for piece in self.pieces]) + sum([len(pack.data) for pack in self.packs])
 
+    def parts(self) -> Iterator[Piece]:
+        """Yield all its bytes: each piece as it is, and each leaf of a pack as a piece."""
+        yield from self.pieces
+        for pack in self.packs:
+            yield from pack.pieces()
+
+    def map(self, function: Callable[[Piece], Any], resolve_spec: SpecChange | None = None) -> StagedBatch:
+        """Return this batch with the bytes that `function` makes of each part, and the same leases. Blocking.
+
+        Args:
+            function: Gives bytes, as any contiguous buffer; `piece.data` itself where nothing changes.
+            resolve_spec: What becomes of the leaves, if that is anything: what the stage declares.
+
+        Raises:
+            ChangedLeafError: If the bytes are not as many as the spec says, or if a leaf that travels in
+                several pieces gets another shape.
+        """
+        mapping = _Mapping(function, resolve_spec)
+        return replace(
+            self,
+            leaves=tuple(map(mapping.leaf, self.leaves)),
+            pieces=tuple(map(mapping.piece, self.pieces)),
+            packs=tuple(map(mapping.pack, self.packs)),
+        )
+
     def release(self) -> None:
         """Give back both leases. Never blocks, and may be called again."""
         for lease in (self.staged, self.in_flight):
             if lease is not None:
                 lease.release()
+
+
+@final
+class _Mapping:
+    """What `StagedBatch.map` does to each part."""
+
+    __slots__ = ("_change", "_function")
+
+    def __init__(self, function: Callable[[Piece], Any], change: SpecChange | None) -> None:
+        self._function = function
+        self._change = change
+
+    def leaf(self, leaf: Leaf) -> Leaf:
+        spec = leaf.spec if self._change is None else resolved_spec(leaf.spec, self._change)
+        return leaf if spec is leaf.spec else replace(leaf, spec=spec)
+
+    def piece(self, piece: Piece) -> Piece:
+        leaf = self.leaf(piece.leaf)
+        chunk, start, nbytes = place_of(
+            piece.leaf.spec, leaf.spec, piece.chunk, piece.start, piece.nbytes, piece.key_path
+        )
+        made = self._function(piece)
+        if made is piece.data and leaf is piece.leaf:
+            return piece
+        if piece.coded is not None:
+            raise ChangedLeafError(piece.key_path, "encoded", "changed behind that; put the stage before it")
+
+        data = memoryview(made).cast("B")
+        if leaf.spec.codec != piece.leaf.spec.codec:  # opaque from here on, and of any length
+            return Piece(leaf, chunk, 0, data, min(piece.cost, len(data)), coded=len(data))
+        if len(data) != nbytes:
+            raise ChangedLeafError(piece.key_path, f"{nbytes} bytes", f"{len(data)} bytes")
+
+        cost = piece.cost if made is piece.data else min(piece.cost, len(data))
+        return replace(piece, leaf=leaf, chunk=chunk, start=start, data=data, cost=cost)
+
+    def pack(self, pack: Pack) -> Pack:
+        before = list(pack.pieces())
+        after = list(map(self.piece, before))
+        if all(map(is_, before, after)):
+            return pack
+
+        return Pack(tuple([piece.leaf for piece in after]), memoryview(b"".join([one.data for one in after])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +359,7 @@ class WrittenBatch:
     written: tuple[Written, ...] = ()
     packs: tuple[WrittenPack, ...] = ()
     handled: tuple[Pending, ...] = ()  #: what handlers wrote into files of their own
+    plan: SavePlan | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -242,6 +381,8 @@ class Committed:
     nbytes: int  #: array bytes written
     n_files: int
     nbytes_kept: int = 0  #: array bytes shared with the base
+    references: References = field(default_factory=dict[str, "ReferenceType[Any]"], compare=False, repr=False)
+    """What can never change of what was saved, by stored name."""
 
 
 @dataclass(frozen=True, slots=True)

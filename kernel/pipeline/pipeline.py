@@ -8,26 +8,30 @@ __all__ = (
 )
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeGuard, TypeVar, final
 
 from penstock.kernel.config.option_layers import load_options
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.pipeline.stage import Actor, FunctionStage, Stage
+from penstock.kernel.pipeline.message_types import check_messages
+from penstock.kernel.pipeline.stage import ChangesLeaves, FunctionStage, Stage, workers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.kernel.messages.changed_specs import SpecChange
     from penstock.kernel.pipeline.futures import Milestone
 
 RunT = TypeVar("RunT")
+StageFunction: TypeAlias = Callable[[Any], Any]
+"""From one message to the next: async, or plain, and then called in a worker thread."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Slot(Generic[RunT]):
-    """A stage in its place.
+    """A stage in its place. A function or an object that is called becomes a `FunctionStage`.
 
     The milestone belongs to the place and not to the stage, so a replaced `device_to_host` still
     says when a save is staged.
@@ -39,6 +43,7 @@ class Slot(Generic[RunT]):
     queue: int = 0  #: messages its outlet holds; above 0 only where something else bounds their bytes
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stage", _as_stage(self.stage))
         if self.queue < 0:
             raise PipelineError(f"the queue of stage {self.name!r} cannot hold {self.queue} messages")
 
@@ -48,7 +53,8 @@ class Slot(Generic[RunT]):
 class Pipeline(Generic[RunT]):
     """Stages in order. Every method returns a new pipeline and leaves this one as it is.
 
-    A stage may be given as a plain `async def f(message) -> message`.
+    A stage may be given as a plain function from message to message, or as an object that is called like
+    one. A pipeline need not work before it is run: what `check` looks at is not looked at by the others.
 
     Raises:
         PipelineError: If two stages share a name, or a named stage is not there.
@@ -78,17 +84,41 @@ class Pipeline(Generic[RunT]):
         """The names of the stages, in order."""
         return tuple(slot.name for slot in self.slots)
 
-    def replace(self, name: str, stage: Stage[RunT] | Actor) -> Pipeline[RunT]:
+    @property
+    def spec_changes(self) -> tuple[tuple[str, SpecChange], ...]:
+        """What the stages declare that they do to leaves, in order, by name."""
+        stages = [(slot.name, _declared(slot)) for slot in self.slots]
+        return tuple([(name, each.resolve_spec) for name, each in stages if isinstance(each, ChangesLeaves)])
+
+    def check(self, first: type | None = None) -> None:
+        """Refuse a pipeline that cannot work: a stage that does not take what the one before it gives.
+
+        Done whenever a Checkpointer or a call takes a pipeline. Of a stage that neither declares its
+        `messages` nor annotates its function, nothing is known, and it fits anywhere.
+
+        Args:
+            first: The type of the first message; by default what the first stage takes.
+
+        Raises:
+            PipelineError: The message names the stage.
+        """
+        check_messages([(slot.name, _declared(slot)) for slot in self.slots], first)
+
+    def replace(self, name: str, stage: Stage[RunT] | StageFunction) -> Pipeline[RunT]:
         """Put `stage` in the place of the one called `name`."""
         at = self._place(name)
         slot = replace(self.slots[at], stage=_as_stage(stage))
         return Pipeline((*self.slots[:at], slot, *self.slots[at + 1 :]))
 
-    def insert_before(self, name: str, stage: Stage[RunT] | Actor, *, called: str = "") -> Pipeline[RunT]:
+    def insert_before(
+        self, name: str, stage: Stage[RunT] | StageFunction, *, called: str = ""
+    ) -> Pipeline[RunT]:
         """Put `stage` before the one called `name`, under the name `called` or one made from its type."""
         return self._insert(self._place(name), stage, called)
 
-    def insert_after(self, name: str, stage: Stage[RunT] | Actor, *, called: str = "") -> Pipeline[RunT]:
+    def insert_after(
+        self, name: str, stage: Stage[RunT] | StageFunction, *, called: str = ""
+    ) -> Pipeline[RunT]:
         """Put `stage` after the one called `name`, under the name `called` or one made from its type."""
         return self._insert(self._place(name) + 1, stage, called)
 
@@ -123,7 +153,7 @@ class Pipeline(Generic[RunT]):
 
         return Pipeline(tuple(slots))
 
-    def _insert(self, at: int, stage: Stage[RunT] | Actor, called: str) -> Pipeline[RunT]:
+    def _insert(self, at: int, stage: Stage[RunT] | StageFunction, called: str) -> Pipeline[RunT]:
         made = _as_stage(stage)
         slot = Slot(called or _name_of(made), made)
         return Pipeline((*self.slots[:at], slot, *self.slots[at:]))
@@ -136,15 +166,20 @@ class Pipeline(Generic[RunT]):
         raise PipelineError(f"no stage is called {name!r}; there are {', '.join(self.names)}")
 
 
+def _declared(slot: Slot[Any]) -> object:
+    """Return what declares things about a stage: of a function's, that function."""
+    return slot.stage.function if isinstance(slot.stage, FunctionStage) else slot.stage
+
+
 def _as_stage(stage: Any) -> Stage[Any]:
     if isinstance(stage, type):
         raise PipelineError(f"{stage.__name__} is a class; a pipeline holds an instance of it")
     if _is_stage(stage):
         return stage
     if callable(stage):
-        return FunctionStage(cast("Actor", stage))
+        return FunctionStage(stage, workers_of(stage))
 
-    raise PipelineError(f"{stage!r} is neither a stage nor an async function")
+    raise PipelineError(f"{stage!r} is neither a stage nor a function")
 
 
 def _is_stage(stage: object) -> TypeGuard[Stage[Any]]:
@@ -158,7 +193,9 @@ def _name_of(stage: Stage[Any]) -> str:
 
 
 def _with_options(slot: Slot[RunT], given: Mapping[str, Any], source: str) -> Stage[RunT]:
-    if not dataclasses.is_dataclass(slot.stage):
+    declared = _declared(slot)
+    stage = declared if dataclasses.is_dataclass(declared) else slot.stage
+    if not dataclasses.is_dataclass(stage) or isinstance(stage, type):
         raise PipelineError(f"the stage {slot.name!r} is not a dataclass, so it has no options to set")
 
-    return load_options(slot.stage, section=slot.name, arguments=given, source=source)
+    return _as_stage(load_options(stage, section=slot.name, arguments=given, source=source))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 __all__ = (
     "ProgressMeter",
-    "References",
     "RestoreRun",
     "Run",
     "RunLimits",
     "SaveRun",
 )
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
-from weakref import ReferenceType
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from penstock.kernel.pipeline.futures import Progress
 from penstock.kernel.pipeline.shared_objects import Shared
@@ -26,17 +24,12 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
-    from penstock.kernel.messages.save import WrittenBatch
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import Layout
-    from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
     from penstock.kernel.storage.workspace import Workspace
-
-References: TypeAlias = "Mapping[str, ReferenceType[Any]]"
-"""Stored name -> the object that was saved or restored under it, if it can never change."""
 
 
 @final
@@ -126,13 +119,6 @@ class SaveRun(Run):
     folder: str = ""  #: where the tree lies in the checkpoint, if all of it lies in one directory
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
-    preallocate: bool = True  #: whether the bytes to be written are known; set by the first stage
-    planned: Sequence[ParamInfo] = ()  #: set by the first stage, counted against by the commit
-    specs: Sequence[LeafSpec] = ()  #: of the same leaves, for a layout that must know them all beforehand
-    kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
-    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
-    references: References = field(default_factory=dict["str", "ReferenceType[Any]"])
-    """What can never change of what is saved, by stored name; set by the first stage."""
     background: list[Background] = field(default_factory=list["Background"])
     """What third-party handlers do by themselves; waited for before the workspace is discarded."""
     undo_s: float = 60.0  #: how long third parties have to come to an end when the save is given up

@@ -26,7 +26,7 @@ from penstock.kernel.errors import PenstockError, PipelineError
 from penstock.kernel.messages.statistics import StageMeter, StageStatistics
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.stage import drive, receiving, release_dropped
+from penstock.kernel.pipeline.stage import drive, receiving, release_dropped, workers_of
 
 RunT = TypeVar("RunT")
 
@@ -200,7 +200,7 @@ class _SlotTask:
         complete: list[bool] = []
         async with stage.open(self.run) as actor:
             try:
-                complete.append(await drive(actor, stage.concurrency, inlet, outlet, self.meter))
+                complete.append(await drive(actor, workers_of(stage), inlet, outlet, self.meter))
             except BaseException:
                 self.outcome.failing = True
                 raise
@@ -219,10 +219,11 @@ async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) ->
 
 
 def _workers_of(slot: Slot[Any]) -> int:
-    if slot.stage.concurrency < 1:
-        raise PipelineError(f"stage {slot.name!r} needs at least one worker, not {slot.stage.concurrency}")
+    workers = workers_of(slot.stage)
+    if workers < 1:
+        raise PipelineError(f"stage {slot.name!r} needs at least one worker, not {workers}")
 
-    return slot.stage.concurrency
+    return workers
 
 
 def _first_failure(error: BaseException) -> BaseException | None:

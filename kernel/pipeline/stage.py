@@ -3,22 +3,30 @@
 A stage is a value that knows its options; `open(run)` makes the actor of one run out of it, and the
 end of that context is the end of the actor. An actor is a callable from one message to the next, or
 to an async iterator of them. It never sees a stream, a task group or a sibling.
+
+What has nothing to open is a stage as it is: a function, or an object that is called like one.
 """
 
 from __future__ import annotations
 
 __all__ = (
     "Actor",
+    "ChangesLeaves",
+    "Concurrent",
+    "DeclaresMessages",
     "Finishing",
     "FunctionStage",
+    "Messages",
     "Stage",
     "drive",
     "receiving",
     "release_dropped",
+    "workers_of",
 )
 
+import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, final, runtime_checkable
@@ -31,20 +39,22 @@ from penstock.kernel.errors import PipelineError
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+    from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.messages.statistics import StageMeter
+    from penstock.kernel.protocols.leaf import LeafSpec
 
 Actor: TypeAlias = Callable[[Any], "Awaitable[Any] | AsyncIterator[Any]"]
 """One message in; one message, None for none, or an async iterator of messages out (None is one, too)."""
+
+Messages: TypeAlias = Mapping[Any, Any]
+"""For each type of message that a stage takes, as `LeafBatch[Leaf]`, the type that it gives."""
 
 RunT_contra = TypeVar("RunT_contra", contravariant=True)
 
 
 @runtime_checkable
 class Stage(Protocol[RunT_contra]):
-    """One step of a pipeline: a frozen value holding options. `concurrency` workers share an actor."""
-
-    @property
-    def concurrency(self) -> int: ...
+    """One step of a pipeline: a frozen value holding options. What it may add: the protocols below."""
 
     def open(self, run: RunT_contra, /) -> AbstractAsyncContextManager[Actor]:
         """Make the actor of one run. Whatever it holds is given back when the context ends.
@@ -54,6 +64,31 @@ class Stage(Protocol[RunT_contra]):
             shielded, with a bound.
         """
         ...
+
+
+@runtime_checkable
+class Concurrent(Protocol):
+    """A stage with several workers, which share one actor. Without it there is one."""
+
+    @property
+    def concurrency(self) -> int: ...
+
+
+@runtime_checkable
+class ChangesLeaves(Protocol):
+    """A stage of a save that changes the dtype, the shape or the stored length of leaves."""
+
+    def resolve_spec(self, spec: LeafSpec, /) -> LeafSpec:
+        """Say what becomes of a leaf with array bytes. Pure: called before there is a byte of it."""
+        ...
+
+
+@runtime_checkable
+class DeclaresMessages(Protocol):
+    """A stage that is no annotated function, and says what it takes and gives."""
+
+    @property
+    def messages(self) -> Messages: ...
 
 
 @runtime_checkable
@@ -68,15 +103,59 @@ class Finishing(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class FunctionStage:
-    """A stage made of a plain `async def f(message) -> message`: no options, nothing to close."""
+    """A stage made of a function from message to message, or of an object that is called like one.
 
-    function: Actor
+    An `async def` runs in the event loop, a plain `def` in a worker thread.
+    """
+
+    function: Callable[[Any], Any]
     concurrency: int = 1
 
     @asynccontextmanager
     async def open(self, run: object, /) -> AsyncGenerator[Actor]:
-        """Yield the function itself."""
-        yield self.function
+        """Yield the function itself, or what calls it in a worker thread of the run."""
+        if _is_async(self.function):
+            yield self.function
+        elif isinstance(run, _OffersThreads):
+            yield _InThread(self.function, run.threads)
+        else:
+            raise PipelineError(f"{self.function!r} is no async function, and the run has no threads for it")
+
+
+@runtime_checkable
+class _OffersThreads(Protocol):
+    @property
+    def threads(self) -> Threads: ...
+
+
+@final
+class _InThread:
+    """Calls a function in a worker thread, and finishes as it does."""
+
+    __slots__ = ("_function", "_threads")
+
+    def __init__(self, function: Callable[[Any], Any], threads: Threads) -> None:
+        self._function = function
+        self._threads = threads
+
+    async def __call__(self, message: Any, /) -> Any:
+        made = await self._threads.run(self._function, message)
+        return await made if inspect.isawaitable(made) else made
+
+    async def finish(self) -> AsyncIterator[Any]:
+        if isinstance(self._function, Finishing):
+            async for message in self._function.finish():
+                yield message
+
+
+def _is_async(function: Any) -> bool:
+    calls = [function, type(function).__call__]
+    return any(inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) for call in calls)
+
+
+def workers_of(stage: object) -> int:
+    """How many workers share an actor of a stage: one, unless it says more."""
+    return stage.concurrency if isinstance(stage, Concurrent) else 1
 
 
 @final

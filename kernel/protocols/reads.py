@@ -7,6 +7,7 @@ __all__ = (
     "Destination",
     "DirectRead",
     "DriverRead",
+    "OpaqueChunk",
     "Read",
     "ScatterRead",
     "Target",
@@ -84,6 +85,17 @@ class DirectRead:
 
 
 @dataclass(frozen=True, slots=True)
+class OpaqueChunk:
+    """What a range of a file is whose bytes mean nothing until a stage has undone what another one did."""
+
+    codec: str  #: as the stage that saved it calls it
+    name: str  #: stored name of the leaf
+    key_path: str
+    chunk: tuple[int, ...]
+    start: int = 0  #: offset in the chunk, bytes: it is always all of it
+
+
+@dataclass(frozen=True, slots=True)
 class ScatterRead:
     """A range of a file that is spread over a destination (another sharding than the stored one)."""
 
@@ -93,6 +105,7 @@ class ScatterRead:
     nbytes: int
     scatter: Callable[[memoryview], None]  #: blocking; copies out of the buffer it is given
     crc32c: int | None = None  #: of these bytes as they were written, if that is known
+    opaque: OpaqueChunk | None = None  #: if `scatter` wants other bytes than those that are stored
 
 
 @dataclass(frozen=True, slots=True)

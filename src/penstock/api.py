@@ -14,6 +14,7 @@ __all__ = (
 )
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
@@ -78,7 +79,7 @@ async def restore(
     path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
 ) -> T: ...
 @overload
-async def restore(path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+async def restore(path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]) -> Any: ...
 @overload
 async def restore(path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
 @overload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "AmbiguousHandlerError",
+    "ChangedLeafError",
     "ChecksumError",
     "ClosedError",
     "ConfigError",
@@ -40,6 +41,7 @@ __all__ = (
 
 from penstock.kernel.errors import (
     AmbiguousHandlerError,
+    ChangedLeafError,
     ChecksumError,
     ClosedError,
     ConfigError,

@@ -1,4 +1,4 @@
-"""The memory budget of a Checkpointer: from its arguments, its configuration, or somebody else's."""
+"""The memory budget of a Checkpointer: from its arguments, from its configuration, or shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipelines that penstock runs unless told otherwise."""
+"""The default pipelines of a save and of a restore, and how options change them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = (
 
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, final, overload
 
 from penstock import api
@@ -79,7 +79,7 @@ class Checkpointer:
         self, path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
     ) -> T: ...
     @overload
-    def restore(self, path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+    def restore(self, path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]) -> Any: ...
     @overload
     def restore(self, path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
     @overload
@@ -119,7 +119,7 @@ class Checkpointer:
 @overload
 def restore(path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]) -> T: ...
 @overload
-def restore(path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+def restore(path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]) -> Any: ...
 @overload
 def restore(path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
 @overload

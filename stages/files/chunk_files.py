@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("ChunkFileWriter",)
 
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias, final
@@ -13,7 +13,7 @@ from typing import TypeAlias, final
 from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import Piece, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.stores import DataFile
@@ -61,7 +61,7 @@ class ChunkFileWriter:
         finally:
             batch.release()
 
-        done = WrittenBatch(batch.leaves, written, handled=batch.pending)
+        done = WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
         self._run.progress.advance(len(batch.leaves), done.nbytes + saved_by_encoding(batch))
         return done
 
@@ -74,8 +74,7 @@ class ChunkFileWriter:
         return self._all
 
     def _write(self, batch: StagedBatch) -> tuple[Written, ...]:
-        pieces = [*batch.pieces, *(piece for pack in batch.packs for piece in _unpacked(pack))]
-        return tuple([self._write_piece(piece) for piece in pieces])
+        return tuple(map(self._write_piece, batch.parts()))
 
     def _write_piece(self, piece: Piece) -> Written:
         check_encoded(piece)
@@ -121,10 +120,3 @@ class ChunkFileWriter:
         if path not in self._folders:
             self._run.store.make_directory(path)
             self._folders.add(path)
-
-
-def _unpacked(pack: Pack) -> Iterator[Piece]:
-    at = 0
-    for leaf in pack.leaves:
-        yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, pack.data[at : at + leaf.nbytes])
-        at += leaf.nbytes

@@ -6,6 +6,7 @@ __all__ = ("join_reads",)
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import TypeGuard
 
 from penstock.kernel.protocols.reads import Read, ScatterRead
 
@@ -21,12 +22,12 @@ def join_reads(reads: Sequence[Read], piece_bytes: int) -> tuple[Read, ...]:
         Reads that bring the same bytes to the same places. No byte is read twice, as far as one read can
         hold the overlap.
     """
-    scattered = [read for read in reads if isinstance(read, ScatterRead) and read.nbytes]
+    scattered = [read for read in reads if _is_joined(read)]
     if len(scattered) < 2:
         return tuple(reads)
 
     scattered.sort(key=lambda read: (read.file, read.offset, -read.nbytes))
-    others = [read for read in reads if not isinstance(read, ScatterRead) or not read.nbytes]
+    others = [read for read in reads if not _is_joined(read)]
     return (*others, *map(_joined, _overlapping(scattered, piece_bytes)))
 
 
@@ -61,3 +62,8 @@ def _scatter(group: Sequence[ScatterRead], data: memoryview) -> None:
     start = group[0].offset
     for read in group:
         read.scatter(data[read.offset - start : read.offset - start + read.nbytes])
+
+
+def _is_joined(read: Read) -> TypeGuard[ScatterRead]:
+    """Whether it may be one with others: it reads something, which means something by itself."""
+    return isinstance(read, ScatterRead) and bool(read.nbytes) and read.opaque is None

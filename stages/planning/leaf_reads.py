@@ -17,7 +17,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import PartsHandler
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, Target
+from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
 from penstock.stages.planning.coalescing import join_reads
 
 SHARE: Final = 2
@@ -70,6 +70,10 @@ def scratch_bytes(reads: Sequence[Read]) -> int:
     return sum([read.nbytes for read in reads if not isinstance(read, DirectRead)])
 
 
+def _is_opaque(read: Read) -> bool:
+    return isinstance(read, ScatterRead) and read.opaque is not None
+
+
 def _parts(
     run: RestoreRun,
     checkpoint: StoredCheckpoint,
@@ -79,7 +83,7 @@ def _parts(
     next_number: Callable[[], int],
 ) -> list[ReadLeaf]:
     piece_bytes = min(run.limits.piece_bytes, max(1, most // SHARE))
-    whole_chunks = any(isinstance(read, DriverRead) for read in leaf.reads)
+    whole_chunks = any(isinstance(read, DriverRead) or _is_opaque(read) for read in leaf.reads)
     held = leaf.target.staging_bytes + scratch_bytes(leaf.reads)
     # Buffers that reads go through count, too. A checksum covers a whole piece as it was written.
     part_bytes = max(1, piece_bytes * leaf.target.staging_bytes // held)

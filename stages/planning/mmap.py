@@ -12,6 +12,7 @@ from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.reads import Adopting, DirectRead, Read
 from penstock.kernel.protocols.store_capabilities import MappedFiles
+from penstock.stages.common.opaque_leaves import check_plain
 
 
 def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
@@ -23,6 +24,7 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
     Raises:
         UnsupportedByStoreError: If the store cannot map files.
         StorageError: If a file cannot be mapped.
+        UnsupportedFormatError: If a leaf is opaque: there is nothing in its file to be looked at.
     """
     store = run.store
     if not isinstance(store, MappedFiles):
@@ -34,6 +36,7 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
 
 def _map_leaf(store: MappedFiles, leaf: ReadLeaf, files: dict[str, memoryview]) -> ReadLeaf:
     remaining: list[Read] = list(leaf.reads)
+    check_plain(leaf.reads)
     for region in leaf.target.regions:
         mine = [read for read in leaf.reads if isinstance(read, DirectRead) and read.region is region]
         if not isinstance(region, Adopting) or not _is_one_range(mine, region.nbytes):

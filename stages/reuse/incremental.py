@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import final
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.messages.save import Leaf, WrittenBatch
-from penstock.kernel.pipeline.run_context import References, SaveRun
+from penstock.kernel.messages.save import Leaf, References, SavePlan, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.leaf import StoredLeaf
@@ -44,21 +44,25 @@ class _Candidate:
     parts: tuple[Written, ...]
 
 
-async def set_aside(run: SaveRun, leaves: list[Leaf]) -> list[Leaf]:
-    """Return the leaves that must be written, in order; the others are in `run.kept`, their files linked.
+async def set_aside(run: SaveRun, leaves: list[Leaf], plan: SavePlan) -> tuple[list[Leaf], SavePlan]:
+    """Return the leaves that must be written, in order, and the plan with the others as kept.
+
+    The files that those lie in are linked.
 
     Raises:
         CorruptCheckpointError: If there is no checkpoint at the base, or a damaged one.
     """
     assert run.base is not None
     async with hold_for_reading(run.store, run.threads, run.base):
-        return await _set_aside(run, run.base, leaves)
+        return await _set_aside(run, run.base, leaves, plan)
 
 
-async def _set_aside(run: SaveRun, base: str, leaves: list[Leaf]) -> list[Leaf]:
-    directory, candidates, sizes = await run.threads.run(_compare, run, base, leaves)
+async def _set_aside(
+    run: SaveRun, base: str, leaves: list[Leaf], plan: SavePlan
+) -> tuple[list[Leaf], SavePlan]:
+    directory, candidates, sizes = await run.threads.run(_compare, run, base, leaves, plan)
     if not candidates:
-        return leaves
+        return leaves, plan
 
     files = files_worth_linking([candidate.parts for candidate in candidates], sizes)
     for folder in sorted({os.path.dirname(file) for file in files}):
@@ -67,13 +71,13 @@ async def _set_aside(run: SaveRun, base: str, leaves: list[Leaf]) -> list[Leaf]:
     shared = await run.threads.run(_share, run, directory, files)
     kept = [found for found in candidates if all(part.file in shared for part in found.parts)]
     if not kept:
-        return leaves
+        return leaves, plan
 
     staged = tuple(found.leaf.without_value() for found in kept)
-    run.kept = WrittenBatch(staged, tuple(part for found in kept for part in found.parts))
+    batch = WrittenBatch(staged, tuple(part for found in kept for part in found.parts))
     gone = {found.leaf.index for found in kept}
-    run.events.info("save.unchanged", path=run.path, n_leaves=len(kept), nbytes=run.kept.nbytes)
-    return [leaf for leaf in leaves if leaf.index not in gone]
+    run.events.info("save.unchanged", path=run.path, n_leaves=len(kept), nbytes=batch.nbytes)
+    return [leaf for leaf in leaves if leaf.index not in gone], replace(plan, kept=batch)
 
 
 def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[str, int]) -> set[str]:
@@ -103,7 +107,9 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
         files = enough
 
 
-def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list[_Candidate], dict[str, int]]:
+def _compare(
+    run: SaveRun, base: str, leaves: Sequence[Leaf], plan: SavePlan
+) -> tuple[str, list[_Candidate], dict[str, int]]:
     """Find the leaves that the base holds as they are. In a worker thread.
 
     Returns:
@@ -114,9 +120,10 @@ def _compare(run: SaveRun, base: str, leaves: Sequence[Leaf]) -> tuple[str, list
         return base, [], {}
 
     checkpoint, key = _open(run, base)
-    same = _same_digest(run, checkpoint) if run.by_digest else _same_object(known.get(key, {}))
+    same = _same_digest(plan.digests, checkpoint) if run.by_digest else _same_object(known.get(key, {}))
 
-    unchanged = [leaf for leaf in leaves if same(leaf)]
+    # What a stage changes on the way is compared as it is here, so it is written anew.
+    unchanged = [leaf for leaf in leaves if leaf.index not in plan.changes and same(leaf)]
     stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves} if unchanged else {}
     found: list[_Candidate] = []
     for leaf in unchanged:
@@ -143,9 +150,7 @@ def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
 
 def _uncoded(leaf: Leaf) -> Leaf:
     """Return a leaf that lies somewhere without a codec, with none: that is settled."""
-    return (
-        leaf if leaf.spec.codec is None else replace(leaf, spec=replace(leaf.spec, codec=None), staged=None)
-    )
+    return leaf if leaf.spec.codec is None else replace(leaf, spec=replace(leaf.spec, codec=None))
 
 
 def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
@@ -200,29 +205,32 @@ def _same_object(known: References) -> Callable[[Leaf], bool]:
     return same
 
 
-def _same_digest(run: SaveRun, checkpoint: StoredCheckpoint) -> Callable[[Leaf], bool]:
+def _same_digest(digests: Mapping[str, bytes], checkpoint: StoredCheckpoint) -> Callable[[Leaf], bool]:
     recorded = checkpoint.digests
 
     def same(leaf: Leaf) -> bool:
-        digest = run.digests.get(leaf.info.name)
+        digest = digests.get(leaf.info.name)
         return digest is not None and digest == recorded.get(leaf.info.name)
 
     return same
 
 
-async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> None:
-    """Note the SHA-256 of every leaf that has bytes in `run.digests`. Reads every byte.
+async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, bytes]:
+    """Return the SHA-256 of every leaf that has bytes, by stored name. Reads every byte.
 
     What must be copied to the host for it is leased, a piece at a time.
     """
+    found: dict[str, bytes] = {}
     most = run.limits.piece_bytes
     for group in grouped([leaf for leaf in leaves if leaf.spec.nbytes], most):
         nbytes = min(most, sum([leaf.spec.nbytes for leaf in group]))
         lease = await run.lease(nbytes, group[0].info.key_path, prioritised=False)
         try:
-            run.digests.update(await run.threads.run(_digests, group, most))
+            found.update(await run.threads.run(_digests, group, most))
         finally:
             lease.release()
+
+    return found
 
 
 def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:

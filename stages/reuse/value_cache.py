@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, final
 from weakref import ref
 
 from penstock.kernel.memory.bounded_cache import BoundedCache
-from penstock.kernel.pipeline.run_context import References
+from penstock.kernel.messages.save import References
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, SnapshotHandler
 
 _BYTES_OF_A_REFERENCE: Final = 200

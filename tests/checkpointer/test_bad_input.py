@@ -466,7 +466,7 @@ class TestConfig:
             ("save.wright.concurrency = 2", "no stage is called 'wright'; there are flatten"),
             ("save.stages = ['flatten', 'flatten']", "two stages are called 'flatten'"),
             ("save.stages = ['flaten']", "no stage is called 'flaten'; did you mean 'flatten'"),
-            ("save.piece_bytes = '16 Mb'", "is no number of bytes"),
+            ("save.piece_bytes = '16 Mb'", "is not a number of bytes"),
             ("not toml", "is not TOML"),
         ],
     )

@@ -711,7 +711,7 @@ class TestMemory:
     async def test_a_limit_is_written_as_people_write_it(self) -> None:
         async with Checkpointer(memory_limit="1.5MiB") as checkpointer:
             assert checkpointer.statistics().limit == 3 * 2**19
-        with pytest.raises(ConfigError, match="no number of bytes"):
+        with pytest.raises(ConfigError, match="not a number of bytes"):
             Checkpointer(memory_limit="lots")
 
 

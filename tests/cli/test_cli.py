@@ -125,7 +125,7 @@ def test_convert_into_shards(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-shard-bytes", "5Gb"], "--max-shard-bytes: '5Gb' is no number of bytes"),
+        (["--max-shard-bytes", "5Gb"], "--max-shard-bytes: '5Gb' is not a number of bytes"),
         (["--metadata", "alone"], "--metadata alone: not of the form KEY=TEXT"),
         (["--max-shard-bytes", "5GB"], "max_shard_bytes is for safetensors"),
     ],

@@ -18,6 +18,7 @@ NAMES = (
     "optax_state",
     "plain_loop",
     "plain_numpy",
+    "stages_of_your_own",
 )
 
 

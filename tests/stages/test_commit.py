@@ -80,7 +80,7 @@ def unpacked(batch: WrittenBatch, keep: Callable[[Written], bool]) -> WrittenBat
 
 def drop_leaf(batch: WrittenBatch) -> WrittenBatch | None:
     keep = tuple(leaf for leaf in batch.leaves if leaf.info.name != "b")
-    return WrittenBatch(keep, tuple(part for part in batch.parts() if part.leaf != 1))
+    return replace(unpacked(batch, lambda part: part.leaf != 1), leaves=keep)
 
 
 def drop_leaf_only(batch: WrittenBatch) -> WrittenBatch:

@@ -153,11 +153,19 @@ async def test_a_leaf_says_where_it_stands_and_who_handles_it(rig: Rig) -> None:
 
 async def test_what_is_planned_is_counted_before_the_first_leaf_goes_on(rig: Rig) -> None:
     run = rig.save_run()
-    await save_stages(run, {"a": array(4), "b": array(2), "n": None}, Flatten())
+    (batch,) = await save_stages(run, {"a": array(4), "b": array(2), "n": None}, Flatten())
 
-    assert [info.name for info in run.planned] == ["a", "b", "n"]
+    assert [info.name for info in batch.plan.infos] == ["a", "b", "n"]
+    assert [spec.nbytes for spec in batch.plan.specs] == [16, 8, 0]
     progress = run.progress.snapshot()
     assert (progress.leaves_total, progress.bytes_total) == (3, 24)
+
+
+async def test_a_tree_without_a_leaf_is_an_empty_batch_with_its_plan(rig: Rig) -> None:
+    (batch,) = await flattened(rig, cast("Any", core).FrozenDict({}))
+
+    assert batch.leaves == ()
+    assert list(batch.plan.infos) == []
 
 
 async def test_batches_are_bounded_by_leaves(rig: Rig) -> None:

@@ -105,7 +105,7 @@ async def test_a_leaf_is_complete_with_the_last_of_its_bytes_and_not_before(rig:
 
 async def test_a_piece_is_cut_along_its_bytes_and_its_lease_goes_with_the_last_part(rig: Rig) -> None:
     run = rig.save_run()
-    (batch,) = await save_stages(run, {"a": np.arange(10, dtype=np.uint8)}, Flatten())
+    (batch,) = await save_stages(run, {"a": np.arange(15, dtype=np.uint8)}, Flatten())
     data = memoryview(bytes(range(10)))
     piece = Piece(batch.leaves[0].without_value(), (0,), 5, data, cost=10)
     leases: list[int] = []

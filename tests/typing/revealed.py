@@ -28,6 +28,7 @@ async def awaited(
     structs: dict[str, jax.ShapeDtypeStruct],
 ) -> None:
     assert_type(await penstock.restore("a"), Any)
+    assert_type(await penstock.restore("a", like=...), Any)
     assert_type(await checkpointer.restore("a"), Any)
     assert_type(await manager.restore(), Any)
 

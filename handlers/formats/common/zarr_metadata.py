@@ -8,13 +8,21 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("METADATA_KEYS", "ArrayFormat", "decode", "encode_v2", "encode_v3", "v2_compressor")
+__all__ = (
+    "METADATA_KEYS",
+    "ArrayFormat",
+    "decode",
+    "encode_v2",
+    "encode_v3",
+    "opaque_codec",
+    "v2_compressor",
+)
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, cast, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
 from penstock.handlers.formats.common.checked_json import (
@@ -28,6 +36,9 @@ from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatErro
 
 METADATA_KEYS: Final = (".zarray", "zarr.json")
 """The key of an array's metadata, in version 2 and in version 3."""
+
+_OPAQUE: Final = {"opaque": True}
+"""What tells a codec that a stage invented from one that zarr may know one day."""
 
 _V2_CODES: Final = {
     "bool": "|b1",
@@ -107,7 +118,26 @@ def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec
 
 def v2_compressor(codec: str | None) -> dict[str, object] | None:
     """The member `compressor` of a `.zarray`."""
-    return None if codec is None else {"id": "zstd", "level": _zstd_level(codec)}
+    if codec is None:
+        return None
+
+    return {"id": codec, **_OPAQUE} if _is_opaque(codec) else {"id": "zstd", "level": _zstd_level(codec)}
+
+
+def opaque_codec(form: ArrayFormat) -> str | None:
+    """Return the codec that a stage of penstock gave an array to make it opaque; None if it has none."""
+    version_2 = form.version == 2
+    step: Any = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
+    options: Any = step if version_2 else step.get("configuration")
+    if not isinstance(options, dict) or cast("dict[str, object]", options).get("opaque") is not True:
+        return None
+
+    return str(step.get("id" if version_2 else "name"))
+
+
+def _is_opaque(codec: str) -> bool:
+    """Whether it is no codec of zarr, but what a stage calls the thing it did."""
+    return codec.partition(":")[0] != "zstd"
 
 
 @lru_cache(maxsize=4096)
@@ -119,7 +149,9 @@ def encode_v3(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec
     kind = numpy_dtype(dtype)
     order = {} if kind.itemsize == 1 else {"configuration": {"endian": "little"}}
     codecs: list[object] = [{**order, "name": "bytes"}]
-    if codec is not None:
+    if codec is not None and _is_opaque(codec):
+        codecs.append({"configuration": _OPAQUE, "name": codec})
+    elif codec is not None:
         codecs.append({"configuration": {"checksum": False, "level": _zstd_level(codec)}, "name": "zstd"})
 
     zero: Any = 0 if "int" in dtype else False if dtype == "bool" else 0.0

@@ -51,8 +51,8 @@ def check_leaf(info: ParamInfo, spec: LeafSpec) -> None:
     """Refuse a leaf that the format cannot hold.
 
     Raises:
-        InvalidLeafError: If it has elements of a type that the format lacks, an impossible name, or a
-            handler that writes files of its own.
+        InvalidLeafError: If it has elements of a type that the format lacks, an impossible name, opaque
+            bytes, or a handler that writes files of its own.
     """
     if spec.shape is None:
         if spec.text is None and not spec.is_empty_marker:
@@ -60,6 +60,9 @@ def check_leaf(info: ParamInfo, spec: LeafSpec) -> None:
             raise InvalidLeafError(info.key_path, problem)
         return
 
+    if spec.codec is not None:
+        problem = f"its bytes are opaque ({spec.codec}), and safetensors has no way to say so"
+        raise InvalidLeafError(info.key_path, problem)
     if spec.dtype not in CODES:
         problem = f"safetensors has no elements of type {spec.dtype}; convert it, or leave it out"
         raise InvalidLeafError(info.key_path, problem)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, Unpack, final, overload
 
 from penstock.blocking.portal import Portal, refuse_running_loop
@@ -93,7 +93,13 @@ class CheckpointManager:
         **options: Unpack[RestoreKeywords],
     ) -> T: ...
     @overload
-    def restore(self, step: SupportsIndex | None = None, **options: Unpack[RestoreKeywords]) -> Any: ...
+    def restore(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        like: EllipsisType = ...,
+        **options: Unpack[RestoreKeywords],
+    ) -> Any: ...
     @overload
     def restore(
         self, step: SupportsIndex | None = None, *, like: type[T], **options: Unpack[RestoreKeywords]

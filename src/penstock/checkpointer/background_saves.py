@@ -1,4 +1,4 @@
-"""The saves of one Checkpointer that go on behind its callers, and the failures nobody was told of."""
+"""The background saves of one Checkpointer, and the failures that nobody was told of yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.checkpointer.save_task import SaveTask
 
 @final
 class BackgroundSaves:
-    """Knows every save that is under way, or that failed unseen. Used from one event loop."""
+    """Holds every save that is under way or failed unseen. Used in one event loop."""
 
     __slots__ = ("_saves", "_turns")
 
@@ -24,21 +24,21 @@ class BackgroundSaves:
         self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
 
     def turn(self, path: str) -> Lock:
-        """Return what saves to `path` hold, so that they follow each other."""
+        """Return the lock that saves to `path` take in turn."""
         return self._turns.setdefault(path, Lock())
 
     def add(self, save: SaveTask) -> None:
-        """Remember a save, and forget those that have nothing more to say."""
+        """Add a save, and drop those that ended and whose failure, if any, was seen."""
         self._saves = [other for other in self._saves if not other.future.done or other.promise.error_unseen]
         self._saves.append(save)
 
     @property
     def under_way(self) -> bool:
-        """Whether some save is not over."""
+        """Whether a save has not ended."""
         return any(not save.future.done for save in self._saves)
 
     async def wait_ended(self) -> None:
-        """Wait until none of the saves there are now runs any more."""
+        """Wait until all saves that were added so far have ended."""
         for save in tuple(self._saves):
             await save.wait_ended()
 
@@ -51,9 +51,9 @@ class BackgroundSaves:
                 raise error
 
     def raise_on_leaving(self, failure: BaseException | None) -> None:
-        """Raise what the Checkpointer is left with: `failure`, or else the first that nobody was told of.
+        """Raise `failure`, or else the first failure that nobody was told of, if there is one.
 
-        The other failures that nobody was told of are notes of it.
+        Further failures that nobody was told of are added to it as notes.
         """
         unseen = self.take_unseen()
         failure = failure or next(iter(unseen.values()), None)
@@ -70,7 +70,7 @@ class BackgroundSaves:
             del failure, unseen  # the traceback refers to this frame
 
     def take_unseen(self) -> dict[str, BaseException]:
-        """Return every failure that nobody was told of, by path; whoever takes them tells."""
+        """Return every failure that nobody was told of, by path. The caller must raise or report them."""
         unseen: dict[str, BaseException] = {}
         for save in self._saves:
             error = save.promise.error_unseen

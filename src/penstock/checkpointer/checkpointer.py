@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
@@ -120,6 +120,8 @@ class Checkpointer:
         restoring = default_restore_pipeline() if restore_pipeline is None else restore_pipeline
         self._save_pipeline = configured_pipeline(fitting_pipeline(saving, layout), options.save)
         self._restore_pipeline = configured_pipeline(restoring, options.restore)
+        self._save_pipeline.check(TreeToSave)
+        self._restore_pipeline.check(RestoreRequest)
         self._life = Lifetime(self._engine)
         self._entered = EnteredOnce("Checkpointer", self._life.live)
 
@@ -205,8 +207,10 @@ class Checkpointer:
             compare=compare,
         )
         chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
+        chosen = prioritised(chosen, prioritise)
+        chosen.check(TreeToSave)
         turn, undo_s = life.background.turn(final), engine.config.stopping.undo_s
-        task = SaveTask(prioritised(chosen, prioritise), run, TreeToSave(tree), turn, undo_s)
+        task = SaveTask(chosen, run, TreeToSave(tree, chosen.spec_changes), turn, undo_s)
         del tree
         await life.start(task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
@@ -216,7 +220,9 @@ class Checkpointer:
         self, path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
     ) -> T: ...
     @overload
-    async def restore(self, path: Path, **options: Unpack[RestoreKeywords]) -> Any: ...
+    async def restore(
+        self, path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]
+    ) -> Any: ...
     @overload
     async def restore(self, path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
     @overload
@@ -308,6 +314,7 @@ class Checkpointer:
         target = target if has_like else None
         request = RestoreRequest(final, target, has_like, asked, mmap, split, item, only)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        chosen.check(RestoreRequest)
         task = RestoreTask(self._engine, threads, with_derive(chosen, asked), request)
         tree, report = await self._life.calmly(task)
         result = finish(tree)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, without its bytes."""
+"""What a checkpoint holds: structure, shapes, dtypes and metadata, read without any array data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.stages.pytree.flattening import nest_columns
 @final
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the descriptions of all leaves of a checkpoint look at."""
+    """What the `LeafMetadata` of one checkpoint share."""
 
     leaves: Sequence[StoredLeaf]
     specs: Sequence[LeafSpec]
@@ -34,7 +34,7 @@ class _Stored:
 
 @final
 class LeafMetadata:
-    """What is known of one leaf without reading it. Immutable; equal to one that says the same."""
+    """One leaf, described without reading it. Immutable; compared by value."""
 
     __slots__ = ("_at", "_stored")
 
@@ -59,28 +59,28 @@ class LeafMetadata:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """None if it is no array."""
+        """None if the leaf is not an array."""
         return self._spec.shape
 
     @property
     def dtype(self) -> str:
-        """By name; empty if it is no array."""
+        """Its name; empty if the leaf is not an array."""
         return self._spec.dtype
 
     @property
     def nbytes(self) -> int:
-        """Uncompressed; 0 if it is no array."""
+        """Bytes, uncompressed; 0 if the leaf is not an array."""
         return self._spec.nbytes
 
     @property
     def stored_nbytes(self) -> int | None:
-        """Bytes that its chunks take, encoded as they are; 0 if it is no array, None if nobody can tell."""
+        """Bytes of its encoded chunks; 0 if the leaf is not an array, None if unknown."""
         details = self._stored.details
         return None if details is None else details.stored_nbytes(self._at)
 
     @property
     def codec(self) -> str | None:
-        """What its chunks went through: `zstd:3`, `blosc:lz4:5`; None if nothing."""
+        """The codec of its chunks, as in `zstd:3` or `blosc:lz4:5`; None if they are stored as they are."""
         details = self._stored.details
         return None if details is None else details.codec(self._at)
 
@@ -90,19 +90,19 @@ class LeafMetadata:
 
     @property
     def write_shape(self) -> tuple[int, ...] | None:
-        """Of a jax.Array: the part that one replica wrote, as recorded."""
+        """For a jax.Array: the shape that one replica wrote, as recorded."""
         return self._spec.write_shape
 
     @property
     def sharding(self) -> Mapping[str, Any] | None:
-        """As recorded, a fresh copy each time; its devices need not be here."""
+        """As recorded, a fresh copy each time; its devices need not exist here."""
         text = self._spec.sharding
         found: Mapping[str, Any] | None = json.loads(text) if text else None
         return found
 
     @property
     def random_key_impl(self) -> str | None:
-        """Of a typed PRNG key: the name of its implementation."""
+        """For a typed PRNG key: the name of its implementation."""
         return self._spec.random_key_impl
 
     @property
@@ -134,7 +134,7 @@ class CheckpointMetadata:
     path: str  #: of the checkpoint: as asked for, or the latest step there
     tree: Any = field(
         repr=False
-    )  #: as a restore without a target gives it, with a `LeafMetadata` for each leaf
+    )  #: as a restore without a target returns it, with a `LeafMetadata` for each leaf
     leaves: tuple[LeafMetadata, ...] = field(repr=False)  #: the same, in order
     custom_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the checkpoint or step
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
@@ -143,16 +143,16 @@ class CheckpointMetadata:
         None  #: of the directory of steps, if `metadata` was asked of one
     )
     started_at_ns: int | None = None  #: when the save began, as `committed_at_ns`
-    uses_zarr3: bool = False  #: whether arrays are of zarr version 3, as it is recorded
+    uses_zarr3: bool = False  #: whether arrays are in zarr version 3, as recorded
 
     @property
     def nbytes(self) -> int:
-        """Array bytes in all, uncompressed."""
+        """Bytes of all arrays, uncompressed."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     @property
     def stored_nbytes(self) -> int | None:
-        """Bytes that all arrays take, encoded as they are; None if that cannot be told."""
+        """Bytes of all encoded arrays; None if unknown for any of them."""
         found = [leaf.stored_nbytes for leaf in self.leaves]
         known = [nbytes for nbytes in found if nbytes is not None]
         return sum(known) if len(known) == len(found) else None
@@ -164,7 +164,7 @@ def describe_checkpoint(
     """Read the documents of a checkpoint, and nothing else. Blocking.
 
     Raises:
-        CorruptCheckpointError: If there is no checkpoint, or a damaged one.
+        CorruptCheckpointError: If there is no checkpoint or it is damaged.
     """
     checkpoint = layout.open(store, path, item)
     found, leaves = _Stored.of(checkpoint), checkpoint.leaves

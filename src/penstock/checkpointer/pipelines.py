@@ -1,4 +1,4 @@
-"""The pipelines that penstock runs unless told otherwise."""
+"""The default pipelines of a save and of a restore, and how options change them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from penstock.stages.write_arranged import WriteArranged
 
 RunT = TypeVar("RunT")
 First: TypeAlias = Callable[[KeyPath], bool]
-"""Says which leaves come first, by stored key path."""
+"""Returns True for a stored key path whose leaf comes first."""
 
 STAGED_AHEAD = 4096
-"""Messages that may wait behind `device_to_host`. It is what lets a save be staged long before it is
-written; the regulator bounds the bytes copied for them, and what was not copied costs none."""
+"""Messages that may wait behind `device_to_host`, so that a save is staged long before it is written. The
+regulator bounds the bytes copied for them; leaves that are not copied cost none."""
 
 
 UNLIMITED = 1 << 62  # bytes of a data file
@@ -53,8 +53,8 @@ def save_pipeline(layout: Layout | None = None) -> Pipeline[SaveRun]:
     """Return the seven stages of a save, each with its default options.
 
     Args:
-        layout: What is written; by default Orbax's. One whose files begin with where everything lies
-            has a stage of its own to write them.
+        layout: The format written; by default Orbax's. A layout whose files begin with a table of contents
+            has its own stage to write them.
     """
     arranged = isinstance(layout, ArrangedLayout)
     return Pipeline(
@@ -73,8 +73,8 @@ def save_pipeline(layout: Layout | None = None) -> Pipeline[SaveRun]:
 def fitting_pipeline(pipeline: Pipeline[SaveRun], layout: Layout) -> Pipeline[SaveRun]:
     """Return `pipeline` as saving in the format of a layout needs it.
 
-    With a codec there is a stage `encode` behind `device_to_host`, unless one is called so already. The
-    size of data files becomes an option of `write`.
+    With a codec a stage `encode` follows `device_to_host`, unless there is a stage of that name. The size of
+    data files becomes an option of `write`.
 
     Raises:
         PipelineError, ConfigError: If the stage `write` has no such option.
@@ -84,11 +84,14 @@ def fitting_pipeline(pipeline: Pipeline[SaveRun], layout: Layout) -> Pipeline[Sa
 
     form, names = layout.save_format, pipeline.names
     if form.leaf_codec is not None and "encode" not in names and "device_to_host" in names:
+        # Behind the stages that somebody put there: they see leaves as they are, and not encoded.
+        behind = next((name for name in ("limit_bytes", "write") if name in names), names[-1])
         slots: list[Slot[SaveRun]] = []
         for slot in pipeline:
-            slots.append(slot)
-            if slot.name == "device_to_host":
+            if slot.name == behind:
                 slots.append(Slot("encode", Encode()))
+
+            slots.append(slot)
 
         pipeline = Pipeline(tuple(slots))
 
@@ -115,18 +118,18 @@ def restore_pipeline() -> Pipeline[RestoreRun]:
 
 
 def prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
-    """Return `pipeline` with the leaves that `first` says in front."""
+    """Return `pipeline` with the leaves for which `first` is true in front."""
     return pipeline if first is None else pipeline.configure("prioritise", first=first)
 
 
 def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipeline[RunT]:
-    """Return `pipeline` as the configuration wants it: its stages by name, then their options.
+    """Return `pipeline` as configured: its stages by name, then their options.
 
     A name in `options.stages` means the stage of that name in `pipeline`, with its milestone, or
     one that a distribution offers under the entry-point group `penstock.stages`.
 
     Raises:
-        PipelineError: If a name means nothing, or occurs twice.
+        PipelineError: If a name is unknown or occurs twice.
         ConfigError: If a stage has no such option, or a value does not fit.
     """
     if options.stages is not None:

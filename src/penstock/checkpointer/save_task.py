@@ -1,4 +1,4 @@
-"""One save in the background: its task, its scope, and what is undone when it fails."""
+"""One save in the background: its task, its cancel scope, and the clean-up when it fails."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CLEANING_S = 60.0
 
 @final
 class SaveTask:
-    """Runs one save to its end and tells its future. Never raises but when it is cancelled.
+    """Runs one save to its end and reports to its future. Raises only when it is cancelled.
 
     Args:
         pipeline: The stages.
-        run: What they use.
+        run: What the stages use.
         tree: What to save.
-        turn: Held while saving, so that saves to one path follow each other.
-        undo_s: How long a save that ends badly waits for what third-party handlers write.
+        turn: A lock held while saving, so that saves to one path follow each other.
+        undo_s: How long a save that failed or was cancelled waits for third-party handlers to stop writing.
     """
 
     __slots__ = (
@@ -78,16 +78,16 @@ class SaveTask:
 
     @property
     def promise(self) -> SavePromise:
-        """The kernel's side of it."""
+        """The side of the future that is written to."""
         return self._promise
 
     def cancel(self) -> None:
-        """Stop, unless the commit is through: then the checkpoint is as good as there. In the loop only."""
+        """Stop, unless the commit is done and the checkpoint all but published. In the event loop only."""
         if (self.future.milestone or 0) < Milestone.COMMITTED:
             self._scope.cancel()
 
     async def wait_ended(self) -> None:
-        """Wait until nothing of the save runs any more, and what it left behind is gone."""
+        """Wait until no part of the save runs any more and its temporary files are gone."""
         await self._ended.wait()
 
     async def __call__(self) -> None:
@@ -146,13 +146,13 @@ class SaveTask:
         with move_on_after(self._undo_s):
             for work in run.background:
                 self._hung = self._hung_in(work)
-                with suppress(Exception):  # why the save fails is known already
+                with suppress(Exception):  # the reason of the failure is known already
                     await work.wait()
 
             self._hung = None
 
         if self._hung is not None:
-            # The handler may write on, so nobody may build there: whoever waits for it in a thread holds it.
+            # The handler may still write there. The thread that waits for it keeps the directory held.
             run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(self._hung))
             because.add_note(str(self._hung))
             return
@@ -173,7 +173,7 @@ class SaveTask:
         )
 
     def _leave_behind(self, work: Background) -> None:
-        """Be over, as far as others can see. What hangs is a coroutine, and nobody can end that."""
+        """End the save for everybody else. A coroutine that hangs cannot be ended."""
         error = self._hung_in(work)
         self._run.events.warning("save.left_behind", path=self._run.workspace.temporary, error=repr(error))
         self._promise.fail(error)
@@ -196,4 +196,4 @@ class SaveTask:
             return
 
         self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
-        self._promise.mark_seen()  # whoever cancelled it knows
+        self._promise.mark_seen()  # the one who cancelled it knows

@@ -1,4 +1,4 @@
-"""Is a checkpoint at rest still what was written?"""
+"""Verification: whether a checkpoint at rest still is what was written."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ GROUP_RANGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a checkpoint at rest was found to be."""
+    """The result of comparing a checkpoint at rest with its checksums."""
 
     path: str
     n_leaves: int
     n_ranges: int  #: whose checksum was compared
-    nbytes: int  #: in them
-    damages: tuple[Damage, ...] = field(repr=False)  #: by file and offset; empty if all is as written
-    unchecked: tuple[str, ...] = ()  #: key paths of leaves with bytes whose checksum was not recorded
+    nbytes: int  #: in those ranges
+    damages: tuple[Damage, ...] = field(repr=False)  #: by file and offset; empty if nothing is damaged
+    unchecked: tuple[str, ...] = ()  #: key paths of leaves that have bytes without a recorded checksum
 
     @property
     def intact(self) -> bool:
-        """Whether everything recorded is as it was written."""
+        """Whether every range with a checksum is as it was written."""
         return not self.damages
 
     @property
     def damaged_leaves(self) -> tuple[str, ...]:
-        """Key paths of the leaves that damage touches, each once."""
+        """Key paths of the damaged leaves, each once."""
         return tuple(dict.fromkeys([name for damage in self.damages for name in damage.key_paths]))
 
 
@@ -93,7 +93,7 @@ def _survey(store: Store, path: str, item: str | None) -> tuple[int, _Survey]:
 
 
 def _groups(ranges: Sequence[RecordedRange]) -> Iterator[list[RecordedRange]]:
-    """Yield what one thread checks at a time: ranges of one file, so many or so large together."""
+    """Yield what one thread checks at a time: ranges of one file, bounded in number and in bytes."""
     group: list[RecordedRange] = []
     nbytes = 0
     for found in ranges:

@@ -1,4 +1,4 @@
-"""The durable steps of a root, as far as this process knows, and what was read of them."""
+"""The durable steps of a root that this process knows, and what was read of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Catalogue:
     """Steps by number. Changed in the event loop; `infos` reads files, and is called in a thread.
 
     Args:
-        store: Where.
+        store: Where `root` lies.
         root: The directory of steps.
-        names: How they are called.
+        names: Names of step directories.
         events: Told of metrics that cannot be read.
     """
 
@@ -52,15 +52,15 @@ class Catalogue:
         return step in self._steps
 
     def name(self, step: int) -> str:
-        """The name of a step's directory, there or not."""
+        """The name of a step's directory, whether it exists or not."""
         return self._steps.get(step) or self._names.name(step)
 
     def path(self, step: int) -> str:
-        """The directory of a step, there or not."""
+        """The directory of a step, whether it exists or not."""
         return os.path.join(self._root, self.name(step))
 
     def replace(self, steps: Mapping[int, str]) -> None:
-        """Take what was found on the medium: number to name, ascending. What was read is forgotten."""
+        """Take the steps found on the medium: number to name, ascending. Forget what was read of others."""
         self._steps = dict(steps)
         self._infos = {}
 
@@ -74,7 +74,7 @@ class Catalogue:
         self._forget(step)
 
     def remove(self, steps: Sequence[int]) -> dict[int, str]:
-        """Strike steps out; return those that were there, with their names."""
+        """Remove steps; return those that were known, with their names."""
         gone = {step: self._steps.pop(step) for step in steps if step in self._steps}
         for step in gone:
             self._forget(step)
@@ -82,10 +82,10 @@ class Catalogue:
         return gone
 
     def infos(self, steps: Mapping[int, str], needs: Needs) -> list[StepInfo]:
-        """Return what policies look at, reading what was not read before. Blocking.
+        """Return what policies look at, and read what was not read before. Blocking.
 
         Args:
-            steps: Some of them, as they were when this was asked for.
+            steps: Number to name, from `snapshot`.
             needs: What has to be read.
         """
         if not needs:
@@ -94,7 +94,7 @@ class Catalogue:
         return [self._info(step, name, needs) for step, name in steps.items()]
 
     def snapshot(self) -> dict[int, str]:
-        """Return number and name of each step, as they are now."""
+        """Return number and name of each step; a copy."""
         return dict(self._steps)
 
     def _info(self, step: int, name: str, needs: Needs) -> StepInfo:

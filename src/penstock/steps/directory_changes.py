@@ -1,4 +1,4 @@
-"""Hearing from the file system that a directory has changed, where a library for that is installed."""
+"""Changes of a directory, as the file system reports them, where `watchfiles` is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from anyio import Event, create_task_group, sleep_forever
 
 SETTLING_MS = 50
-"""Changes that follow each other so closely are one."""
+"""Changes within this time count as one."""
 
 
 def tells_changes() -> bool:
@@ -20,9 +20,9 @@ def tells_changes() -> bool:
 
 
 async def set_at_change(directory: str, changed: Event) -> None:
-    """Set `changed` when an entry of the directory changes; return without that if nobody can tell.
+    """Set `changed` when an entry of the directory changes; return at once if it cannot be watched.
 
-    It may never be set: network file systems tell nothing of what other machines do.
+    It may never be set: network file systems do not report what other machines do.
 
     Cancellation:
         Takes effect within some tens of milliseconds.
@@ -52,7 +52,7 @@ async def set_at_change(directory: str, changed: Event) -> None:
 
 
 async def _set_when_cancelled(event: Event) -> None:
-    """Tell the thread in which the library waits: it cannot be cancelled, and would wait for seconds."""
+    """Wake the thread in which the library waits: it cannot be cancelled, and would wait for seconds."""
     try:
         await sleep_forever()
     finally:

@@ -1,4 +1,4 @@
-"""Which steps to keep: small values that look at all of them and choose. Pure.
+"""Policies that say which steps to keep. Small, pure values that look at all steps.
 
 Policies are combined with `|` (what any keeps) and `&` (what all keep): `KeepLast(3) | KeepEvery(1000)`.
 """
@@ -44,7 +44,7 @@ EVERYTHING: Final[Needs] = frozenset({"time", "metrics"})
 @final
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What a policy may look at of one step."""
+    """What a policy may look at in one step."""
 
     step: int
     time_s: float = math.nan  #: when it became durable, seconds since the epoch; NaN if no policy needs it
@@ -66,12 +66,12 @@ class KeepPolicy(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What of `StepInfo` it looks at beside the number: reading that costs a file for each step."""
+        """What it looks at in a `StepInfo` beside the number. Reading that costs a file for each step."""
         ...
 
 
 class _Combinable:
-    """Gives `|` and `&` to the policies here."""
+    """Gives `|` and `&` to the policies of this module."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class _Combinable:
 @final
 @dataclass(frozen=True, slots=True)
 class KeepAnyOf(_Combinable):
-    """Whatever any of the policies keeps; with none, nothing."""
+    """Keeps what any of the policies keeps; with no policies, nothing."""
 
     policies: Sequence[KeepPolicy]
 
@@ -104,7 +104,7 @@ class KeepAnyOf(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepAllOf(_Combinable):
-    """What all of the policies keep; with none, everything."""
+    """Keeps what all of the policies keep; with no policies, everything."""
 
     policies: Sequence[KeepPolicy]
 
@@ -120,7 +120,7 @@ class KeepAllOf(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepAll(_Combinable):
-    """Everything."""
+    """Keeps every step."""
 
     def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
         return [info.step for info in steps]
@@ -129,7 +129,7 @@ class KeepAll(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepLast(_Combinable):
-    """The last `n` steps."""
+    """Keeps the last `n` steps."""
 
     n: int
 
@@ -144,7 +144,7 @@ class KeepLast(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepEvery(_Combinable):
-    """Steps that are a multiple of `n`."""
+    """Keeps steps whose number is a multiple of `n`."""
 
     n: int
 
@@ -159,7 +159,7 @@ class KeepEvery(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepEverySeconds(_Combinable):
-    """The first step, and then each that became durable at least so long after the last one kept."""
+    """Keeps the first step, and then each that became durable at least `seconds` after the last one kept."""
 
     seconds: float
 
@@ -185,7 +185,7 @@ class KeepEverySeconds(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepRecent(_Combinable):
-    """Steps that became durable at most so long ago."""
+    """Keeps steps that became durable at most `seconds` ago."""
 
     seconds: float
 
@@ -200,7 +200,7 @@ class KeepRecent(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepSteps(_Combinable):
-    """The steps given, for good."""
+    """Keeps the steps given."""
 
     steps: Collection[int]
 
@@ -211,16 +211,16 @@ class KeepSteps(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepBest(_Combinable):
-    """The `n` steps with the best metric.
+    """Keeps the `n` steps with the best metric.
 
-    Of two that are equal the later one is better. One that is not finite is worse than every finite one:
-    a loss of NaN, or of minus infinity, is an accident and no achievement.
+    Of two equal steps the later one is better. A metric that is not finite is worse than every finite one:
+    a loss of NaN or of minus infinity is an accident, not an achievement.
 
     Attributes:
         n: How many.
         metric: Which metric; by its name, or computed from all of them.
         mode: Whether the least or the greatest is best.
-        without_metric: Whether steps that do not have it are kept, beside the `n`.
+        without_metric: Whether steps without the metric are kept in addition to the `n`.
     """
 
     n: int
@@ -269,13 +269,13 @@ def ranking_of(policy: KeepPolicy) -> tuple[Metric, Mode] | None:
 def steps_to_delete(
     policy: KeepPolicy, steps: Sequence[StepInfo], now_s: float, pinned: Collection[int] = ()
 ) -> list[int]:
-    """Say which steps go: those that the policy does not keep, but never the last one.
+    """Return the steps to delete: those that the policy does not keep, but never the last one.
 
     Args:
         policy: What to keep.
         steps: All durable steps, ascending.
         now_s: Seconds since the epoch.
-        pinned: Kept whatever the policy says.
+        pinned: Steps that stay, whatever the policy says.
 
     Returns:
         Ascending.

@@ -6,7 +6,7 @@ __all__ = ("CheckpointManager",)
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack, final, overload
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
@@ -65,20 +65,20 @@ class CheckpointManager:
     root; any number may read it, with `read_only=True`.
 
     Args:
-        root: The directory of steps; made if it is not there.
+        root: The directory of steps; made if it does not exist.
         save_when: Which of the steps offered to `save` are saved.
         keep: Which steps stay once a new one is durable; the last one always does.
-        names: What the directories of steps are called.
+        names: Names of step directories.
         trash: A folder in `root` that steps are moved to instead of being removed.
-        metric: What `best_step` ranks by; by default what the first `KeepBest` in `keep` does.
-        mode: Whether the least or the greatest is best, with `metric`.
-        metadata: The caller's own, JSON, kept with `root`; what is there already is not replaced.
+        metric: What `best_step` ranks by; by default what the first `KeepBest` in `keep` ranks by.
+        mode: Whether the least or the greatest `metric` is best.
+        metadata: The caller's own JSON values, kept with `root`; those of an existing root stay.
         read_only: Whether nothing is written or deleted.
-        clean: Whether what crashed saves left in `root` is removed on opening.
-        link: Whether arrays that an earlier step holds already are linked to it, not written again.
-        sigterm: Whether SIGTERM no longer ends the process but tells `OnPreemption`; by default if
-            `save_when` has that in it.
-        checkpointer: What saves and restores, to share one memory budget; it must be open.
+        clean: Whether the leftovers of crashed saves are removed from `root` on opening.
+        link: Whether arrays that an earlier step already holds are linked instead of written again.
+        sigterm: Whether SIGTERM triggers `OnPreemption` instead of ending the process; by default if
+            `save_when` contains it.
+        checkpointer: An open Checkpointer that saves and restores, to share its memory budget.
         config: Options, as for `penstock.Checkpointer`; and so is everything below. Not beside a
             `checkpointer`, which has its own.
         registry: Handlers for leaf types.
@@ -200,7 +200,7 @@ class CheckpointManager:
         self._saves.preempt()
 
     def should_save(self, step: SupportsIndex) -> bool:
-        """Whether `save` would save `step` now: it is newer than the latest, and the policy wants it."""
+        """Whether `save` would save `step` now: it is newer than the latest and the policy wants it."""
         return not self._read_only and self._saves.should_save(step_number(step))
 
     async def save(
@@ -224,10 +224,10 @@ class CheckpointManager:
         Args:
             step: Its number.
             items: A tree, or a `Composite` of named items.
-            metrics: Numbers, by name; kept with the step, and what `KeepBest` looks at.
+            metrics: Numbers, by name; kept with the step and ranked by `KeepBest`.
             custom_metadata: JSON values kept with the step.
-            force: Save it whatever the policy says.
-            overwrite: Replace the step if it is there, and allow one older than the latest.
+            force: Save it, whatever the policy says.
+            overwrite: Replace the step if it exists, and allow one older than the latest.
             prioritise: As for `Checkpointer.save`; and so is everything below.
             staging: When this returns: `"copy"` or `"overlap"`.
             pipeline: Stages for this save alone.
@@ -240,7 +240,7 @@ class CheckpointManager:
             The save in the background; None if the policy does not want it.
 
         Raises:
-            StepExistsError: If the step is there, or being saved.
+            StepExistsError: If the step exists or is being saved.
             OlderStepError: If it is older than the latest.
             SpecError, HandlerError, StorageError: As `Checkpointer.save`.
             PenstockError: If an earlier save failed and nobody was told yet.
@@ -280,7 +280,13 @@ class CheckpointManager:
         **options: Unpack[RestoreKeywords],
     ) -> T: ...
     @overload
-    async def restore(self, step: SupportsIndex | None = None, **options: Unpack[RestoreKeywords]) -> Any: ...
+    async def restore(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        like: EllipsisType = ...,
+        **options: Unpack[RestoreKeywords],
+    ) -> Any: ...
     @overload
     async def restore(
         self, step: SupportsIndex | None = None, *, like: type[T], **options: Unpack[RestoreKeywords]
@@ -320,7 +326,7 @@ class CheckpointManager:
     ) -> Any:
         """Return what was saved as a step.
 
-        While it is read, no penstock on this machine deletes it.
+        While the step is read, no penstock on this machine deletes it.
 
         Args:
             step: Its number; by default the latest.
@@ -378,7 +384,7 @@ class CheckpointManager:
         return found
 
     def all_steps(self) -> Sequence[int]:
-        """Every durable step, ascending, as far as this manager knows; see `reload`."""
+        """Every durable step that this manager knows, ascending; see `reload`."""
         return self._saves.catalogue.steps
 
     def latest_step(self) -> int | None:
@@ -425,14 +431,14 @@ class CheckpointManager:
         return await self._saves.threads.run(on_disk.read_root_metadata, store, self._root)
 
     async def delete(self, step: SupportsIndex) -> None:
-        """Delete a step; returns when it is gone, which it is not while somebody on this machine reads it.
+        """Delete a step; return when it is gone. While somebody on this machine reads it, it stays.
 
         Raises:
             NotACheckpointError: If there is no such step.
-            StorageError: If it could not be deleted; it is still there then.
+            StorageError: If it could not be deleted; then it is still there.
 
         Cancellation:
-            It will be deleted all the same.
+            The step will be deleted nevertheless.
         """
         self._saves.check_open()
         number = step_number(step)
@@ -444,7 +450,7 @@ class CheckpointManager:
         await self._saves.retention.delete(number)
 
     def pin(self, step: SupportsIndex) -> None:
-        """Keep a step, whatever the policy says, as long as this manager is open or until `unpin`."""
+        """Keep a step, whatever the policy says, until `unpin` or until this manager is left."""
         self._saves.retention.pins.add(step_number(step))
 
     def unpin(self, step: SupportsIndex) -> None:
@@ -452,7 +458,7 @@ class CheckpointManager:
         self._saves.retention.pins.discard(step_number(step))
 
     async def reload(self) -> None:
-        """Look again at what lies in the root, which others may have changed."""
+        """List the root again, which others may have changed."""
         self._saves.check_open()
         await self._saves.load()
 
@@ -481,7 +487,7 @@ class CheckpointManager:
         )
 
     async def wait(self) -> None:
-        """Wait until no save is under way, and what the policy does not keep is deleted or being read.
+        """Wait until no save is under way, and every step to be deleted is gone or being read.
 
         Raises:
             PenstockError: The first failure that nobody was told of yet.
@@ -491,7 +497,7 @@ class CheckpointManager:
         await self._checkpointer.wait()
 
     async def close(self) -> None:
-        """Wait as `wait` does; afterwards nothing more can be asked of the manager but to be left."""
+        """Wait as `wait` does; afterwards the manager takes no more calls and can only be left."""
         await self.wait()
         self._saves.close()
 

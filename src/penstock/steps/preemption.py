@@ -1,4 +1,4 @@
-"""Hearing that the process is about to be ended."""
+"""SIGTERM as a request to save before the process is ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.steps.save_policies import OnPreemption, SaveAllOf, SaveAnyOf, Sav
 
 
 def awaits_preemption(policy: SavePolicy) -> bool:
-    """Whether a policy has `OnPreemption` in it."""
+    """Whether a policy is or contains `OnPreemption`."""
     if isinstance(policy, (SaveAnyOf, SaveAllOf)):
         return any(awaits_preemption(part) for part in policy.policies)
 
@@ -28,7 +28,7 @@ async def hear_sigterm(
 ) -> None:
     """Call `told` at each SIGTERM, which no longer ends the process, until cancelled.
 
-    Only the main thread can hear signals; in another one nothing is heard, and that is told by an event.
+    Python handles signals in the main thread only. In another thread this logs an event and returns.
     """
     if threading.current_thread() is not threading.main_thread():
         get_logger().warning("steps.no_signals", reason="not in the main thread")

@@ -1,4 +1,4 @@
-"""Decides which steps go when a new one is durable, and has them deleted."""
+"""Retention: which steps are deleted when a new one is durable."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.steps.step_deletion import Deleter
 
 @final
 class Retention:
-    """Strikes out of the catalogue what a policy does not keep. Used in the event loop.
+    """Removes from the catalogue the steps that a policy does not keep. Used in the event loop.
 
     Args:
-        catalogue: The steps there are.
+        catalogue: The steps that exist.
         policy: Which of them stay.
-        threads: For the policy, and for reading what it looks at.
+        threads: Run the policy, and read what it looks at.
     """
 
     __slots__ = ("_catalogue", "_outcomes", "_policy", "_threads", "deleter", "pins")
@@ -34,28 +34,28 @@ class Retention:
         self._threads = threads
         self._outcomes: dict[int, tuple[Event, list[StorageError]]] = {}
         self.pins: set[int] = set()  #: steps that stay whatever the policy says
-        self.deleter: Deleter  #: set before anything else is asked
+        self.deleter: Deleter  #: set before any method is called
 
     async def apply(self, saved: int) -> None:
-        """Decide what goes, now that a step is durable; that step and the last one stay.
+        """Decide which steps to delete, now that one is durable; that step and the last one stay.
 
         Raises:
             Exception: What the policy raises.
         """
         steps = self._catalogue.snapshot()
         doomed = await self._threads.run(self._decide, steps, saved)
-        # Pinned is what is pinned now; what came since is no part of the decision, and stays.
+        # The pins are those of this moment; a step that came since was no part of the decision and stays.
         going = [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
         self.deleter.ask(self._catalogue.remove(going))
 
     async def delete(self, step: int) -> None:
-        """Delete a step and return when it is gone, which it is not while somebody reads it.
+        """Delete a step and return when it is gone. While somebody on this machine reads it, it stays.
 
         Raises:
-            StorageError: If it could not be deleted; it is still there then.
+            StorageError: If it could not be deleted; then it is still there.
 
         Cancellation:
-            It will be deleted all the same.
+            The step will be deleted nevertheless.
         """
         event, problems = self._outcomes.setdefault(step, (Event(), []))
         self.deleter.ask(self._catalogue.remove([step]))
@@ -64,14 +64,14 @@ class Retention:
             raise problems[0]
 
     def forget(self, step: int) -> None:
-        """Do not delete a step that is saved anew; whoever waits for its end has waited long enough."""
+        """Do not delete a step that is saved anew; release those who wait for its deletion."""
         if step in self.deleter.waiting:
             self.deleter.forget(step)
             event, _ = self._outcomes.pop(step, (Event(), []))
             event.set()
 
     def note_outcome(self, step: int, name: str, problem: StorageError | None) -> None:
-        """Take from the deleter what became of a step."""
+        """Take the outcome of a deletion from the deleter."""
         event, problems = self._outcomes.pop(step, (Event(), []))
         if problem is not None:
             self._catalogue.add(step, name)

@@ -1,4 +1,4 @@
-"""When to save: small values that look at a step and say yes or no. Pure.
+"""Policies that say whether a step is saved. Small, pure values.
 
 Policies are combined with `|` and `&`: `EverySteps(1000) | OnPreemption()`.
 """
@@ -32,9 +32,9 @@ from penstock.kernel.errors import SpecError
 class SaveMoment:
     """What a policy may look at."""
 
-    step: int  #: that could be saved
+    step: int  #: the one that could be saved
     now_s: float  #: seconds on a clock that never goes back
-    steps: Sequence[int] = ()  #: those that are saved, or being saved, ascending
+    steps: Sequence[int] = ()  #: those that are saved or being saved, ascending
     saved_s: float = 0.0  #: when the last save began, on that clock; or the manager was opened
     saving: bool = False  #: whether a save is under way
     preempted: bool = False  #: whether this process was told to end, and no save was begun since
@@ -48,7 +48,7 @@ class SavePolicy(Protocol):
 
 
 class _Combinable:
-    """Gives `|` and `&` to the policies here."""
+    """Gives `|` and `&` to the policies of this module."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class _Combinable:
 @final
 @dataclass(frozen=True, slots=True)
 class SaveAnyOf(_Combinable):
-    """If any of the policies wants it; with none, never."""
+    """Saves if any of the policies wants to; with no policies, never."""
 
     policies: Sequence[SavePolicy]
 
@@ -73,7 +73,7 @@ class SaveAnyOf(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class SaveAllOf(_Combinable):
-    """If all of the policies want it; with none, always."""
+    """Saves if all of the policies want to; with no policies, always."""
 
     policies: Sequence[SavePolicy]
 
@@ -84,7 +84,7 @@ class SaveAllOf(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class Always(_Combinable):
-    """Every step that `save` is called with."""
+    """Saves every step that `save` is called with."""
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return True
@@ -93,7 +93,7 @@ class Always(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class Never(_Combinable):
-    """No step but those saved with `force=True`."""
+    """Saves no step, except with `force=True`."""
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return False
@@ -102,7 +102,7 @@ class Never(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class EverySteps(_Combinable):
-    """Steps that are a multiple of `n`."""
+    """Saves steps whose number is a multiple of `n`."""
 
     n: int
 
@@ -117,7 +117,7 @@ class EverySteps(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class EverySeconds(_Combinable):
-    """When the last save began at least so long ago, or none did and the manager is open so long."""
+    """Saves when the last save began at least `seconds` ago; or the manager was opened, if there was none."""
 
     seconds: float
 
@@ -132,7 +132,7 @@ class EverySeconds(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class OnSteps(_Combinable):
-    """The steps given."""
+    """Saves the steps given."""
 
     steps: Collection[int]
 
@@ -143,7 +143,7 @@ class OnSteps(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class FirstSave(_Combinable):
-    """Whatever step comes first in a root that has none."""
+    """Saves the first step of a root that has none."""
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return not moment.steps
@@ -152,10 +152,10 @@ class FirstSave(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class WhenIdle(_Combinable):
-    """As soon as the previous save has finished: as often as the medium can follow.
+    """Saves as soon as the previous save has finished, so as often as the medium allows.
 
     Attributes:
-        least_seconds: From the beginning of one save to that of the next.
+        least_seconds: The least time from the beginning of one save to that of the next.
     """
 
     least_seconds: float = 0.0
@@ -170,7 +170,7 @@ class WhenIdle(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class OnPreemption(_Combinable):
-    """The first step after the process was told to end: by SIGTERM, or by `manager.preempt()`."""
+    """Saves the first step after the process was told to end, by SIGTERM or `manager.preempt()`."""
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return moment.preempted

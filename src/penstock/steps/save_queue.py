@@ -1,4 +1,4 @@
-"""The saves of one root: in what order, from which base, and what follows when one is durable."""
+"""The saves of one root: their order, their bases, and what follows when one is durable."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from penstock.steps.step_contents import as_metrics, step_items
 from penstock.steps.step_deletion import Deleter
 from penstock.steps.step_names import NameFormat
 
-BUSY_THREADS: Final = 2  # a deletion that takes its time must not keep a listing waiting
+BUSY_THREADS: Final = 2  # a long deletion must not delay a listing
 
 
 @final
@@ -51,7 +51,7 @@ class _Pending:
     name: str
     future: SaveFuture | None = None
     done: Event = field(default_factory=Event)  #: the save is over
-    ended: Event = field(default_factory=Event)  #: and what follows from it is done
+    ended: Event = field(default_factory=Event)  #: and the deletions that follow are decided
 
 
 @final
@@ -73,10 +73,10 @@ class StepSaves:
     Args:
         checkpointer: What saves.
         root: The directory of steps.
-        names: How they are called.
-        save_when: Which are saved.
-        keep: Which stay.
-        trash: A folder for those that do not.
+        names: Names of step directories.
+        save_when: Which steps are saved.
+        keep: Which steps stay.
+        trash: A folder for steps that do not stay.
         link: Whether arrays are linked to an earlier step that holds them.
     """
 
@@ -106,7 +106,7 @@ class StepSaves:
         self._save_when = save_when
         self._link = link
         self._pending: dict[int, _Pending] = {}
-        self._followed: list[_Pending] = []  # no longer under way, but what follows from them is
+        self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._bases: list[int] = []  # steps whose values are known here, the latest last
         self._saved_s = time.monotonic()
         self._tasks: TaskGroup | None = None
@@ -160,7 +160,7 @@ class StepSaves:
         self._tasks = None
 
     async def load(self) -> None:
-        """Take the steps that lie in the root, but for those that are to be deleted."""
+        """List the steps in the root, except those that are to be deleted."""
         found = await self.threads.run(on_disk.find_steps, self._store, self._root, self._names)
         waiting = self.retention.deleter.waiting
         self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
@@ -188,10 +188,10 @@ class StepSaves:
         return self._save_when.should_save(moment)
 
     def check_order(self, step: int, *, overwrite: bool) -> None:
-        """Refuse a step that is there, or older than the latest.
+        """Refuse a step that exists, or is older than the latest.
 
         Raises:
-            StepExistsError: If it is there, or is being saved, whether it may be overwritten or not.
+            StepExistsError: If it exists and may not be overwritten, or is being saved.
             OlderStepError: If it is older.
         """
         if step in self._pending or (step in self.catalogue and not overwrite):
@@ -247,16 +247,16 @@ class StepSaves:
         return await self.threads.run(find)
 
     def note_base(self, step: int) -> None:
-        """Note that values of a step are known here: they were saved or restored."""
+        """Note that the values of a step are known here, since they were saved or restored."""
         self._bases = [*[known for known in self._bases if known != step], step][-3:]
 
     def note_found(self, step: int, name: str) -> None:
-        """Note a step that somebody else has saved."""
+        """Note a step that another process saved."""
         if step not in self.catalogue and step not in self.retention.deleter.waiting:
             self.catalogue.add(step, name)
 
     async def settle(self) -> None:
-        """Wait until no save is under way, and try once to delete what is to be deleted."""
+        """Wait until no save is under way, and try once to delete the steps that are to go."""
         for pending in (*self._pending.values(), *self._followed):
             await pending.ended.wait()
 
@@ -310,7 +310,7 @@ class StepSaves:
         return self.catalogue.path(there[-1]) if there else None
 
     def _note_done(self, step: int, pending: _Pending, future: SaveFuture) -> None:
-        """Called before whoever awaits the save goes on: from then on the step is there."""
+        """Record the step before anybody who awaits the save goes on."""
         del self._pending[step]
         self._followed.append(pending)
         if future.status != "failed":
@@ -324,7 +324,7 @@ class StepSaves:
             await pending.done.wait()
             if future.status != "failed":
                 await self.retention.apply(step)
-        except Exception as error:  # of a policy, or of the medium while reading for one
+        except Exception as error:  # from a policy, or from the medium while reading for it
             self._events.error("step.retention_failed", step=step, error=repr(error))
             self._failure = error
         finally:

@@ -1,4 +1,4 @@
-"""What is saved as a step and what is restored of it: one tree or several items, and metrics."""
+"""The contents of a step: one tree or several items, and metrics."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class StepMetadata:
 
     step: int
     path: str
-    items: Mapping[str, CheckpointMetadata] = field(repr=False)  #: by name; of one tree, `default`
+    items: Mapping[str, CheckpointMetadata] = field(repr=False)  #: by name; a single tree is called `default`
     metrics: Mapping[str, Any] | None = None
     custom_metadata: Mapping[str, Any] | None = None  #: the caller's own
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
 
     @property
     def tree(self) -> Any:
-        """Of a step that holds one tree: that tree, with a `LeafMetadata` for each leaf."""
+        """The tree of a step that holds one, with a `LeafMetadata` for each leaf."""
         if len(self.items) != 1:
             raise SpecError(f"step {self.step} has the items {', '.join(self.items)}; look at .items")
 
@@ -46,7 +46,7 @@ def step_number(step: SupportsIndex) -> int:
     """Return a step as an int.
 
     Raises:
-        SpecError: If it is none, negative, or too large to be found again.
+        SpecError: If it is not an integer, negative, or too large to be found again.
     """
     try:
         number = operator.index(step)
@@ -63,7 +63,7 @@ def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
     """Return what is saved as a step.
 
     Raises:
-        SpecError: If there are metrics and an item called so.
+        SpecError: If there are metrics and an item called `metrics`.
     """
     named = dict(items) if isinstance(items, Composite) else {TREE: items}
     if metrics is not None:
@@ -76,10 +76,10 @@ def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
 
 
 def as_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as JSON holds them; arrays of one number become that number. May wait for a device.
+    """Return metrics as JSON values; arrays of one number become that number. May wait for a device.
 
     Raises:
-        SpecError: If one is no number, text, list or mapping of those.
+        SpecError: If one is not a number, a text, or a list or mapping of those.
     """
     if not isinstance(cast("object", metrics), Mapping):
         raise SpecError(f"metrics must be a mapping, not {metrics!r}")
@@ -100,11 +100,11 @@ def _as_json(name: str, value: object) -> Any:
     try:
         return float(cast("SupportsFloat", value))
     except (TypeError, ValueError) as error:
-        raise SpecError(f"the metric {name!r} is no number, but a {type(value).__name__}") from error
+        raise SpecError(f"the metric {name!r} is a {type(value).__name__}, not a number") from error
 
 
 def item_names(store: Store, path: str) -> list[str]:
-    """Name the items of the step at `path` but its metrics; none if all of it is one tree. Blocking.
+    """Name the items of the step at `path`, without its metrics; none if the step is one tree. Blocking.
 
     Raises:
         NotACheckpointError: If there is no step.
@@ -120,7 +120,7 @@ def item_names(store: Store, path: str) -> list[str]:
 
 
 def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMetadata:
-    """Read the documents of every item of a step, and nothing else. Blocking.
+    """Describe a step: read the documents of every item, and nothing else. Blocking.
 
     Raises:
         NotACheckpointError: If there is no such step.

@@ -1,4 +1,4 @@
-"""Deletes steps in the background, none of them while somebody reads it."""
+"""Deletion of steps in the background, never while somebody on this machine reads them."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
 from penstock.steps.step_directory import DELETED
 
 RETRY_S: Final = 1.0
-"""How soon a step that somebody was reading is tried again."""
+"""Seconds until a step that somebody was reading is tried again."""
 
 
 @final
 class Deleter:
-    """Deletes steps one after another, those that are being read when they no longer are.
+    """Deletes steps one after another; those that are being read wait until they no longer are.
 
-    A step disappears in one step, by a rename; a crash leaves it whole, or as a temporary directory.
+    A step disappears atomically, by a rename; a crash leaves it whole or as a temporary directory.
 
     Args:
-        store: Where.
+        store: Where `root` lies.
         threads: For its blocking calls.
         root: The directory of steps.
         trash: A folder in `root` that steps are moved to instead; None to remove them.
-        events: Told what could not be deleted.
-        on_outcome: Called with a step, its name and what went wrong, or None once it is gone.
+        events: Where failures are logged.
+        on_outcome: Called with a step, its name, and the error; or None once it is gone.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Deleter:
 
     @property
     def waiting(self) -> Mapping[int, str]:
-        """Steps that are to be deleted and still there."""
+        """Steps that are to be deleted and still exist."""
         return self._waiting
 
     def ask(self, steps: Mapping[int, str]) -> None:
-        """Have steps deleted: number to directory name."""
+        """Ask for steps to be deleted: number to directory name."""
         self._waiting.update(steps)
         self._asked.set()
 
     def forget(self, step: int) -> None:
-        """Do not delete a step after all; too late if it is being deleted."""
+        """Take back the request for a step; without effect if it is being deleted already."""
         self._waiting.pop(step, None)
 
     async def run(self) -> None:
-        """Delete whatever is asked for, until cancelled."""
+        """Delete what is asked for, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked = Event()
@@ -115,7 +115,7 @@ class Deleter:
 def delete_step(store: Store, root: str, name: str, trash: str | None) -> None:
     """Delete the step called `name` in `root`, or move it to the folder `trash` there. Blocking.
 
-    Nothing is done if it is not there.
+    Does nothing if it does not exist.
 
     Raises:
         StorageError: If it is being read (`errno` is EBUSY), or the medium refuses.

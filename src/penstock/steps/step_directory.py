@@ -1,4 +1,4 @@
-"""A directory of steps on the medium: one listing, and what is read of a step when asked. Blocking.
+"""A directory of steps on the medium: listing it, and reading the documents of a step. Blocking.
 
 Source:
     ORBAX_FORMAT.md §3.1 to §3.4.
@@ -37,24 +37,24 @@ from penstock.steps.keep_policies import Needs, StepInfo
 from penstock.steps.step_names import NameFormat
 
 TREE: Final = "default"
-"""What Orbax's manager calls the item of a step that holds one tree."""
+"""The item of a step that holds one tree, as Orbax's manager names it."""
 METRICS: Final = "metrics"
 """The item that holds the metrics, and the file in it."""
 
 DELETED: Final = "deleted_"
-"""What stands before the name of a step that is being deleted."""
+"""Prefix of the name of a step that is being deleted."""
 
 _ROOT_FILE: Final = ("metadata", "_ROOT_METADATA")
 
 
 def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:
-    """List the steps in `root`: number to directory name, ascending. Nothing of most steps is looked at.
+    """List the steps in `root`: number to directory name, ascending. Most steps are not looked into.
 
-    Only directories count, and none of an interrupted save. Where steps are built under their own
-    names, as Orbax does on object stores, those at the end that are not finished are left out.
+    Only directories count, and none that an interrupted save left. Where steps are built under their own
+    names, as Orbax does on object stores, unfinished ones at the end are left out.
 
     Returns:
-        Nothing if there is no `root`.
+        An empty dict if there is no `root`.
     """
     try:
         listed = store.list_folders(root) if isinstance(store, FolderListing) else store.list_directory(root)
@@ -81,7 +81,7 @@ def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:
 
 
 def is_finished(store: Store, path: str) -> bool:
-    """Whether a step lies at `path`, damaged or not, that no save is building there."""
+    """Whether a step lies at `path`, damaged or not, that is not still being built."""
     try:
         return is_finished_step(store, path) is True
     except CorruptCheckpointError:
@@ -94,7 +94,7 @@ def is_finished(store: Store, path: str) -> bool:
 
 
 def leftovers(store: Store, root: str, names: NameFormat) -> list[str]:
-    """Name the directories in `root` that saves and deletions of steps left behind, or are working in."""
+    """Name the temporary directories in `root`, of saves and deletions that crashed or are under way."""
     found: list[str] = []
     for name in store.list_directory(root):
         before, suffix, _ = name.partition(TEMPORARY_SUFFIX)
@@ -105,7 +105,7 @@ def leftovers(store: Store, root: str, names: NameFormat) -> list[str]:
 
 
 def read_info(store: Store, path: str, step: int, needs: Needs) -> StepInfo:
-    """Read what policies look at of one step.
+    """Read what policies look at in one step.
 
     Raises:
         CorruptCheckpointError: If a document is damaged.
@@ -124,7 +124,7 @@ def read_metrics(store: Store, path: str) -> Mapping[str, Any] | None:
     """Read the metrics of the step at `path`; None if it has none.
 
     Raises:
-        CorruptCheckpointError: If they are no JSON object.
+        CorruptCheckpointError: If they are not a JSON object.
     """
     file = os.path.join(path, METRICS, METRICS)
     data = _read_if_there(store, file)
@@ -132,7 +132,7 @@ def read_metrics(store: Store, path: str) -> Mapping[str, Any] | None:
 
 
 def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, Any]) -> None:
-    """Keep the caller's own metadata with the directory of steps, unless it has some already.
+    """Write the caller's own metadata into the directory of steps, unless it has some already.
 
     Raises:
         SpecError: If it is not JSON.

@@ -1,4 +1,4 @@
-"""What the directories of steps are called, and which step a name means. Pure.
+"""Names of step directories, and the step that a name means. Pure.
 
 Source:
     ORBAX_FORMAT.md §3.4.
@@ -28,7 +28,7 @@ class NameFormat(Protocol):
         ...
 
     def step(self, name: str, /) -> int | None:
-        """Return the step that a name means; None if it is no name of a step."""
+        """Return the step that a name means; None if it is not the name of a step."""
         ...
 
 
@@ -38,9 +38,9 @@ class StepNames:
     """`7`, `0007`, `step_7` or `step_0007`, as Orbax names its steps.
 
     Attributes:
-        prefix: What stands before the number, and an underscore; None for nothing.
-        digits: To how many the number is filled up with zeros; None for as many as it has. A name with
-            other zeros in front is no step.
+        prefix: Stands before the number, followed by an underscore; None for no prefix.
+        digits: The width to which the number is padded with zeros; None for no padding. A name with
+            any other padding is not a step.
     """
 
     prefix: str | None = None
@@ -57,7 +57,7 @@ class StepNames:
         return f"{self._before}{step:0{self.digits or 1}d}"
 
     def step(self, name: str, /) -> int | None:
-        """Return the step that a name means; None if it is no name of a step."""
+        """Return the step that a name means; None if it is not the name of a step."""
         before = self._before
         number = name[len(before) :]
         if not name.startswith(before) or not _NUMBER.fullmatch(number) or len(number) > MOST_DIGITS:
@@ -76,10 +76,10 @@ _NUMBER: Final = re.compile("[0-9]+")
 @final
 @dataclass(frozen=True, slots=True)
 class AnyNames:
-    """Names in the first way, and finds steps that are named in any of several.
+    """Names steps in the first of several formats, and finds those named in any of them.
 
     Attributes:
-        formats: At least one. A step that is there under several names is found under the first.
+        formats: At least one. A step that exists under several names is found under the first.
     """
 
     formats: Sequence[NameFormat]
@@ -89,5 +89,5 @@ class AnyNames:
         return self.formats[0].name(step)
 
     def step(self, name: str, /) -> int | None:
-        """Return the step that a name means; None if it is no name of a step."""
+        """Return the step that a name means; None if it is not the name of a step."""
         return next((step for step in (form.step(name) for form in self.formats) if step is not None), None)

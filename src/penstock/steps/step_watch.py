@@ -1,4 +1,4 @@
-"""Following a run from outside: each step as it becomes durable."""
+"""Watching a directory of steps: each step as it becomes durable."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def watch(
         state = await checkpointer.restore(f"run/{step}", like=state)
     ```
 
-    As long as the body of the loop runs, no penstock on this machine deletes its step. Where the
-    package `watchfiles` is installed (`penstock[watch]`) and the file system tells of changes, a step
-    is seen at once; elsewhere, and in any case, the root is listed every `interval_s`.
+    While the body of the loop runs, no penstock on this machine deletes its step. Where the package
+    `watchfiles` is installed (`penstock[watch]`) and the file system reports changes, a step is seen
+    at once; in any case the root is listed every `interval_s`.
 
     Args:
-        root: The directory of steps; it need not be there yet.
-        names: What the directories of steps are called.
-        after: Begin with the first step after this one, of those there are.
-        latest_only: Skip steps that were overtaken by newer ones while the body of the loop ran.
-        timeout_s: End if no new step comes for so long; by default, never.
-        until: Called whenever no new step is there; the iteration ends once it returns True.
-        interval_s: How often the root is listed.
+        root: The directory of steps; it need not exist yet.
+        names: Names of step directories.
+        after: Begin with the first existing step after this one.
+        latest_only: Skip steps that newer ones overtook while the body of the loop ran.
+        timeout_s: End if no new step comes for this many seconds; by default, never.
+        until: Called whenever there is no new step; the iteration ends once it returns True.
+        interval_s: Seconds between two listings of the root.
 
     Raises:
         SpecError: If `interval_s` is not positive.
@@ -88,7 +88,7 @@ def watch_steps(
     interval_s: float = 1.0,
     on_step: Callable[[int, str], object] | None = None,
 ) -> Watch:
-    """Watch a root of any store, as `watch` does; `on_step` is told of each step and its name first."""
+    """Watch a root in any store, as `watch` does; `on_step` is called with each step and its name first."""
     if not interval_s > 0:
         raise SpecError(f"interval_s must be positive, not {interval_s}")
 
@@ -101,7 +101,7 @@ def watch_steps(
 class Watch(AsyncIterator[int]):
     """Steps as they become durable; an async iterator. The last one is held until the next is asked for.
 
-    Leaving the loop early needs no care: what is held is given up with this object, or by `aclose`.
+    Leaving the loop early is fine: the hold ends with this object, or with `aclose`.
     """
 
     __slots__ = (
@@ -149,13 +149,13 @@ class Watch(AsyncIterator[int]):
             await self._watcher.wait(min(self._interval_s, deadline - time.monotonic()))
 
     async def aclose(self) -> None:
-        """Give up the last step."""
+        """End the hold of the last step."""
         self._held.release()
 
 
 @final
 class _Watcher:
-    """Remembers how far it has seen."""
+    """Finds the next step after those that were seen."""
 
     __slots__ = ("_names", "_root", "_seen", "_store", "_threads")
 
@@ -166,10 +166,10 @@ class _Watcher:
         self._threads = threads
         self._root = root
         self._names = names
-        self._seen = after  # None: nothing yet, and the latest is where to begin
+        self._seen = after  # None: nothing yet; begin with the latest
 
     async def next_step(self, *, latest_only: bool) -> tuple[int, str, Hold] | None:
-        """Return the next step that is there, held; None if there is none by now."""
+        """Return the next step, held; None if there is none yet."""
         while True:
             found = await self._threads.run(self._find, latest_only)
             if found is None:
@@ -182,7 +182,7 @@ class _Watcher:
             if await self._threads.run(on_disk.is_finished, self._store, path):
                 return step, name, held
 
-            held.release()  # somebody deleted it just now
+            held.release()  # it was deleted just now
 
     async def wait(self, most_s: float) -> None:
         """Return when the root may have changed, or after `most_s`."""
@@ -194,7 +194,7 @@ class _Watcher:
             async with create_task_group() as tasks:
                 tasks.start_soon(set_at_change, self._root, changed)
                 await checkpoint()
-                # What came between the last look and the first event was seen by nobody.
+                # A step that came between the last look and the first event would be missed.
                 if await self._threads.run(self._find, True) is None:
                     await changed.wait()
 

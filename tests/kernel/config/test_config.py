@@ -72,7 +72,7 @@ def test_sizes(text: str, nbytes: int) -> None:
     ["", "MiB", "1 Mb", "1mib", "1Mi", "-1", "-1MiB", "1e6", "1,5MiB", "nan", "inf", "1MiB2", "5s", "\u0661"],
 )
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="is no number of bytes; write 1048576"):
+    with pytest.raises(ValueError, match="is not a number of bytes; write 1048576"):
         parse_bytes(text)
 
 
@@ -94,7 +94,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "5m", "5 sec", "-5s", "nan", "inf", "5MiB"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no number of seconds; write 0\.5"):
+    with pytest.raises(ValueError, match=r"is not a number of seconds; write 0\.5"):
         parse_seconds(text)
 
 
@@ -144,14 +144,14 @@ def test_an_option_that_fits(name: str, value: object, loaded: object) -> None:
         ("concurrency", 0, "must be positive, not 0"),
         ("concurrency", -1, "must be positive, not -1"),
         ("piece_bytes", "0MiB", "must be positive, not 0"),
-        ("piece_bytes", "2Mib", "'2Mib' is no number of bytes"),
-        ("piece_bytes", "2s", "'2s' is no number of bytes"),
+        ("piece_bytes", "2Mib", "'2Mib' is not a number of bytes"),
+        ("piece_bytes", "2s", "'2s' is not a number of bytes"),
         ("piece_bytes", 1e6, "must be a whole number, not 1000000.0"),
         ("spare_bytes", -1, "must not be negative: -1"),
         ("timeout_s", -0.5, "must not be negative: -0.5"),
         ("timeout_s", math.nan, "must be finite, not nan"),
         ("timeout_s", math.inf, "must be finite, not inf"),
-        ("timeout_s", "2MiB", "'2MiB' is no number of seconds"),
+        ("timeout_s", "2MiB", "'2MiB' is not a number of seconds"),
         ("timeout_s", True, "must be a number, not True"),
         ("whole_s", "500ms", "must be whole seconds, not '500ms'"),
         ("ratio", math.nan, "must be finite, not nan"),
@@ -371,7 +371,7 @@ def test_a_wrong_option_of_a_stage_is_told_by_its_whole_name_and_source(
 @pytest.mark.parametrize(
     ("toml", "key", "problem"),
     [
-        ("[memory]\nlimit_bytes = 'most'", "memory.limit_bytes", "'most' is no number of bytes"),
+        ("[memory]\nlimit_bytes = 'most'", "memory.limit_bytes", "'most' is not a number of bytes"),
         ("[memory]\nlimit_bytes = 0", "memory.limit_bytes", "must be positive, not 0"),
         ("[memory]\nlimit_bytes = 1.5", "memory.limit_bytes", "must be a whole number or 'auto', not 1.5"),
         ("[memory]\nlimit = 3", "memory.limit", "no such option; did you mean memory.limit_bytes?"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("OrbaxCheckpoint", "StoredArray")
 
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,19 +24,21 @@ from penstock.handlers.formats.common.chunk_regions import (
 )
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
 from penstock.handlers.formats.common.leaf_table import StoredArray, StoredLeaves
+from penstock.handlers.formats.common.zarr_metadata import opaque_codec
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.chunks.written_parts import parts_of
 from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
 from penstock.handlers.formats.orbax.reading.storage_details import leaf_codec, leaf_nbytes
 from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks
 from penstock.handlers.ocdbt.index_entries import Index
-from penstock.handlers.ocdbt.value_refs import Inline, Value
+from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import (
     Destination,
     DirectRead,
     DriverRead,
+    OpaqueChunk,
     Read,
     ScatterRead,
     WholeChunks,
@@ -114,6 +117,10 @@ class OrbaxCheckpoint:
             return packed_reads(index, array, region, piece_bytes)
         if not isinstance(array, StoredArray):
             return iter(())
+        codec = None if array.format.plain else opaque_codec(array.format)
+        if codec is not None:
+            opaque = self._opaque_reads(index, stored, array, region, codec)
+            return with_checksums(opaque, self._recorded, piece_bytes)
         if not array.format.plain:
             return self._coded_reads(index, stored, array, region, piece_bytes)
 
@@ -168,6 +175,24 @@ class OrbaxCheckpoint:
         for chunks in _parts(grid, max(1, piece_bytes // stored.spec.chunk_nbytes)):
             covered = tuple([(lo * n, hi * n) for (lo, hi), n in zip(chunks, chunk_shape, strict=True)])
             yield self._driver_read(leaf, stored, array, region, intersect(region.bounds, covered))
+
+    def _opaque_reads(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, codec: str
+    ) -> Iterator[Read]:
+        """Read whole chunks, as they are; what they are made of is spread when a stage has made it plain."""
+        form, info = array.format, stored.info
+        for index in itertools.product(*itertools.starmap(range, chunks_in(region.bounds, form.chunk_shape))):
+            value = self._chunk(stored, array, index, None)
+            if not isinstance(value, Indirect):
+                problem = f"chunk {index} of an opaque leaf is in no data file"
+                raise CorruptCheckpointError(self.directory, problem, key_path=info.key_path)
+
+            start = tuple(map(int.__mul__, index, form.chunk_shape))
+            chunk = StoredChunk("", 0, start, form.chunk_shape, stored.spec.itemsize)
+            spread = partial(_spread, leaf, chunk, region, info.key_path)
+            file = os.path.join(self.directory, value.file)
+            opaque = OpaqueChunk(codec, info.name, info.key_path, index)
+            yield ScatterRead(leaf, file, value.offset, value.length, spread, opaque=opaque)
 
     def _driver_read(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, part: Bounds
@@ -233,6 +258,17 @@ def _parts(grid: Bounds, limit: int) -> Iterator[Bounds]:
     step = max(1, limit * extent[axis] // count)
     for at in range(start, stop, step):
         yield from _parts((*grid[:axis], (at, min(at + step, stop)), *grid[axis + 1 :]), limit)
+
+
+def _spread(leaf: int, chunk: StoredChunk, region: Destination, key_path: str, data: memoryview) -> None:
+    """Bring the part of a chunk that lies in a region there; `data` is the chunk."""
+    nbytes = math.prod(chunk.shape) * chunk.itemsize
+    if len(data) != nbytes:
+        problem = f"a chunk that was opaque became {len(data)} bytes, not {nbytes}"
+        raise CorruptCheckpointError(chunk.file, problem, key_path=key_path)
+
+    for read in chunk_reads(leaf, chunk, region, nbytes):
+        _fill(read, data[read.offset : read.offset + read.nbytes], data)
 
 
 def _fill(read: DirectRead | ScatterRead, data: memoryview, _: memoryview) -> None:

@@ -1,0 +1,81 @@
+"""The way back of what a stage of a save made opaque: chunks are made plain as they are read."""
+
+from __future__ import annotations
+
+__all__ = ("OpaquePiece", "decoded")
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.protocols.reads import OpaqueChunk, Read, ScatterRead
+
+
+@dataclass(frozen=True, slots=True)
+class OpaquePiece:
+    """A whole chunk as it is stored, under the names that a `Piece` of a save has."""
+
+    name: str  #: stored name of the leaf
+    key_path: str
+    chunk: tuple[int, ...]
+    start: int  #: offset in the chunk, bytes
+    data: memoryview  #: bytes; gone when the function has returned
+
+
+def decoded(
+    batch: LeafBatch[ReadLeaf], codec: str, function: Callable[[OpaquePiece], Any]
+) -> LeafBatch[ReadLeaf]:
+    """Return a batch whose leaves will be read through `function`, where they have this codec.
+
+    Checksums are compared before, on the bytes as they are stored. Nothing is called yet.
+
+    Args:
+        batch: Of a restore, behind `plan`.
+        codec: What the stage of the save called it, as the leaf's spec has it.
+        function: Gives the bytes of the chunk as they were, as any contiguous buffer. Called in worker
+            threads, several at once. What it raises becomes a `CorruptCheckpointError` with the leaf in it.
+    """
+    if isinstance(batch.leaves, ReadPack):  # small leaves, none of them with a codec
+        return batch
+
+    leaves = [
+        replace(leaf, reads=tuple([_through(read, codec, function) for read in leaf.reads]))
+        if any(map(_is_opaque, leaf.reads))
+        else leaf
+        for leaf in batch.leaves
+    ]
+    return replace(batch, leaves=tuple(leaves))
+
+
+def _is_opaque(read: Read) -> bool:
+    return isinstance(read, ScatterRead) and read.opaque is not None
+
+
+def _through(read: Read, codec: str, function: Callable[[OpaquePiece], Any]) -> Read:
+    if not isinstance(read, ScatterRead) or read.opaque is None or read.opaque.codec != codec:
+        return read
+
+    decode = partial(_decode, function, read.file, read.opaque, read.scatter)
+    return replace(read, scatter=decode, opaque=None)
+
+
+def _decode(
+    function: Callable[[OpaquePiece], Any],
+    file: str,
+    about: OpaqueChunk,
+    scatter: Callable[[memoryview], None],
+    data: memoryview,
+) -> None:
+    piece = OpaquePiece(about.name, about.key_path, about.chunk, about.start, data)
+    try:
+        plain = memoryview(function(piece)).cast("B")
+    except Exception as error:
+        problem = f"what {about.codec!r} did to chunk {about.chunk} could not be undone: {error!r}"
+        question = "is the key the right one?"
+        raise CorruptCheckpointError(file, f"{problem}; {question}", key_path=about.key_path) from error
+
+    scatter(plain)

@@ -1,0 +1,58 @@
+"""Comparing what arrives with what was planned, so that nothing else is ever published."""
+
+from __future__ import annotations
+
+__all__ = ("check_planned", "described", "plan_of")
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from penstock.kernel.errors import ChangedLeafError, PipelineError
+from penstock.kernel.messages.save import Leaf, SavePlan
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.stages.common.codec_rules import AUTO
+
+
+class _Planned(Protocol):
+    @property
+    def plan(self) -> SavePlan | None: ...
+
+
+def plan_of(batches: Iterable[_Planned]) -> SavePlan:
+    """Return the plan of a save, which every batch refers to.
+
+    Raises:
+        PipelineError: If no batch does: a stage made new ones and left it out.
+    """
+    for batch in batches:
+        if batch.plan is not None:
+            return batch.plan
+
+    raise PipelineError("no batch refers to the plan of the save; make new ones of old ones, with `replace`")
+
+
+def check_planned(leaf: Leaf, plan: SavePlan) -> None:
+    """Refuse a leaf that is not as planned: its metadata and its place are decided by the plan.
+
+    Raises:
+        ChangedLeafError: If a stage changed it and had not declared that.
+    """
+    planned = plan.specs[leaf.index]
+    if leaf.spec is not planned and not same_spec(leaf.spec, planned):
+        raise ChangedLeafError(leaf.info.key_path, described(planned), described(leaf.spec))
+
+
+def same_spec(spec: LeafSpec, planned: LeafSpec) -> bool:
+    """Whether a leaf is stored as planned; a codec that was `auto` is decided on the way."""
+    if planned.codec == AUTO and spec.codec != AUTO:
+        spec = replace(spec, codec=AUTO)
+
+    return spec == planned
+
+
+def described(spec: LeafSpec) -> str:
+    """Say in a few words how a leaf is stored."""
+    shape = "" if spec.shape is None else f"{spec.dtype}{list(spec.shape)}, {spec.nbytes} bytes"
+    chunks = "" if spec.chunk_shape == spec.shape else f" in chunks of {list(spec.chunk_shape)}"
+    return f"{shape or spec.typestr}{chunks}" + (f", {spec.codec}" if spec.codec else "")

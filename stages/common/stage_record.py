@@ -1,0 +1,39 @@
+"""`_PENSTOCK_STAGES`: what stages did to leaves of a checkpoint. A file of ours, which Orbax ignores."""
+
+from __future__ import annotations
+
+__all__ = ("NAME", "stage_record")
+
+import json
+from typing import Final
+
+from penstock.kernel.messages.save import SavePlan
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.written import Document
+
+NAME: Final = "_PENSTOCK_STAGES"
+
+
+def stage_record(plan: SavePlan) -> Document | None:
+    """Say what stages declared that they do to which leaves; None if there is nothing to say. Pure.
+
+    A JSON object: for each changed leaf, by stored name, the stages in order, and what the leaf was before
+    and is now. Options of a stage are not recorded, for a key may be among them.
+    """
+    if not plan.changes:
+        return None
+
+    leaves = {
+        plan.infos[index].name: {
+            "stages": list(change.stages),
+            "before": _described(change.before),
+            "after": _described(plan.specs[index]),
+        }
+        for index, change in plan.changes.items()
+    }
+    return Document(NAME, json.dumps({"version": 1, "leaves": leaves}, separators=(",", ":")).encode())
+
+
+def _described(spec: LeafSpec) -> dict[str, object]:
+    found: dict[str, object] = {"dtype": spec.dtype, "shape": spec.shape}
+    return found if spec.codec is None else {**found, "codec": spec.codec}
