@@ -6,7 +6,7 @@ __all__ = ("Read",)
 
 import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -27,6 +27,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile
+from penstock.stages.common.batching import adjacent
 from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.packed_reads import read_pack
@@ -192,7 +193,7 @@ class _Reader:
         for path, wanted in by_file.items():
             file = self._open(path)
             wanted.sort(key=lambda read: read.offset)
-            for run in _adjacent(wanted):
+            for run in adjacent(wanted, _one_read):
                 self._read_run(file, run, names)
 
     def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
@@ -225,20 +226,9 @@ async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
     performed.append(read)
 
 
-def _adjacent(reads: Sequence[FileRead]) -> Iterator[list[FileRead]]:
-    """Yield runs of adjacent reads, in order of offset; large ones come alone."""
-    run: list[FileRead] = []
-    for read in reads:
-        if run and (
-            read.offset != run[-1].offset + run[-1].nbytes or max(read.nbytes, run[-1].nbytes) >= LARGE
-        ):
-            yield run
-            run = []
-
-        run.append(read)
-
-    if run:
-        yield run
+def _one_read(before: FileRead, read: FileRead) -> bool:
+    """Whether a read follows another one in the file, and both are small."""
+    return read.offset == before.offset + before.nbytes and max(read.nbytes, before.nbytes) < LARGE
 
 
 def _scratch(nbytes: int) -> memoryview:

@@ -21,6 +21,7 @@ from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.byte_placement import placement_of
+from penstock.stages.common.batching import adjacent
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
 from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing
@@ -285,7 +286,7 @@ def _sync_and_close(files: Sequence[DataFile]) -> None:
 def _write(
     leaves: tuple[Leaf, ...], placed: Sequence[_Placed], packs: Sequence[tuple[Pack, _Place]]
 ) -> WrittenBatch:
-    for run in _adjacent(placed):
+    for run in adjacent(placed, _one_write):
         run[0].target.file.write_at(run[0].offset, [entry.piece.data for entry in run])
 
     for pack, (target, offset) in packs:
@@ -313,17 +314,6 @@ def _written(pack: Pack, target: _OpenFile, offset: int) -> WrittenPack:
     return WrittenPack(pack.leaves, target.name, offset, pack.nbytes, checksums)
 
 
-def _adjacent(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
-    """Yield runs of pieces that are adjacent in one file, each for a single write."""
-    run: list[_Placed] = []
-    for entry in placed:
-        if run and (
-            entry.target is not run[-1].target or entry.offset != run[-1].offset + run[-1].piece.nbytes
-        ):
-            yield run
-            run = []
-
-        run.append(entry)
-
-    if run:
-        yield run
+def _one_write(before: _Placed, entry: _Placed) -> bool:
+    """Whether a piece follows another one in the same file."""
+    return entry.target is before.target and entry.offset == before.offset + before.piece.nbytes

@@ -20,6 +20,7 @@ from penstock.kernel.protocols.layouts import ArrangedLayout, Arrangement
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
+from penstock.stages.common.batching import adjacent
 from penstock.stages.common.planned_leaves import check_planned, plan_of
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
@@ -154,7 +155,7 @@ class _Writer:
             )
 
         writes.sort(key=lambda write: write[:2])
-        for run in _adjacent(writes):
+        for run in adjacent(writes, _one_write):
             self._files[run[0].file].write_at(run[0].offset, [write.data for write in run])
 
         return tuple(written)
@@ -194,17 +195,6 @@ def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> It
         done = end
 
 
-def _adjacent(writes: Iterable[_Write]) -> Iterator[list[_Write]]:
-    """Yield runs of writes that are adjacent in one file, each for a single call."""
-    run: list[_Write] = []
-    end = 0
-    for write in writes:
-        if run and (write.file != run[-1].file or write.offset != end):
-            yield run
-            run = []
-
-        run.append(write)
-        end = write.offset + len(write.data)
-
-    if run:
-        yield run
+def _one_write(before: _Write, write: _Write) -> bool:
+    """Whether a write follows another one in the same file."""
+    return write.file == before.file and write.offset == before.offset + len(before.data)

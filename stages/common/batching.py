@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("batched", "grouped")
+__all__ = ("adjacent", "batched", "grouped")
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -21,6 +21,7 @@ class _Weighs(Protocol):
 
 L = TypeVar("L", bound=Batchable)
 W = TypeVar("W", bound=_Weighs)
+T = TypeVar("T")
 
 
 def batched(
@@ -93,3 +94,22 @@ def grouped(
 
     if group:
         yield tuple(group)
+
+
+def adjacent(items: Iterable[T], follows: Callable[[T, T], bool]) -> Iterator[list[T]]:
+    """Yield the items in order, in runs in which each follows the one before it.
+
+    Args:
+        items: Reads or writes, in order of their offsets.
+        follows: Says of an item and the one after it whether one call may serve both.
+    """
+    run: list[T] = []
+    for item in items:
+        if run and not follows(run[-1], item):
+            yield run
+            run = []
+
+        run.append(item)
+
+    if run:
+        yield run
