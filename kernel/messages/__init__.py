@@ -20,7 +20,7 @@ A restore, in `restore` and `packs`::
     RestoredBatch        finished values                                           from host_to_device, derive
     RestoredTree         the result                                                from assemble
 
-Every batch refers to the plan of its save or restore, and carries the leases on its bytes. `dataclasses.replace`
-keeps both. `changed_specs` says what stages declare that they do to leaves, `opaque` how to undo it;
-`restore_options` and `statistics` are for callers.
+Every batch refers to the plan of its save or restore, and carries the leases on its bytes.
+`dataclasses.replace` keeps both. `changed_specs` says what stages declare that they do to leaves,
+`opaque` how to undo it; `restore_options` and `statistics` are for callers.
 """
