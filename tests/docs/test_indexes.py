@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+from penstock import errors
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +102,12 @@ def test_modules_and_names_that_pages_mention_are_there() -> None:
 
     assert len(named) > 20
     assert [name for name in sorted(named) if not is_there(name)] == []
+
+
+def test_every_error_has_its_line() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+
+    assert [name for name in errors.__all__ if f"`{name}`" not in page] == []
 
 
 def test_the_picture_is_drawn_from_its_script() -> None:
