@@ -37,7 +37,7 @@ def names() -> dict[str, Any]:
 
 
 async def test_the_examples_run(names: dict[str, Any], tmp_path: Path) -> None:
-    state = {"w": jnp.arange(100_000) / 8, "b": jnp.ones(3), "step": 7}
+    state: Any = {"w": jnp.arange(100_000) / 8, "b": jnp.ones(3), "step": 7}
     async with penstock.Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "counted", state, pipeline=names["counted"]))
         assert {name for name, *_ in names["digests"]} == {"w", "b", "step"}
