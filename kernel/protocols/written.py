@@ -1,15 +1,15 @@
-"""Written."""
+"""What a handler plans of a leaf on its way out, and what stands on the medium in the end."""
 
 from __future__ import annotations
 
-__all__ = (
-    "Document",
-    "PiecePlan",
-    "Written",
-)
+__all__ = ("STAGE_RECORD", "Document", "PiecePlan", "Written")
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+STAGE_RECORD: Final = "_PENSTOCK_STAGES"
+"""The document that says what stages did to leaves: ours, beside a layout's own, and ignored by Orbax."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("NAME", "stage_record")
+__all__ = ("stage_record",)
 
 import json
-from typing import Final
 
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.written import Document
-
-NAME: Final = "_PENSTOCK_STAGES"
+from penstock.kernel.protocols.written import STAGE_RECORD, Document
 
 
 def stage_record(plan: SavePlan) -> Document | None:
@@ -31,7 +28,9 @@ def stage_record(plan: SavePlan) -> Document | None:
         }
         for index, change in plan.changes.items()
     }
-    return Document(NAME, json.dumps({"version": 1, "leaves": leaves}, separators=(",", ":")).encode())
+    return Document(
+        STAGE_RECORD, json.dumps({"version": 1, "leaves": leaves}, separators=(",", ":")).encode()
+    )
 
 
 def _described(spec: LeafSpec) -> dict[str, object]:

@@ -36,6 +36,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import STAGE_RECORD
 
 _JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics
 PROTO_FILE: Final = "proto.pbtxt"
@@ -47,7 +48,7 @@ USUAL_ITEMS: Final = ("default", "state", "pytree")
 
 
 _BESIDE_METADATA: Final = frozenset({MANIFEST, SHARDING, STRINGS, ARRAY_METADATAS})
-_BESIDE_TREES: Final = frozenset({COMMIT_MARK, CHECKPOINT_METADATA, V1_MARK, INTEGRITY})
+_BESIDE_TREES: Final = frozenset({COMMIT_MARK, CHECKPOINT_METADATA, V1_MARK, INTEGRITY, STAGE_RECORD})
 
 
 class ItemKind(Enum):

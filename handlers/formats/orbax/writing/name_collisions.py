@@ -28,6 +28,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 )
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
 from penstock.kernel.protocols.views import StagedLeaf
+from penstock.kernel.protocols.written import STAGE_RECORD
 
 _RESERVED: Final = frozenset(
     {
@@ -38,6 +39,7 @@ _RESERVED: Final = frozenset(
         MANIFEST,
         METADATA,
         SHARDING,
+        STAGE_RECORD,
         STRINGS,
         V1_MARK,
     }

@@ -70,6 +70,7 @@ def test_names_that_can_be_paths(tmp_path: Path, tree: Any, zarr: Literal[2, 3])
         ),
         *("_METADATA", "_sharding", "array_metadatas", "manifest.ocdbt", "checkpoint", "_strings.json"),
         *("a/_CHECKPOINT_METADATA", "commit_success.txt", "orbax.checkpoint"),
+        *("_PENSTOCK_INTEGRITY", "_PENSTOCK_STAGES"),
     ],
     ids=repr,
 )
