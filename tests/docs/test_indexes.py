@@ -46,7 +46,7 @@ def expanded(name: str) -> list[str]:
 
 
 def named_files(text: str) -> list[str]:
-    """Files and folders between backticks, such as `kernel/errors.py`, `tests/bench/` and `write.py`."""
+    """Files and folders between backticks, such as `kernel/events.py`, `tests/bench/` and `write.py`."""
     quoted = re.findall(r"`([\w./{},-]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
     names = [name for each in quoted for name in expanded(each)]
     return [
