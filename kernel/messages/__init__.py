@@ -1,1 +1,37 @@
-"""The room `kernel/messages`."""
+"""What travels between the stages: read this room and you know the whole system.
+
+Save:     TreeToSave → flatten → LeafBatch → device_to_host → StagedBatch → write → WrittenBatch
+          → commit → Committed → finalize → SaveReport
+Restore:  RestoreRequest → locate → Located → plan → LeafBatch → limit_bytes → ReadBatch → read → HostBatch
+          → host_to_device → RestoredBatch → assemble → RestoredTree
+
+**Save.** `TreeToSave` holds the caller's tree until `flatten` takes it. `flatten` gives the leaves in
+`LeafBatch`es of `Leaf`s, each with the value, its place in the tree and the spec of what will be stored.
+What it decides for the stages behind it is the `SavePlan`: every later batch refers to it, and a save
+without a leaf to write sends one empty batch, so that the plan always arrives. `prioritise` changes the
+order of leaves. `device_to_host` copies leaves to the host and gives `StagedBatch`es, with the leases on
+their bytes: a large leaf becomes several `Piece`s, small leaves become `Pack`s, and a leaf that its handler
+writes into files of its own is `Pending`. `StagedBatch.parts` and `StagedBatch.map` show all these bytes as
+pieces, so that a stage which changes leaves need not know how they travel. `encode`, which is there if
+leaves have a codec, makes encoded pieces of plain ones. `limit_bytes` adds the leases on bytes that are
+on their way to storage. `write` writes them, gives back the leases and gives `WrittenBatch`es, which say
+where everything lies, with its checksum. `commit` compares what was written with the plan, leaf by leaf,
+and writes the documents: `Committed`. `finalize` publishes the checkpoint: `SaveReport`.
+
+**Restore.** `RestoreRequest` says which checkpoint is wanted, and as what. `locate` reads the documents
+of the checkpoint: `Located`. `plan` compares it with the target and gives `LeafBatch`es of `ReadLeaf`s, each
+with the reads that fill its buffers, or of one `ReadPack` for many small leaves. What it decided about the
+result as a whole is the `RestorePlan`, to which every later batch refers. `prioritise` changes the order,
+`limit_bytes` cuts the reads into `ReadBatch`es under leases, and `read` performs them: `HostBatch`es, whose
+bytes are all on the host; a stage behind it sees them with `HostBatch.parts`. `host_to_device` builds values
+of them, on devices or not: `RestoredBatch`es. `derive`, which is there if functions make some leaves, puts
+what they make in the place of what they took. `assemble` makes the tree: `RestoredTree`.
+
+The unit is the batch: a hop between two stages costs more than a small leaf does, so small leaves travel
+together and only a large one travels alone. Messages are frozen. A stage that drops a batch with leases
+instead of passing it on releases it.
+
+`save` and `restore` define the messages and `packs` the packs of a restore. `changed_specs` says what
+becomes of a leaf that a stage changes, and `opaque` undoes at a restore what a stage made unreadable.
+`restore_options` has what a caller may ask of a restore, and `statistics` what the driver measures.
+"""

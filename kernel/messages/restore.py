@@ -1,4 +1,4 @@
-"""What travels between the stages of a restore. `messages.save` shows the whole flow."""
+"""What travels between the stages of a restore. `penstock.kernel.messages` tells the whole flow."""
 
 from __future__ import annotations
 

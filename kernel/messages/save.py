@@ -1,15 +1,4 @@
-"""What travels between the stages. Read this file and you know the whole system.
-
-Saving:     tree ─ LeafBatch[Leaf] ─ StagedBatch ─ WrittenBatch ─ Committed ─ SaveReport
-Restoring:  RestoreRequest ─ Located ─ LeafBatch[ReadLeaf] ─ ReadBatch ─ HostBatch ─ RestoredBatch
-            ─ RestoredTree
-
-The unit is the batch: a hop between two stages costs more than a small leaf does, so small leaves
-travel together and only a large one travels alone, cut into pieces.
-
-What the first stage of a save decides for the others is its `SavePlan`. Every batch refers to it, and a
-save without a leaf to write sends one empty batch, so that the plan always arrives.
-"""
+"""What travels between the stages of a save. `penstock.kernel.messages` tells the whole flow."""
 
 from __future__ import annotations
 
@@ -50,8 +39,6 @@ if TYPE_CHECKING:
 
 References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
 """Stored name -> the object that was saved or restored under it, if it can never change."""
-
-# Saving
 
 
 @final

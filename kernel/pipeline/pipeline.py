@@ -163,7 +163,7 @@ class Pipeline(Generic[RunT]):
             if slot.name == name:
                 return at
 
-        raise PipelineError(f"no stage is called {name!r}; there are {', '.join(self.names)}")
+        raise PipelineError.unknown_stage(name, self.names)
 
 
 def _declared(slot: Slot[Any]) -> object:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 __all__ = ("StageRegistry",)
 
+import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, cast, final
 
-from penstock.kernel.errors import PipelineError
+from penstock.kernel.errors import ConfigError, PipelineError
 from penstock.kernel.plugins.entry_points import Plugin, find_plugins
 
 StageT = TypeVar("StageT")
@@ -71,9 +72,11 @@ class StageRegistry(Generic[StageT]):
 
         Raises:
             PipelineError: As `factory` does.
-            TypeError: If the factory does not take these options.
+            ConfigError: If the stage has no such option; the message names the nearest.
         """
-        return self.factory(name)(**options)
+        factory = self.factory(name)
+        _check_options(name, factory, options)
+        return factory(**options)
 
     def names(self) -> tuple[str, ...]:
         """Names that mean a stage, those of entry points included; sorted. Imports nothing."""
@@ -92,12 +95,26 @@ class StageRegistry(Generic[StageT]):
             both = f"{fitting[0].distribution} and {fitting[1].distribution}"
             raise PipelineError(f"the stage {name!r} is claimed by {both}; register one of them by hand")
         if not fitting:
-            names = self.names()
-            near = get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
-            raise PipelineError(f"no stage is called {name!r}{hint}")
+            raise PipelineError.unknown_stage(name, self.names())
 
         return fitting[0]
+
+
+def _check_options(stage: str, factory: Callable[..., object], options: Mapping[str, object]) -> None:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # written in C, and without a signature
+        return
+
+    kinds = {parameter.kind for parameter in parameters}
+    known = [one.name for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}]
+    unknown = [name for name in options if name not in known]
+    if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+
+    near = get_close_matches(unknown[0], known, n=1)
+    hint = f"did you mean {stage}.{near[0]}?" if near else f"known here: {', '.join(known) or 'none'}"
+    raise ConfigError(f"{stage}.{unknown[0]}", f"no such option; {hint}")
 
 
 def _load(plugin: Plugin) -> object:

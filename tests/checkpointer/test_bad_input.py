@@ -463,7 +463,7 @@ class TestConfig:
             ("shop = {root = 1}", r"shop\.root: no such option; known here: memory"),
             ("save.write.concurrency = 0", r"write\.concurrency: must be positive"),
             ("save.write.concurency = 2", r"write\.concurency: no such option; did you mean"),
-            ("save.wright.concurrency = 2", "no stage is called 'wright'; there are flatten"),
+            ("save.wright.concurrency = 2", "no stage is called 'wright'; did you mean 'write'"),
             ("save.stages = ['flatten', 'flatten']", "two stages are called 'flatten'"),
             ("save.stages = ['flaten']", "no stage is called 'flaten'; did you mean 'flatten'"),
             ("save.piece_bytes = '16 Mb'", "is not a number of bytes"),

@@ -150,6 +150,11 @@ def test_an_unknown_stage_is_an_error_that_names_those_there_are() -> None:
         assert isinstance(caught.value, SpecError)
 
 
+def test_an_unknown_stage_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(PipelineError, match=r"^no stage is called 'secnod'; did you mean 'second'\?$"):
+        PLAIN.without("secnod")
+
+
 @pytest.mark.parametrize("stage", [AddSome, 3, None, "double"])
 def test_what_is_neither_a_stage_nor_a_function_is_refused(stage: object) -> None:
     with pytest.raises(PipelineError, match=r"class|neither"):
@@ -174,7 +179,7 @@ async def test_options_of_a_stage_are_changed_by_name() -> None:
 
 def test_options_that_are_not_there_are_refused() -> None:
     adding = PLAIN.replace("second", AddSome())
-    with pytest.raises(ConfigError, match=r"second\.amuont"):
+    with pytest.raises(ConfigError, match=r"second\.amuont: no such option; did you mean second\.amount"):
         adding.configure("second", amuont=5)
 
     @final

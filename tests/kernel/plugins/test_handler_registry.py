@@ -3,14 +3,20 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError, PipelineError
+from penstock.kernel.errors import (
+    AmbiguousHandlerError,
+    ConfigError,
+    HandlerError,
+    NoHandlerError,
+    PipelineError,
+)
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.plugins.stage_registry import StageRegistry
@@ -528,6 +534,19 @@ def test_an_unknown_stage_name_is_an_error_with_the_nearest() -> None:
         stages.create("wirte")
     with pytest.raises(PipelineError, match=r"^no stage is called 'zzz'; there are read, write$"):
         stages.create("zzz")
+
+
+@pytest.mark.parametrize("factory", [Write, lambda concurrency=2: Write(concurrency)])
+def test_an_unknown_option_of_a_stage_is_an_error_with_the_nearest(factory: Callable[..., Write]) -> None:
+    stages = StageRegistry[object]({"write": factory, "open": lambda **options: options}, entry_points=False)
+
+    with pytest.raises(
+        ConfigError, match=r"^write\.concurency: no such option; did you mean write\.concurrency"
+    ):
+        stages.create("write", concurency=3)
+    with pytest.raises(ConfigError, match=r"^write\.zzz: no such option; known here: concurrency"):
+        stages.create("write", zzz=3)
+    assert stages.create("open", zzz=3) == {"zzz": 3}
 
 
 def test_a_stage_of_another_distribution_is_imported_when_asked_for(site: Site) -> None:

@@ -10,6 +10,7 @@ __all__ = (
     "ARRAY_METADATAS",
     "CHECKPOINT_METADATA",
     "COMMIT_MARK",
+    "COMMIT_MARK_TEXT",
     "DATA_FOLDER",
     "INTEGRITY",
     "LEGACY_MSGPACK",
@@ -32,6 +33,7 @@ INTEGRITY: Final = "_PENSTOCK_INTEGRITY"
 MANIFEST: Final = "manifest.ocdbt"
 DATA_FOLDER: Final = "d"
 COMMIT_MARK: Final = "commit_success.txt"
+COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 

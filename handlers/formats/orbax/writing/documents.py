@@ -25,6 +25,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
     COMMIT_MARK,
+    COMMIT_MARK_TEXT,
     DATA_FOLDER,
     INTEGRITY,
     MANIFEST,
@@ -124,7 +125,7 @@ class EncodedTree:
             *self._documents,
             Document(CHECKPOINT_METADATA, about),
             Document(INTEGRITY, integrity.encode(batches, digests)),
-            Document(COMMIT_MARK, b"Checkpoint commit was successful"),
+            Document(COMMIT_MARK, COMMIT_MARK_TEXT),
         ]
 
     def item_documents(

@@ -6,7 +6,7 @@ __all__ = ("recorded_by", "store_of", "validate")
 
 import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -58,33 +58,14 @@ def recorded_by(store: Any, form: SaveFormat, pipeline: Pipeline[SaveRun]) -> Pi
         form: How the arrays are stored.
         pipeline: Of the save.
     """
-    collected: list[Leaf] = []
-    collecting, recording = _Collect(collected), _Record(store, form, collected)
-    pipeline = pipeline.insert_after("write", collecting, called="collect_arrays")
-    return pipeline.insert_after("commit", recording, called="record_arrays")
+    arrays: list[Leaf] = []
 
+    async def collect(batch: WrittenBatch, /) -> WrittenBatch:
+        arrays.extend([leaf for leaf in batch.leaves if _is_recorded(leaf)])
+        return batch
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Collect:
-    """Notes the arrays that pass."""
-
-    found: list[Leaf] = field(repr=False)
-
-    @property
-    def concurrency(self) -> int:
-        """One, as the next stage."""
-        return 1
-
-    @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
-        """Yield the actor of one save."""
-
-        async def note(batch: WrittenBatch, /) -> WrittenBatch:
-            self.found.extend([leaf for leaf in batch.leaves if _is_recorded(leaf)])
-            return batch
-
-        yield note
+    pipeline = pipeline.insert_after("write", collect, called="collect_arrays")
+    return pipeline.insert_after("commit", _Record(store, form, arrays), called="record_arrays")
 
 
 @final
@@ -96,11 +77,6 @@ class _Record:
     form: SaveFormat
     arrays: list[Leaf] = field(repr=False)
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one checkpoint."""
-        return 1
-
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
@@ -108,7 +84,7 @@ class _Record:
         async def record(committed: Committed, /) -> Committed:
             if self.arrays:
                 directory = run.workspace.path(run.folder)
-                await run.threads.run(_remove, os.path.join(directory, ARRAY_METADATAS, "process_0"))
+                await run.threads.run(run.store.remove_tree, os.path.join(directory, ARRAY_METADATAS))
                 await self._record(handler_path(directory))
                 await run.threads.run(foreign_files(run.store, directory).sync_tree, directory)
 
@@ -158,9 +134,3 @@ def _check(arrays: Sequence[Leaf], found: Any, directory: Any) -> None:
         raise SpecError(
             f"No ArrayMetadata found for param_info: {absent.info.name!r}, directory: {directory}"
         )
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.remove(path)
-        os.rmdir(os.path.dirname(path))

@@ -6,12 +6,14 @@ __all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "C
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from anyio import create_task_group, to_thread
+from anyio import to_thread
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
+from penstock.orbax.common.background_work import together
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.checkpoint_args import (
     CheckpointArgs,
@@ -132,13 +134,11 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         for one in building.values():
             await to_thread.run_sync(one.create)
         try:
-            async with create_task_group() as tasks:
-                for name, (handler, arg) in items.items():
-                    tasks.start_soon(save, name, handler, arg)
-        except BaseExceptionGroup as group:
+            await together([partial(save, name, handler, arg) for name, (handler, arg) in items.items()])
+        except Exception:
             for future in _all(futures.values()):
                 future.cancel()
-            raise group.exceptions[0] from None
+            raise
 
         return _all(futures[name] for name in items if name in futures)
 

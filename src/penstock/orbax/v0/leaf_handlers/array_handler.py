@@ -5,12 +5,11 @@ from __future__ import annotations
 __all__ = ("ArrayHandler",)
 
 import os
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import jax
-from anyio import create_task_group
 
 from penstock.blocking.background import run_sync, start_thread
 from penstock.handlers.formats.orbax.documents.file_names import SHARDING
@@ -18,7 +17,7 @@ from penstock.handlers.leaves import array
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.orbax.common.array_handler_options import Described, replicas_share_by_default
 from penstock.orbax.common.array_metadata_store import RANDOM_KEY_IMPL
-from penstock.orbax.common.background_work import in_thread
+from penstock.orbax.common.background_work import in_thread, together
 from penstock.orbax.common.leaf_args import (
     ArrayRestoreArgs,
     ParamInfo,
@@ -177,7 +176,7 @@ class ArrayHandler(TypeHandler):
         async def read(at: int) -> Any:
             return await read_array(opened[at], infos[at], wanted[at], impls.get(infos[at].name))
 
-        return await _each(read, len(infos))
+        return await together([partial(read, at) for at in range(len(infos))])
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
         """Say how large the distinct shards of each value are: to write them, and to read them."""
@@ -245,30 +244,6 @@ async def _recorded(infos: Sequence[ParamInfo], which: Sequence[int]) -> list[st
     chosen = [infos[at] for at in which]
     texts = await read_values(SHARDING, chosen, [sharding_pointer(info.name) for info in chosen])
     return [cast("str", text) or None for text in texts]
-
-
-async def _each(function: Callable[[int], Any], count: int) -> list[Any]:
-    """Do the same for every number up to `count`, at once; raise the first error as it is."""
-    results: list[Any] = [None] * count
-
-    async def one(at: int) -> None:
-        results[at] = await function(at)
-
-    try:
-        async with create_task_group() as group:
-            for at in range(count):
-                group.start_soon(one, at)
-    except BaseExceptionGroup as failures:
-        raise _first(failures) from None
-
-    return results
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-
-    return error
 
 
 @lru_cache(maxsize=64)

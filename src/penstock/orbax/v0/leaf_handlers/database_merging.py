@@ -84,11 +84,6 @@ async def merge_ocdbt_per_process_files(
 class MergeProcessFiles:
     """A stage between `commit` and `finalize`: merges what type handlers wrote by TensorStore themselves."""
 
-    @property
-    def concurrency(self) -> int:
-        """One: there is one checkpoint."""
-        return 1
-
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""

@@ -1,0 +1,69 @@
+"""Every error that penstock raises: one base, and four families by what the caller can do.
+
+`SpecError` is about the call, `HandlerError` about a leaf type without a handler or a handler that failed,
+`StorageError` about the medium, `CorruptCheckpointError` about the data on it. Where Python has an error
+of that kind (`FileNotFoundError`, `TypeError`), the class inherits from it, too.
+"""
+
+from __future__ import annotations
+
+# One name to a line would be longer than the rest of the file.
+# fmt: off
+__all__ = (
+    "AmbiguousHandlerError", "ChangedLeafError", "ChecksumError", "ClosedError", "ConfigError",
+    "CorruptCheckpointError", "DeletedLeafError", "DestinationExistsError", "DuplicateNameError",
+    "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
+    "IncompletePipelineError", "InvalidLeafError", "LeaseTooLargeError", "MissingFileError",
+    "NoHandlerError", "NotACheckpointError", "OlderStepError", "PathError", "PenstockError",
+    "PipelineError", "ResultTypeError", "RunningLoopError", "SaveCancelledError", "SpecError",
+    "StepExistsError", "StorageError", "StructureMismatchError", "TreeDifference", "TruncatedDataError",
+    "UnsupportedByStoreError", "UnsupportedFormatError",
+)
+# fmt: on
+
+from penstock.kernel.errors.corruption_errors import (
+    ChecksumError,
+    IncompleteCheckpointError,
+    MissingFileError,
+    NotACheckpointError,
+    TruncatedDataError,
+    UnsupportedFormatError,
+)
+from penstock.kernel.errors.families import (
+    CorruptCheckpointError,
+    HandlerError,
+    PenstockError,
+    SpecError,
+    StorageError,
+)
+from penstock.kernel.errors.handler_errors import (
+    AmbiguousHandlerError,
+    HandlerFailedError,
+    NoHandlerError,
+)
+from penstock.kernel.errors.save_errors import (
+    IncompletePipelineError,
+    SaveCancelledError,
+)
+from penstock.kernel.errors.spec_errors import (
+    ClosedError,
+    ConfigError,
+    DestinationExistsError,
+    ForkedError,
+    LeaseTooLargeError,
+    OlderStepError,
+    PathError,
+    PipelineError,
+    RunningLoopError,
+    StepExistsError,
+    UnsupportedByStoreError,
+)
+from penstock.kernel.errors.tree_errors import (
+    ChangedLeafError,
+    DeletedLeafError,
+    DuplicateNameError,
+    InvalidLeafError,
+    ResultTypeError,
+    StructureMismatchError,
+    TreeDifference,
+)

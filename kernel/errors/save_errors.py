@@ -1,0 +1,32 @@
+"""Errors of a save that ended before anything was published. Save again."""
+
+from __future__ import annotations
+
+__all__ = (
+    "IncompletePipelineError",
+    "SaveCancelledError",
+)
+
+from typing import final
+
+from penstock.kernel.errors.families import PenstockError
+
+
+@final
+class SaveCancelledError(PenstockError):
+    """The save that was awaited was cancelled; nothing of it is left on disk."""
+
+
+@final
+class IncompletePipelineError(PenstockError):
+    """Fewer leaves reached the commit than were planned, so nothing was published.
+
+    Attributes:
+        planned: Leaves counted by the first stage.
+        arrived: Leaves whose every byte arrived.
+    """
+
+    def __init__(self, planned: int, arrived: int, first_absent: str) -> None:
+        found = f"{planned} leaves were planned and {arrived} arrived complete"
+        super().__init__(f"{found}; first absent: {first_absent}")
+        self.planned, self.arrived, self.key_path = planned, arrived, first_absent
