@@ -1,4 +1,4 @@
-"""Checkpoints."""
+"""What a layout offers of a checkpoint whose documents have been read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads."""
+"""What a restore reads, and where the bytes go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codec rules."""
+"""When a chunk is encoded, what that costs, and what an encoded piece must be."""
 
 from __future__ import annotations
 
