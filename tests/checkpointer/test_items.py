@@ -284,7 +284,7 @@ class TestRefused:
 
     def test_save_args_for_an_item_without_arrays(self, tmp_path: Path) -> None:
         args = {"state": None, "config": penstock.SaveArgs()}
-        with pytest.raises(SpecError, match="save_args are for 'config', and 'state' alone has arrays"):
+        with pytest.raises(SpecError, match="save_args are for 'config', but only 'state' has arrays"):
             save(tmp_path / "ckpt", Composite(state=tree(), config=Json(1)), save_args=args)
 
     def test_functions_of_a_key_path_get_that_of_the_tree_of_items(self, tmp_path: Path) -> None:

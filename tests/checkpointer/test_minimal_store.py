@@ -83,7 +83,7 @@ async def test_two_saves_to_one_path_never_build_at_once(store: FaultyStore) -> 
     async with Checkpointer(store=store) as first, Checkpointer(store=store) as second:
         save = await first.save(PATH, state())
         await hang.wait_reached()
-        with pytest.raises(StorageError, match="somebody else is building there"):
+        with pytest.raises(StorageError, match="another save is building there"):
             await (await second.save(PATH, state(2)))
 
         hang.release()

@@ -369,7 +369,7 @@ def test_a_store_around_another_has_its_capabilities_and_no_others(tmp_path: Pat
     ("test", "said"),
     [
         ("test_one_holder_at_a_time", "holding what is held must raise StorageError"),
-        ("test_what_is_renamed_is_at_its_new_path_alone", "not under its old name"),
+        ("test_what_is_renamed_is_at_its_new_path_alone", "not be under its old name"),
         ("test_what_is_discarded_is_gone", "discard must remove"),
     ],
 )

@@ -76,7 +76,7 @@ def test_at_exit_a_save_is_abandoned_if_so_wanted_or_if_its_loop_is_dead(tmp_pat
     ("which", "said"),
     [
         ("drained_in_vain", "did not end within 0.5 s"),
-        ("failed_at_exit", "failed while the interpreter ended"),
+        ("failed_at_exit", "failed during interpreter exit"),
     ],
 )
 def test_at_exit_what_goes_wrong_is_told_in_one_line(tmp_path: Path, which: str, said: str) -> None:

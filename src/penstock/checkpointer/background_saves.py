@@ -1,4 +1,4 @@
-"""The background saves of one Checkpointer, and the failures that nobody was told of yet."""
+"""The background saves of one Checkpointer, and the failures that no caller has seen yet."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class BackgroundSaves:
         self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
 
     def turn(self, path: str) -> Lock:
-        """Return the lock that saves to `path` take in turn."""
+        """Return the lock that serialises saves to `path`."""
         return self._turns.setdefault(path, Lock())
 
     def add(self, save: SaveTask) -> None:
-        """Add a save, and drop those that ended and whose failure, if any, was seen."""
+        """Add a save, and drop ended saves whose failure, if any, was seen."""
         self._saves = [other for other in self._saves if not other.future.done or other.promise.error_unseen]
         self._saves.append(save)
 
@@ -43,7 +43,7 @@ class BackgroundSaves:
             await save.wait_ended()
 
     def raise_unseen(self) -> None:
-        """Raise the first failure that nobody was told of, if there is one."""
+        """Raise the first unseen failure, if there is one."""
         for save in self._saves:
             error = save.promise.error_unseen
             if error is not None:
@@ -51,9 +51,9 @@ class BackgroundSaves:
                 raise error
 
     def raise_on_leaving(self, failure: BaseException | None) -> None:
-        """Raise `failure`, or else the first failure that nobody was told of, if there is one.
+        """Raise `failure` or, without one, the first unseen failure, if any.
 
-        Further failures that nobody was told of are added to it as notes.
+        Further unseen failures are added to it as notes.
         """
         unseen = self.take_unseen()
         failure = failure or next(iter(unseen.values()), None)
@@ -62,7 +62,7 @@ class BackgroundSaves:
 
         for path, other in unseen.items():
             if other is not failure:
-                failure.add_note(f"in the background, the save of {path!r} failed too: {other!r}")
+                failure.add_note(f"the background save of {path!r} failed too: {other!r}")
 
         try:
             raise failure
@@ -70,7 +70,7 @@ class BackgroundSaves:
             del failure, unseen  # the traceback refers to this frame
 
     def take_unseen(self) -> dict[str, BaseException]:
-        """Return every failure that nobody was told of, by path. The caller must raise or report them."""
+        """Return every unseen failure, by path. The caller must raise or report them."""
         unseen: dict[str, BaseException] = {}
         for save in self._saves:
             error = save.promise.error_unseen

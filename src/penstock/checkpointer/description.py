@@ -1,4 +1,4 @@
-"""What a checkpoint holds: structure, shapes, dtypes and metadata, read without any array data."""
+"""A checkpoint's structure, shapes, dtypes and metadata, read without any array data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.stages.pytree.flattening import nest_columns
 @final
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the `LeafMetadata` of one checkpoint share."""
+    """State shared by all `LeafMetadata` of a checkpoint."""
 
     leaves: Sequence[StoredLeaf]
     specs: Sequence[LeafSpec]
@@ -49,7 +49,7 @@ class LeafMetadata:
 
     @property
     def key_path(self) -> str:
-        """For people: `['opt'][0]['mu']`."""
+        """For messages: `['opt'][0]['mu']`."""
         return self._info.key_path
 
     @property
@@ -136,9 +136,9 @@ class CheckpointMetadata:
         repr=False
     )  #: as a restore without a target returns it, with a `LeafMetadata` for each leaf
     leaves: tuple[LeafMetadata, ...] = field(repr=False)  #: the same, in order
-    custom_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the checkpoint or step
+    custom_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the checkpoint or step
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
-    tree_custom_metadata: Any = None  #: the caller's own that Orbax keeps with the tree, any JSON
+    tree_custom_metadata: Any = None  #: the caller's metadata that Orbax stores with the tree, any JSON
     root_custom_metadata: Mapping[str, Any] | None = (
         None  #: of the directory of steps, if `metadata` was asked of one
     )
@@ -161,7 +161,7 @@ class CheckpointMetadata:
 def describe_checkpoint(
     layout: Layout, store: Store, path: str, item: str | None = None
 ) -> CheckpointMetadata:
-    """Read the documents of a checkpoint, and nothing else. Blocking.
+    """Read only the documents of a checkpoint. Blocking.
 
     Raises:
         CorruptCheckpointError: If there is no checkpoint or it is damaged.

@@ -1,4 +1,4 @@
-"""The parts that a Checkpointer is made of, and what one save or restore gets of them."""
+"""The parts of a Checkpointer, and what each save or restore gets from them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ Compare: TypeAlias = Literal["identity", "digest"]
 
 LEAST_PIECE: Final = 2**20
 MOST_PIECES: Final = 256
-"""Pieces of one message: cutting so many takes the event loop about a millisecond."""
+"""Pieces per message: planning this many takes the event loop about a millisecond."""
 
 MOST_READS: Final = 10
-"""How often a checkpoint is read anew because it was overwritten while it was being read."""
+"""How many times a checkpoint is read again because it was overwritten during the read."""
 
 
 @final
@@ -74,7 +74,7 @@ class Engine:
         base: str | os.PathLike[str] | None,
         compare: Compare,
     ) -> SaveRun:
-        """Make what the stages of one save use; the arguments are those of `Checkpointer.save`.
+        """Make the context of one save; the arguments are those of `Checkpointer.save`.
 
         Raises:
             SpecError: If `custom_metadata` cannot be written as JSON, or there is no such `compare`.
@@ -103,11 +103,11 @@ class Engine:
         )
 
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
-        """Make what the stages of one restore use."""
+        """Make the context of one restore."""
         return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what `read()` finds at `path`, and read again if the checkpoint was replaced meanwhile.
+        """Return the result of `read()`, repeating it if the checkpoint at `path` was replaced meanwhile.
 
         So no result mixes two checkpoints. While it reads, no penstock on this machine deletes the step
         at `path`.
@@ -137,7 +137,7 @@ class Engine:
         raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
     def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
-        # A small budget still holds several pieces at once, of which the allocator keeps little each.
+        # Several pieces should fit even a small budget, and the allocator keeps little of small ones.
         # Below 1 MiB a piece costs more than its bytes.
         piece_bytes = min(options.piece_bytes, max(limit // 16, LEAST_PIECE), limit)
         return {
@@ -165,7 +165,7 @@ def make_engine(
     layout: Layout | None,
     coordinator: Coordinator | None,
 ) -> Engine:
-    """Return the parts of a Checkpointer: those given, and the usual ones for None.
+    """Return the parts of a Checkpointer: those given, and defaults for None.
 
     Raises:
         ConfigError: If an option is unknown or does not fit.
@@ -187,7 +187,7 @@ def make_engine(
 
 
 def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return a copy, as a reader will get it, so that the caller may change the original."""
+    """Return a copy, as a reader will get it. The caller may then change the original."""
     if custom_metadata is None:
         return None
     if not isinstance(cast("object", custom_metadata), Mapping):

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @final
 class Lifetime:
-    """What one Checkpointer has under way. Used from one event loop.
+    """Everything that one open Checkpointer is running. Used from one event loop.
 
     Args:
         engine: Of the Checkpointer.
@@ -46,7 +46,7 @@ class Lifetime:
 
     @asynccontextmanager
     async def live(self) -> AsyncGenerator[None, None]:
-        """Be open. Leaving waits for the saves under way; leaving on an error cancels them."""
+        """Open it. Leaving waits for the saves under way; leaving on an error cancels them."""
         try:
             async with own_tasks(self.background.raise_on_leaving) as tasks:
                 self._tasks, self._threads = tasks, Threads()
@@ -74,13 +74,13 @@ class Lifetime:
         return self._tasks, self._threads
 
     async def calmly(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work()` with the interpreter set as the configuration wants it meanwhile."""
+        """Await `work()` with the interpreter settings that the configuration asks for."""
         tasks, _ = self.running()
         with calm_interpreter(tasks, self._engine.config.loop):
             return await work()
 
     async def start(self, task: SaveTask, until: Milestone) -> None:
-        """Start a save in the background; return when it has come so far.
+        """Start a save in the background; return when it has passed `milestone`.
 
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
@@ -99,6 +99,6 @@ class Lifetime:
             raise
 
     async def wait(self) -> None:
-        """Wait until no save is under way; raise the first failure that nobody was told of."""
+        """Wait until no save is under way; raise the first unseen failure."""
         await self.background.wait_ended()
         self.background.raise_unseen()

@@ -38,12 +38,12 @@ def config_and_regulator(
     """Return the options, overridden by the keywords, and the budget that they describe.
 
     Raises:
-        ConfigError: If an option is unknown or does not fit, or one is given beside `memory`.
+        ConfigError: If an option is unknown or does not fit, or one is given together with `memory`.
     """
     given = {name: value for name, value in keywords.items() if value is not None}
     memory = cast("MemoryRegulator | None", given.pop("memory", None))
     if memory is not None and given:
-        raise ConfigError(f"memory.{next(iter(given))}", "cannot be given beside `memory`, a whole budget")
+        raise ConfigError(f"memory.{next(iter(given))}", "cannot be combined with `memory`")
     if "memory_limit" in given:
         given = {"limit_bytes": given.pop("memory_limit"), **given}
 

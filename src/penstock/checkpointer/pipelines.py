@@ -84,7 +84,7 @@ def fitting_pipeline(pipeline: Pipeline[SaveRun], layout: Layout) -> Pipeline[Sa
 
     form, names = layout.save_format, pipeline.names
     if form.leaf_codec is not None and "encode" not in names and "device_to_host" in names:
-        # Behind the stages that somebody put there: they see leaves as they are, and not encoded.
+        # Behind any stages that the user put there: they see leaves before encoding.
         behind = next((name for name in ("limit_bytes", "write") if name in names), names[-1])
         slots: list[Slot[SaveRun]] = []
         for slot in pipeline:

@@ -1,4 +1,4 @@
-"""How saves meet the end of their process: its exit, a SIGTERM, a fork."""
+"""What happens to saves when their process exits, gets a SIGTERM, or forks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.pipeline.futures import SaveFuture
 
-LOOK_S = 0.2  # between two looks at whether the threads that matter still run
+LOOK_S = 0.2  # between two checks whether the relevant threads still run
 
 
 @final
@@ -31,7 +31,7 @@ class Stopping:
     """What one Checkpointer does when its process ends, is told to end, or forks.
 
     Args:
-        options: What is wanted.
+        options: As configured.
         background: Its saves.
     """
 
@@ -63,7 +63,7 @@ class Stopping:
 
     @contextmanager
     def watching(self, tasks: TaskGroup) -> Generator[None]:
-        """Be ready, in the event loop that runs here, for what may come while the Checkpointer is open."""
+        """Install the handling of exit, SIGTERM and fork, while the Checkpointer is open."""
         self._home, self._loop, self._came = HomeProcess(), LoopHandle(), Event()
         if self._options.sigterm_s <= 0:
             yield
@@ -78,7 +78,7 @@ class Stopping:
             scope.cancel()
 
     def keep_alive(self, save: SaveFuture) -> None:
-        """Make the interpreter wait for a save before it ends, if the loop's thread would die with it.
+        """Make the interpreter wait for a save at exit, if the loop's thread would die with it.
 
         A loop in the main thread needs no waiting: it has ended when the interpreter ends.
         """
@@ -97,7 +97,7 @@ class Stopping:
 
     @contextmanager
     def holding_sigterm(self) -> Generator[None]:
-        """Hold SIGTERM back in this context while saves are under way, if that is wanted.
+        """Hold SIGTERM back in this context while saves are under way, if so configured.
 
         Does nothing outside the main thread: Python handles signals only there.
         """
@@ -113,7 +113,7 @@ class Stopping:
             self._let_go()
 
     def _on_sigterm(self, _: int, __: FrameType | None) -> None:
-        """Begin to wait for the saves; at the second signal, or without saves, let the signal act."""
+        """Begin to wait for the saves. At the second signal, or without saves, let the signal act."""
         if self._sigterm_came or self._loop is None or self._came is None or not self._background.under_way:
             self._sigterm_came = True
             self._let_go()
@@ -141,7 +141,7 @@ class Stopping:
 
 
 def _keep_alive(save: SaveFuture, loop_thread: threading.Thread, most_s: float) -> None:
-    """Return when the save is over, or cannot be any more."""
+    """Return when the save has ended or can no longer end."""
     over = threading.Event()
     save.add_done_callback(lambda _: over.set())
     ending_since: float | None = None
@@ -153,14 +153,14 @@ def _keep_alive(save: SaveFuture, loop_thread: threading.Thread, most_s: float) 
 
         ending_since = time.monotonic() if ending_since is None else ending_since
         if time.monotonic() - ending_since > most_s:
-            _tell(f"the save of {save.path!r} did not end within {most_s:g} s of the interpreter's end")
+            _tell(f"the save of {save.path!r} did not end within {most_s:g} s of interpreter exit")
             return
 
-    # As long as the main thread runs, its code will be told.
+    # While the main thread runs, its own code sees the failure.
     if not threading.main_thread().is_alive() and save.exception() is not None:
-        _tell(f"the save of {save.path!r} failed while the interpreter ended: {save.exception()}")
+        _tell(f"the save of {save.path!r} failed during interpreter exit: {save.exception()}")
 
 
 def _tell(problem: str) -> None:
-    """Tell a person; no code is left that could be told."""
+    """Report on stderr; no code is left that could see the failure."""
     sys.stderr.write(f"penstock: {problem}\n")

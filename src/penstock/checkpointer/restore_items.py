@@ -13,7 +13,7 @@ from penstock.kernel.errors import NotACheckpointError, SpecError, UnsupportedFo
 from penstock.kernel.protocols.checkpoints import FoundItems, ItemKind, ListedItems
 
 _ARRAY: Final = "checkpoint"
-"""What Orbax calls the only leaf of an item that is one array."""
+"""Orbax's name for the only leaf of an item that is one array."""
 
 
 async def restore_items(
@@ -37,11 +37,11 @@ async def restore_items(
     Raises:
         SpecError: If `like` names an item that is not among `items`.
         UnsupportedFormatError: If the checkpoint has no items.
-        NotACheckpointError: If it does not have all that are asked for.
+        NotACheckpointError: If a requested item is missing.
     """
     layout = engine.layout
     if not isinstance(layout, ListedItems):
-        raise UnsupportedFormatError(path, f"a {type(layout).__name__} knows no items")
+        raise UnsupportedFormatError(path, f"a {type(layout).__name__} has no items")
 
     found = await threads.run(layout.items, engine.store, path)
     targets: Mapping[str, Any] = {} if like is None else like
@@ -71,7 +71,7 @@ def _chosen(found: FoundItems, like: Mapping[str, Any], names: Iterable[str] | N
             raise NotACheckpointError(found.path, f"has no item {name!r} (its items: {listed})")
     for name in like:
         if name not in chosen:
-            raise SpecError(f"like has {name!r}, which is not among the items asked for")
+            raise SpecError(f"like has {name!r}, which is not among the requested items")
 
     return chosen
 

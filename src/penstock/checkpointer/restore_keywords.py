@@ -1,4 +1,4 @@
-"""What a caller of `restore` may ask for, and what becomes of the request and the pipeline then."""
+"""The options of `restore`, and their effect on the request and the pipeline."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.stages.derive import Derive
 class RestoreKeywords(TypedDict, total=False):
     """Keyword arguments of every `restore` beside `like` and `as_type`; type checkers read them here.
 
-    From `only` on they let the result depart from what is stored. Without them every difference is an
-    error. What they did is in the `RestoreReport`, and told by events.
+    Those from `only` on let the result differ from what is stored; without them every difference is an
+    error. The `RestoreReport` and events say what they did.
 
     Attributes:
         mmap: Whether leaves live in the page cache where they can; see `Checkpointer.restore`.
@@ -67,7 +67,7 @@ class RestoreKeywords(TypedDict, total=False):
 
 
 def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:
-    """Return the options, or None if they ask for nothing.
+    """Return the options, or None if none is set.
 
     Raises:
         SpecError: If they need a target and there is none.
@@ -80,7 +80,7 @@ def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | No
 
 
 def result_check(path: str, as_type: object) -> Callable[[object], None]:
-    """Return a function that raises `ResultTypeError` for a result that is not of the type asked for.
+    """Return a function that raises `ResultTypeError` for a result of another type than requested.
 
     Args:
         path: Of the checkpoint, for the message.
@@ -88,7 +88,7 @@ def result_check(path: str, as_type: object) -> Callable[[object], None]:
             TypedDict (of which only its names are), or None for any result.
 
     Raises:
-        SpecError: If `as_type` is something else, which no result can be checked against.
+        SpecError: If results cannot be checked against `as_type`.
     """
     if as_type is None:
         return lambda _: None
@@ -114,10 +114,10 @@ def _check(path: str, as_type: object, result: object, *, fits: bool) -> None:
 
 
 def with_derive(pipeline: Pipeline[RestoreRun], options: RestoreOptions | None) -> Pipeline[RestoreRun]:
-    """Return a pipeline that also makes the leaves that are not simply read, if there may be any.
+    """Return the pipeline with a stage for computed leaves, if there may be any.
 
     Raises:
-        PipelineError: If there may be some and it has no stage `assemble`.
+        PipelineError: If there may be some but it has no stage `assemble`.
     """
     if options is None or "derive" in pipeline.names:
         return pipeline

@@ -19,7 +19,7 @@ from penstock.stages.reuse.value_cache import KnownValues
 
 @final
 class RestoreTask:
-    """Restores one tree, and remembers what a later save may take for unchanged.
+    """Restores one tree, and remembers values that a later save may find unchanged.
 
     Args:
         engine: Of the Checkpointer.
@@ -39,7 +39,7 @@ class RestoreTask:
         self._request = request
 
     async def __call__(self) -> tuple[Any, RestoreReport]:
-        """Return the tree, and what was done to restore it."""
+        """Return the tree, and the report of the restore."""
         path = self._request.path
         restored, run = await self._engine.read_unchanged(path, self._threads, self._once)
         plan, progress = restored.plan, run.progress

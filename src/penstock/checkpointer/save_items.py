@@ -35,13 +35,12 @@ T = TypeVar("T")
 def for_items(
     engine: Engine, items: Composite, save_args: object, first: First | None
 ) -> tuple[Engine, object, object, First | None]:
-    """Return an engine that saves the items, and the tree that it saves: the only one, or one of all.
+    """Return an engine that saves the items, and the tree it saves: the only one, or one tree of all.
 
     Names of leaves are then those in that tree, so `save_args` and `first`, which were given for the tree
     of items, are translated to it.
 
-    Saves of several items do not share their planned trees with other saves: the same names mean
-    other files.
+    Saves of several items do not share plans with other saves, because the same names mean other files.
 
     Raises:
         SpecError: If they cannot be saved.
@@ -60,10 +59,10 @@ def for_items(
 
 
 def _below(name: str, asked: Any) -> Any:
-    """Return the part of `save_args` for a tree of items that is for one item.
+    """Return the part of `save_args` that applies to one item.
 
     Raises:
-        SpecError: If it has something for another item, which has no arrays.
+        SpecError: If it has arguments for another item, which has no arrays.
     """
     if isinstance(asked, SaveArgs):
         return asked
@@ -75,7 +74,7 @@ def _below(name: str, asked: Any) -> Any:
     given = dict(cast("Mapping[str, object]", asked))
     found = given.pop(name, None)
     if any(value is not None for value in given.values()):
-        raise SpecError(f"save_args are for {', '.join(map(repr, given))}, and {name!r} alone has arrays")
+        raise SpecError(f"save_args are for {', '.join(map(repr, given))}, but only {name!r} has arrays")
 
     return found
 

@@ -78,11 +78,11 @@ class SaveTask:
 
     @property
     def promise(self) -> SavePromise:
-        """The side of the future that is written to."""
+        """The future's writing side."""
         return self._promise
 
     def cancel(self) -> None:
-        """Stop, unless the commit is done and the checkpoint all but published. In the event loop only."""
+        """Stop, unless the commit is done and only publishing remains. Event loop only."""
         if (self.future.milestone or 0) < Milestone.COMMITTED:
             self._scope.cancel()
 
@@ -146,7 +146,7 @@ class SaveTask:
         with move_on_after(self._undo_s):
             for work in run.background:
                 self._hung = self._hung_in(work)
-                with suppress(Exception):  # the reason of the failure is known already
+                with suppress(Exception):  # the failure's cause is known already
                     await work.wait()
 
             self._hung = None
@@ -173,7 +173,7 @@ class SaveTask:
         )
 
     def _leave_behind(self, work: Background) -> None:
-        """End the save for everybody else. A coroutine that hangs cannot be ended."""
+        """End the save for its waiters. A hanging coroutine cannot be ended."""
         error = self._hung_in(work)
         self._run.events.warning("save.left_behind", path=self._run.workspace.temporary, error=repr(error))
         self._promise.fail(error)
@@ -196,4 +196,4 @@ class SaveTask:
             return
 
         self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
-        self._promise.mark_seen()  # the one who cancelled it knows
+        self._promise.mark_seen()  # the canceller knows

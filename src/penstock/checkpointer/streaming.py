@@ -1,4 +1,4 @@
-"""A restore whose values come one by one, each as soon as it is complete."""
+"""A restore that yields values one by one, each as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from penstock.stages.reorder import InOrder
 class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
     """The leaves of a checkpoint, as pairs of key path and value. An async iterator, and a context manager.
 
-    Only the bytes in flight are read ahead, so a value that is not taken holds the others back. Leaving
+    Only the in-flight bytes are read ahead, so a value that is not taken delays the others. Leaving
     the loop early stops the reading: at once if `aclose` is awaited or the context left, otherwise
     soon after the stream is dropped.
 
     Raises:
-        StorageError: If the checkpoint at the path was replaced; all values until then are of the old one.
+        StorageError: If the checkpoint was replaced; all values so far are from the old one.
         PenstockError: What `Checkpointer.restore` raises, at the value that cannot be read.
     """
 
@@ -55,7 +55,7 @@ class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
         return await self._reading.next_value()
 
     async def aclose(self) -> None:
-        """Stop reading, and return when every byte is given back. Idempotent."""
+        """Stop reading, and return when every byte is released. Idempotent."""
         self._reading.stop()
         await self._reading.wait_ended()
 
@@ -77,7 +77,7 @@ class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
 
 @final
 class Streams:
-    """The streams of one Checkpointer, which end with it."""
+    """The streams of one Checkpointer, which are closed with it."""
 
     __slots__ = ("_readings",)
 
@@ -93,7 +93,7 @@ class Streams:
         request: RestoreRequest,
         order: Order | None,
     ) -> LeafStream:
-        """Return a stream that begins to read when its first value is asked for."""
+        """Return a stream that begins to read when its first value is requested."""
         self._readings = [reading for reading in self._readings if not reading.has_ended]
         reading = _Reading(engine, tasks, threads, pipeline, request, order)
         self._readings.append(reading)
@@ -107,7 +107,7 @@ class Streams:
 
 @final
 class _Reading:
-    """The restore behind a stream. It does not refer to the stream, so that the stream can be dropped."""
+    """The restore behind a stream. It holds no reference to the stream, so that the stream can be dropped."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Verification: whether a checkpoint at rest still is what was written."""
+"""Verification: whether a stored checkpoint is still what was written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GROUP_RANGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of comparing a checkpoint at rest with its checksums."""
+    """The result of comparing a stored checkpoint with its checksums."""
 
     path: str
     n_leaves: int
@@ -58,10 +58,10 @@ async def verify_checkpoint(
 
     Raises:
         UnsupportedFormatError: If no checksums were recorded.
-        CorruptCheckpointError: If a document is damaged, so that nothing can be said of the leaves.
+        CorruptCheckpointError: If a document is damaged, so that leaves cannot be checked.
 
     Cancellation:
-        Returns once the ranges that are being read have been.
+        Returns once the current reads have ended.
     """
     n_leaves, found = await threads.run(_survey, store, path, item)
     damages = list(found.damages)

@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(given)
         return _COMMANDS[options.command](options)
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`), which is not a failure.
+        # The reader of our output has gone (`| head`), which is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return 130  # what a shell expects of a command that SIGINT ended
+        return 130  # what a shell expects of a command ended by SIGINT
     except (CommandError, penstock.PenstockError, OSError) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 1

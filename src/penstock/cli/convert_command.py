@@ -19,7 +19,7 @@ def convert(options: argparse.Namespace, output: Output) -> int:
     """Convert as the command line says, and print one line about what was written.
 
     Raises:
-        CommandError: If an option is not what it should be.
+        CommandError: If an option is invalid.
         PenstockError: What `penstock.convert` raises.
     """
     run = partial(

@@ -35,7 +35,7 @@ def inspect(path: str, output: Output, *, as_json: bool) -> int:
     """Print what the checkpoint at `path` holds, as tables or as one JSON document.
 
     Raises:
-        PenstockError: If it is no checkpoint, or a damaged one.
+        PenstockError: If it is not a checkpoint, or damaged.
     """
     found = anyio.run(penstock.metadata, path)
     if as_json:

@@ -19,10 +19,10 @@ def verify(path: str, output: Output, *, as_json: bool) -> int:
     """Check the checkpoint at `path` and print what is damaged.
 
     Returns:
-        0 if all is as it was written, else 1.
+        0 if everything is as it was written, else 1.
 
     Raises:
-        PenstockError: If it is no checkpoint, or one whose checksums were not recorded.
+        PenstockError: If it is not a checkpoint, or has no recorded checksums.
     """
     found = anyio.run(penstock.verify, path)
     if as_json:

@@ -1,4 +1,4 @@
-"""The durable steps of a root that this process knows, and what was read of them."""
+"""The durable steps of a root known to this process, and what was read about them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Catalogue:
         return os.path.join(self._root, self.name(step))
 
     def replace(self, steps: Mapping[int, str]) -> None:
-        """Take the steps found on the medium: number to name, ascending. Forget what was read of others."""
+        """Replace the steps by those found on the medium (number to name, ascending). Forget all others."""
         self._steps = dict(steps)
         self._infos = {}
 
@@ -82,7 +82,7 @@ class Catalogue:
         return gone
 
     def infos(self, steps: Mapping[int, str], needs: Needs) -> list[StepInfo]:
-        """Return what policies look at, and read what was not read before. Blocking.
+        """Return what policies look at, reading what was not read before. Blocking.
 
         Args:
             steps: Number to name, from `snapshot`.

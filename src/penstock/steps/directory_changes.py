@@ -1,4 +1,4 @@
-"""Changes of a directory, as the file system reports them, where `watchfiles` is installed."""
+"""Changes of a directory as reported by the file system, if `watchfiles` is installed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def set_at_change(directory: str, changed: Event) -> None:
 
 
 async def _set_when_cancelled(event: Event) -> None:
-    """Wake the thread in which the library waits: it cannot be cancelled, and would wait for seconds."""
+    """Wake the thread in which the library waits: it cannot be cancelled and would wait for seconds."""
     try:
         await sleep_forever()
     finally:

@@ -1,4 +1,4 @@
-"""Policies that say which steps to keep. Small, pure values that look at all steps.
+"""Policies that decide which steps to keep. Small, pure values that look at all steps.
 
 Policies are combined with `|` (what any keeps) and `&` (what all keep): `KeepLast(3) | KeepEvery(1000)`.
 """
@@ -66,7 +66,7 @@ class KeepPolicy(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What it looks at in a `StepInfo` beside the number. Reading that costs a file for each step."""
+        """What it needs of a `StepInfo` besides the number. Each costs reading a file per step."""
         ...
 
 
@@ -159,7 +159,7 @@ class KeepEvery(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class KeepEverySeconds(_Combinable):
-    """Keeps the first step, and then each that became durable at least `seconds` after the last one kept."""
+    """Keeps the first step, then each one durable at least `seconds` after the last kept one."""
 
     seconds: float
 

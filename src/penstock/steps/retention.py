@@ -1,4 +1,4 @@
-"""Retention: which steps are deleted when a new one is durable."""
+"""Decides which steps to delete when a new one is durable."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Retention:
         """
         steps = self._catalogue.snapshot()
         doomed = await self._threads.run(self._decide, steps, saved)
-        # The pins are those of this moment; a step that came since was no part of the decision and stays.
+        # Pins as of now. A step that came since was not part of the decision and stays.
         going = [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
         self.deleter.ask(self._catalogue.remove(going))
 
     async def delete(self, step: int) -> None:
-        """Delete a step and return when it is gone. While somebody on this machine reads it, it stays.
+        """Delete a step and return when it is gone. While a reader on this machine holds it, it stays.
 
         Raises:
             StorageError: If it could not be deleted; then it is still there.
@@ -64,7 +64,7 @@ class Retention:
             raise problems[0]
 
     def forget(self, step: int) -> None:
-        """Do not delete a step that is saved anew; release those who wait for its deletion."""
+        """Cancel the deletion of a step that is saved again; wake the tasks that wait for it."""
         if step in self.deleter.waiting:
             self.deleter.forget(step)
             event, _ = self._outcomes.pop(step, (Event(), []))

@@ -1,4 +1,4 @@
-"""Policies that say whether a step is saved. Small, pure values.
+"""Policies that decide whether a step is saved. Small, pure values.
 
 Policies are combined with `|` and `&`: `EverySteps(1000) | OnPreemption()`.
 """
@@ -33,16 +33,16 @@ class SaveMoment:
     """What a policy may look at."""
 
     step: int  #: the one that could be saved
-    now_s: float  #: seconds on a clock that never goes back
+    now_s: float  #: seconds on a monotonic clock
     steps: Sequence[int] = ()  #: those that are saved or being saved, ascending
     saved_s: float = 0.0  #: when the last save began, on that clock; or the manager was opened
     saving: bool = False  #: whether a save is under way
-    preempted: bool = False  #: whether this process was told to end, and no save was begun since
+    preempted: bool = False  #: whether this process was told to end and has not begun a save since
 
 
 @runtime_checkable
 class SavePolicy(Protocol):
-    """Says whether a step is to be saved."""
+    """Decides whether a step is saved."""
 
     def should_save(self, moment: SaveMoment, /) -> bool: ...
 
@@ -155,7 +155,7 @@ class WhenIdle(_Combinable):
     """Saves as soon as the previous save has finished, so as often as the medium allows.
 
     Attributes:
-        least_seconds: The least time from the beginning of one save to that of the next.
+        least_seconds: The minimum time between the starts of two saves.
     """
 
     least_seconds: float = 0.0

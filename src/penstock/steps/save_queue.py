@@ -1,4 +1,4 @@
-"""The saves of one root: their order, their bases, and what follows when one is durable."""
+"""The saves of one root: their order, their bases, and what happens when one is durable."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Opening:
 
     owned: Checkpointer | None  #: entered and left with it
     metadata: Mapping[str, Any] | None  #: the caller's own, for a new root
-    writes: bool  #: whether the root is made
-    clean: bool  #: whether what crashed saves left there is removed
+    writes: bool  #: whether to create the root
+    clean: bool  #: whether to remove what crashed saves left there
     sigterm: bool  #: whether a SIGTERM counts as a preemption
 
 
@@ -132,7 +132,7 @@ class StepSaves:
 
     @asynccontextmanager
     async def live(self, opening: Opening) -> AsyncGenerator[None]:
-        """Be open. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
+        """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
         async with nullcontext() if opening.owned is None else opening.owned:
             if opening.writes:
                 await self.threads.run(self._prepare, opening.metadata, opening.clean)
@@ -247,7 +247,7 @@ class StepSaves:
         return await self.threads.run(find)
 
     def note_base(self, step: int) -> None:
-        """Note that the values of a step are known here, since they were saved or restored."""
+        """Note that the values of a step are known here: they were saved or restored."""
         self._bases = [*[known for known in self._bases if known != step], step][-3:]
 
     def note_found(self, step: int, name: str) -> None:
@@ -256,7 +256,7 @@ class StepSaves:
             self.catalogue.add(step, name)
 
     async def settle(self) -> None:
-        """Wait until no save is under way, and try once to delete the steps that are to go."""
+        """Wait until no save is under way, and try once to delete the steps due for deletion."""
         for pending in (*self._pending.values(), *self._followed):
             await pending.ended.wait()
 
@@ -270,13 +270,13 @@ class StepSaves:
                 pending.future.cancel()
 
     def raise_unseen(self) -> None:
-        """Raise what a policy raised in the background, once."""
+        """Raise, once, the error that a policy raised in the background."""
         failure = self.take_unseen()
         if failure is not None:
             raise failure
 
     def take_unseen(self) -> BaseException | None:
-        """Return it, once, to a caller who will raise it."""
+        """Return that error, once, to a caller that will raise it."""
         failure, self._failure = self._failure, None
         return failure
 
@@ -298,7 +298,7 @@ class StepSaves:
             if not error.path.startswith(known):
                 raise
 
-            # Somebody removed or damaged it; the new step does not need it.
+            # It was removed or damaged; the new step does not need it.
             self._events.warning("step.no_base", base=known, error=repr(error))
             return await save(path, items)
 
@@ -310,7 +310,7 @@ class StepSaves:
         return self.catalogue.path(there[-1]) if there else None
 
     def _note_done(self, step: int, pending: _Pending, future: SaveFuture) -> None:
-        """Record the step before anybody who awaits the save goes on."""
+        """Record the step before any task that awaits the save continues."""
         del self._pending[step]
         self._followed.append(pending)
         if future.status != "failed":
@@ -364,7 +364,7 @@ class StepSaves:
 
     def _clean_up(self, path: str) -> None:
         try:
-            held = hold_alone(self._store, path)  # a save that is alive holds what it builds
+            held = hold_alone(self._store, path)  # a live save holds the directory it builds in
         except StorageError:
             return
 

@@ -30,14 +30,14 @@ class StepMetadata:
     path: str
     items: Mapping[str, CheckpointMetadata] = field(repr=False)  #: by name; a single tree is called `default`
     metrics: Mapping[str, Any] | None = None
-    custom_metadata: Mapping[str, Any] | None = None  #: the caller's own
+    custom_metadata: Mapping[str, Any] | None = None  #: the caller's metadata
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
 
     @property
     def tree(self) -> Any:
         """The tree of a step that holds one, with a `LeafMetadata` for each leaf."""
         if len(self.items) != 1:
-            raise SpecError(f"step {self.step} has the items {', '.join(self.items)}; look at .items")
+            raise SpecError(f"step {self.step} has the items {', '.join(self.items)}; use .items")
 
         return next(iter(self.items.values())).tree
 
@@ -54,13 +54,13 @@ def step_number(step: SupportsIndex) -> int:
         raise SpecError(f"a step is an integer, not {step!r}") from error
 
     if not 0 <= number < 10**MOST_DIGITS:
-        raise SpecError(f"a step has 1 to {MOST_DIGITS} digits and no sign; {number} has not")
+        raise SpecError(f"a step has 1 to {MOST_DIGITS} digits and no sign, unlike {number}")
 
     return number
 
 
 def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
-    """Return what is saved as a step.
+    """Return the value that is saved as a step.
 
     Raises:
         SpecError: If there are metrics and an item called `metrics`.
@@ -68,7 +68,7 @@ def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
     named = dict(items) if isinstance(items, Composite) else {TREE: items}
     if metrics is not None:
         if METRICS in named:
-            raise SpecError(f"an item is called {METRICS!r}, and so are the metrics")
+            raise SpecError(f"an item cannot be called {METRICS!r} when there are metrics")
 
         named[METRICS] = Json(metrics)
 

@@ -1,4 +1,4 @@
-"""Deletion of steps in the background, never while somebody on this machine reads them."""
+"""Deletion of steps in the background, never while they are read on this machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
 from penstock.steps.step_directory import DELETED
 
 RETRY_S: Final = 1.0
-"""Seconds until a step that somebody was reading is tried again."""
+"""Seconds until the deletion of a step that was being read is tried again."""
 
 
 @final
 class Deleter:
-    """Deletes steps one after another; those that are being read wait until they no longer are.
+    """Deletes steps one after another; a step that is being read waits until it is not.
 
     A step disappears atomically, by a rename; a crash leaves it whole or as a temporary directory.
 
@@ -64,7 +64,7 @@ class Deleter:
         return self._waiting
 
     def ask(self, steps: Mapping[int, str]) -> None:
-        """Ask for steps to be deleted: number to directory name."""
+        """Request the deletion of steps: number to directory name."""
         self._waiting.update(steps)
         self._asked.set()
 
@@ -73,7 +73,7 @@ class Deleter:
         self._waiting.pop(step, None)
 
     async def run(self) -> None:
-        """Delete what is asked for, until cancelled."""
+        """Delete requested steps, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked = Event()

@@ -48,9 +48,9 @@ _ROOT_FILE: Final = ("metadata", "_ROOT_METADATA")
 
 
 def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:
-    """List the steps in `root`: number to directory name, ascending. Most steps are not looked into.
+    """List the steps in `root`: number to directory name, ascending. Most steps are not opened.
 
-    Only directories count, and none that an interrupted save left. Where steps are built under their own
+    Only directories count, except those left by interrupted saves. Where steps are built under their own
     names, as Orbax does on object stores, unfinished ones at the end are left out.
 
     Returns:
@@ -81,7 +81,7 @@ def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:
 
 
 def is_finished(store: Store, path: str) -> bool:
-    """Whether a step lies at `path`, damaged or not, that is not still being built."""
+    """Whether there is a step at `path`, damaged or not, that is not still being built."""
     try:
         return is_finished_step(store, path) is True
     except CorruptCheckpointError:
@@ -132,7 +132,7 @@ def read_metrics(store: Store, path: str) -> Mapping[str, Any] | None:
 
 
 def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, Any]) -> None:
-    """Write the caller's own metadata into the directory of steps, unless it has some already.
+    """Write the caller's metadata into the directory of steps, unless it has some already.
 
     Raises:
         SpecError: If it is not JSON.
@@ -149,7 +149,7 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
         try:
             store.write_file(file, data, create=True)
         except StorageError as error:
-            if error.errno != errno.EEXIST:  # if somebody else was faster, theirs stays
+            if error.errno != errno.EEXIST:  # if another writer was faster, its metadata stay
                 raise
 
         store.sync_directory(folder)

@@ -1,4 +1,4 @@
-"""Names of step directories, and the step that a name means. Pure.
+"""Maps steps to directory names and back. Pure.
 
 Source:
     ORBAX_FORMAT.md §3.4.

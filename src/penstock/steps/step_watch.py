@@ -99,9 +99,9 @@ def watch_steps(
 
 @final
 class Watch(AsyncIterator[int]):
-    """Steps as they become durable; an async iterator. The last one is held until the next is asked for.
+    """Steps as they become durable; an async iterator. Each is held until the next one is requested.
 
-    Leaving the loop early is fine: the hold ends with this object, or with `aclose`.
+    The loop may be left early: the hold ends with this object, or with `aclose`.
     """
 
     __slots__ = (
@@ -155,7 +155,7 @@ class Watch(AsyncIterator[int]):
 
 @final
 class _Watcher:
-    """Finds the next step after those that were seen."""
+    """Finds the next step after those already seen."""
 
     __slots__ = ("_names", "_root", "_seen", "_store", "_threads")
 
@@ -194,7 +194,7 @@ class _Watcher:
             async with create_task_group() as tasks:
                 tasks.start_soon(set_at_change, self._root, changed)
                 await checkpoint()
-                # A step that came between the last look and the first event would be missed.
+                # A step that came between the last listing and the first event would be missed.
                 if await self._threads.run(self._find, True) is None:
                     await changed.wait()
 

@@ -1,4 +1,4 @@
-"""For tests of stages, handlers, stores and pipelines: doubles that fail on demand, and conformance classes.
+"""Test doubles that fail on demand, and conformance classes for stages, handlers and stores.
 
 ```python
 store = FaultyStore(LocalStore())
@@ -7,8 +7,8 @@ store.fail_on("data.sync", 1, StorageError("fsync", path, "Input/output error", 
 assert store.open_files == 0
 ```
 
-A handler, a stage or a store is proved by a subclass in a file of tests; a store by one that inherits the
-class of each capability it has, too:
+To test a handler, stage or store, subclass its conformance class in a test file. For a store, also inherit
+the class of each capability it has:
 
 ```python
 class TestVocabulary(HandlerConformance):

@@ -1,4 +1,4 @@
-"""What a store with a capability must do, as tests: one class for each. Public in `penstock.testing`."""
+"""Tests of what stores with a capability must do, one class per capability. Public in `penstock.testing`."""
 
 from __future__ import annotations
 
@@ -53,9 +53,12 @@ class ExchangeConformance(StoreCase):
         store.exchange(token)
         found = store.read_file(f"{final}/file"), store.read_file(f"{token.place}/file")
         demand(found == (b"second", b"first"), "exchange must swap all that is in two directories")
-        demand(store.identity(final) != before, "what was exchanged has another identity")
+        demand(store.identity(final) != before, "exchanged directories must have new identities")
         store.discard(token)
-        demand(list(store.list_directory(self.root(tmp_path))) == ["final"], "discard removes what was there")
+        demand(
+            list(store.list_directory(self.root(tmp_path))) == ["final"],
+            "discard must remove what was replaced",
+        )
 
 
 class RenameConformance(StoreCase):
@@ -70,8 +73,8 @@ class RenameConformance(StoreCase):
         error = refuses(partial(store.rename, f"{root}/a", f"{root}/b"), StorageError, "renaming over b")
         demand(isinstance(error, StorageError) and error.errno == errno.EEXIST, "and its errno is EEXIST")
         store.rename(f"{root}/a", f"{root}/c")
-        demand(store.kind(f"{root}/a") is None, "what was renamed is not under its old name")
-        demand(store.read_file(f"{root}/c/file") == b"a", "what was renamed is under its new one")
+        demand(store.kind(f"{root}/a") is None, "a renamed directory must not be under its old name")
+        demand(store.read_file(f"{root}/c/file") == b"a", "the content must be under the new name")
         refuses(partial(store.rename, f"{root}/absent", f"{root}/d"), StorageError, "renaming nothing")
 
 
@@ -86,13 +89,16 @@ class SharingConformance(StoreCase):
         try:
             way = store.share(f"{root}/a/file", f"{root}/b")
         except StorageError as error:
-            demand(error.errno in NO_LINKS, f"a store that cannot says so by errno, and not {error.errno}")
+            demand(error.errno in NO_LINKS, f"a store that cannot must say so by errno, not {error.errno}")
             return
 
-        demand(way in {"link", "copy"}, f"share says how, and not {way!r}")
+        demand(way in {"link", "copy"}, f"share must return 'link' or 'copy', not {way!r}")
         refuses(partial(store.share, f"{root}/a/file", f"{root}/b"), StorageError, "sharing over a file")
         store.remove_tree(f"{root}/a")
-        demand(store.read_file(f"{root}/b") == b"bytes", "what is shared stays when the first is gone")
+        demand(
+            store.read_file(f"{root}/b") == b"bytes",
+            "shared content must outlive the first file",
+        )
 
 
 class MappingConformance(StoreCase):
@@ -105,13 +111,13 @@ class MappingConformance(StoreCase):
         store.write_file(f"{root}/a/file", b"bytes")
         view = store.map_file(f"{root}/a/file")
         store.remove_tree(f"{root}/a")
-        demand(view.readonly, "nobody writes to a file through its mapping")
-        demand(view.tobytes() == b"bytes", "a mapping keeps its bytes when the file is removed")
+        demand(view.readonly, "a mapping must be read-only")
+        demand(view.tobytes() == b"bytes", "a mapping must keep its bytes when the file is removed")
         refuses(partial(store.map_file, f"{root}/a/file"), StorageError, "mapping an absent file")
 
 
 class ForeignFilesConformance(StoreCase):
-    """Tests of `ForeignFiles`: files that others wrote by the paths of the operating system."""
+    """Tests of `ForeignFiles`: files that others wrote by operating system paths."""
 
     def test_what_others_wrote_is_there(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
@@ -119,11 +125,14 @@ class ForeignFilesConformance(StoreCase):
         store.make_directory(f"{root}/a")
         Path(root, "a", "file").write_bytes(b"bytes")
         store.sync_tree(root)
-        demand(store.read_file(f"{root}/a/file") == b"bytes", "what others write is in the store")
+        demand(
+            store.read_file(f"{root}/a/file") == b"bytes",
+            "the store must see files of others",
+        )
 
 
 class KvStoreConformance(StoreCase):
-    """Tests of `KvStoreSpecs`: the same keys by way of TensorStore."""
+    """Tests of `KvStoreSpecs`: the same keys through TensorStore."""
 
     def test_tensorstore_reads_what_was_written(self, tmp_path: Path) -> None:
         import tensorstore as ts
@@ -138,11 +147,11 @@ class KvStoreConformance(StoreCase):
             found = await await_future(kvstore.read("file"))
             return bytes(found.value)
 
-        demand(anyio.run(read) == b"bytes", "a key below the spec is a file below the directory")
+        demand(anyio.run(read) == b"bytes", "a key below the spec must be a file below the directory")
 
 
 class ListingConformance(StoreCase):
-    """Tests of `FolderListing` and `ManyFiles`: much about many files in one call."""
+    """Tests of `FolderListing` and `ManyFiles`: many files in one call."""
 
     def test_many_files_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
@@ -151,9 +160,12 @@ class ListingConformance(StoreCase):
         store.make_directory(f"{root}/folder")
         store.write_file(f"{root}/file", b"bytes")
         paths = [f"{root}/{name}" for name in ("file", "folder", "absent")]
-        demand(list(store.list_folders(root)) == ["folder"], "list_folders names the directories alone")
+        demand(list(store.list_folders(root)) == ["folder"], "list_folders must return only directories")
         demand(list(store.read_files(paths)) == [b"bytes", None, None], "read_files reads files alone")
-        demand(list(store.file_sizes(paths)) == [5, -1, None], "file_sizes tells all three apart")
+        demand(
+            list(store.file_sizes(paths)) == [5, -1, None],
+            "file_sizes must tell all three apart",
+        )
 
 
 class HoldConformance(StoreCase):

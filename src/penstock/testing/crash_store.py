@@ -1,4 +1,4 @@
-"""A store on a machine that stops and loses what was not durable. Public as `penstock.testing.CrashStore`."""
+"""A store that simulates a crash and the loss of volatile data. Public as `penstock.testing.CrashStore`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @final
 class Crash(StorageError):
-    """The machine of a `CrashStore` has stopped; nothing can be done with it any more."""
+    """The machine of a `CrashStore` has stopped; every further operation raises this."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ _Node: TypeAlias = _File | _Directory
 
 @final
 class CrashStore:
-    """Passes operations on, and records what would survive a loss of power.
+    """Passes operations on, and records what would survive a power loss.
 
     The bytes of a file survive once they are synced, and a name in a directory (made, renamed or
-    removed) once that directory is synced. What is there at the beginning is durable. Only operations
-    that change something are counted, from 1. It has the capabilities of the inner store and no others.
-    Thread-safe; keeps all content in memory.
+    removed) once that directory is synced. Initial content is durable. Only operations that change something
+    are counted, from 1. It has the capabilities of the inner store and no others. Thread-safe; keeps all
+    content in memory.
 
     Args:
         inner: The store that does the work, on files of the operating system.
@@ -91,8 +91,8 @@ class CrashStore:
         self._show_changes(inner)
         self._show_looks(inner)
 
-    # What the inner store can do becomes an attribute of this instance, so that `isinstance` finds that
-    # and no more.
+    # The inner store's capabilities become attributes of this instance, so that `isinstance` finds exactly
+    # those.
 
     def _show_changes(self, inner: Store) -> None:
         if isinstance(inner, Exchanges):
@@ -128,13 +128,13 @@ class CrashStore:
         return self._n_changes
 
     def stop_after(self, k: int) -> None:
-        """Let the k-th change happen, and then raise `Crash` from every operation. 0: from the first."""
+        """Perform the k-th change, then raise `Crash` from every operation. 0: from the first one."""
         self._last = k
 
     def lose_power(self) -> None:
-        """Make the files under `root` what a machine would find that was switched off just now.
+        """Set the files under `root` to what would be found after a power loss now.
 
-        Of several states that a file system may be left in, it is the one with the least in it.
+        Of the possible states of the file system, it is the one with the least content.
         """
         with self._lock:
             for path in self._root.iterdir():
@@ -252,7 +252,7 @@ class CrashStore:
         def note() -> None:
             file = self._parent(source).now[_name(source)]
             assert isinstance(file, _File)
-            # One file under two names: what was made durable under the one is so under the other.
+            # One file under two names: what is durable under one name is durable under the other.
             shared = file if ways[0] == "link" else _File(bytearray(file.now), file.durable)
             self._parent(destination).now[_name(destination)] = shared
 
@@ -260,7 +260,7 @@ class CrashStore:
 
     def _sync_tree(self, inner: ForeignFiles, path: str) -> None:
         def note() -> None:
-            # What others wrote past this store is known from here on.
+            # From here on, files that others wrote directly are known.
             now = _scan(Path(path))
             directory = self._find(path)
             directory.now, directory.durable = now.now, now.durable
@@ -268,7 +268,7 @@ class CrashStore:
         self.change("sync_tree", path, lambda: inner.sync_tree(path), note)
 
     def change(self, name: str, path: str, action: Callable[[], T], note: Callable[[], None]) -> T:
-        """Carry out one change and record it, unless the machine has stopped. For the files as well."""
+        """Perform one change and record it, unless the machine has stopped. Also used by the files."""
         with self._lock:
             self._check(name, path)
             result = action()
@@ -313,7 +313,7 @@ class _CrashDataFile:
         return self._inner.transfers
 
     def allocate(self, nbytes: int) -> None:
-        # Room is no content: what is over is given back by `sync`, before which nothing survives.
+        # Reserved room is not content: `sync` gives back the rest, and before it nothing survives.
         self._store.change("data.allocate", self._path, lambda: self._inner.allocate(nbytes), lambda: None)
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:

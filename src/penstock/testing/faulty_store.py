@@ -1,4 +1,4 @@
-"""A store that fails, hangs or tears a write where a test says. Public as `penstock.testing.FaultyStore`."""
+"""A store that fails, hangs or tears a write on request. Public as `penstock.testing.FaultyStore`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Tear:
 
 @final
 class FaultyStore:
-    """A store that fails, hangs or tears where a test says, and counts the operations.
+    """A store that fails, hangs or tears a write where the test says, and counts operations.
 
     Operations are counted from 1, including those of the files it opens. A fault happens once and
     before the operation does anything, except for `close`, which closes the file in any case.
@@ -78,8 +78,8 @@ class FaultyStore:
         self._show_holds(inner)
         self._show_listings(inner)
 
-    # What the inner store can do becomes an attribute of this instance, so that `isinstance` finds that
-    # and no more.
+    # The inner store's capabilities become attributes of this instance, so that `isinstance` finds exactly
+    # those.
 
     def _show_publishing(self, inner: Store) -> None:
         if isinstance(inner, Exchanges):
@@ -98,7 +98,7 @@ class FaultyStore:
         if isinstance(inner, ForeignFiles):
             self.sync_tree = self._counted("sync_tree", inner.sync_tree)
         if isinstance(inner, KvStoreSpecs):
-            self.kvstore_spec = inner.kvstore_spec  # no operation: it looks at nothing
+            self.kvstore_spec = inner.kvstore_spec  # not an operation: it does no I/O
         if isinstance(inner, PreferredPlacement):
             self.placement = inner.placement
 
@@ -149,7 +149,7 @@ class FaultyStore:
         return hang
 
     def tear_at(self, k: int, error: Exception | None = None) -> None:
-        """Have the k-th operation write the first half of its bytes and fail; one that writes none fails."""
+        """Have the k-th operation write the first half of its bytes, if it has any, and fail."""
         self._faults[k] = _Tear(error)
 
     def tear_on(self, name: str, nth: int = 1, error: Exception | None = None) -> None:
@@ -157,7 +157,7 @@ class FaultyStore:
         self._faults[name, nth] = _Tear(error)
 
     def forget_faults(self) -> None:
-        """Let every operation from now on do what it should."""
+        """Let every operation from now on work normally."""
         with self._lock:
             self._faults.clear()
 
@@ -214,7 +214,7 @@ class FaultyStore:
     def perform(
         self, name: str, path: str, action: Callable[[], T], torn: Callable[[], object] | None = None
     ) -> T:
-        """Count an operation and carry it out, or the fault set for it. For the files as well."""
+        """Count an operation and perform it, or the fault set for it. Also used by the files."""
         operation = Operation(name, path)
         with self._lock:
             self._operations.append(operation)

@@ -1,4 +1,4 @@
-"""What every handler must do, as tests. Public as `penstock.testing.HandlerConformance`."""
+"""Tests of what every handler must do. Public as `penstock.testing.HandlerConformance`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class HandlerConformance(ABC):
     values cannot be compared by `==`, override `same`; where they can change, override `change`.
 
     Attributes:
-        memory_limit: Of the Checkpointer, in bytes: below the size of some value, if they can be split.
+        memory_limit: Of the Checkpointer, in bytes. If values can be split, choose it below the size of the
+            largest.
     """
 
     memory_limit: int = 1 << 20
@@ -37,7 +38,7 @@ class HandlerConformance(ABC):
 
     @abstractmethod
     def values(self) -> Sequence[Any]:
-        """Return new leaves, the same ones each time, all of the type that is registered."""
+        """Return fresh but equal leaves on each call, all of the registered type."""
 
     def leaf_type(self) -> type[Any]:
         """Return the type to register the handler for: by default that of the first value."""
@@ -45,7 +46,7 @@ class HandlerConformance(ABC):
         return first.__class__  # type: ignore[no-any-return]  # of anything, a type
 
     def same(self, found: Any, expected: Any) -> bool:
-        """Say whether a value was restored as it was saved."""
+        """Return whether a value was restored as it was saved."""
         return bool(found == expected)
 
     def change(self, value: Any) -> None:  # noqa: B027  # to be overridden where there is something to change
@@ -77,7 +78,8 @@ class HandlerConformance(ABC):
                 await save
                 found = await checkpointer.restore(tmp_path / "a")
                 demand(
-                    self._all_same(found, self.values()), "a value that changed was stored after its change"
+                    self._all_same(found, self.values()),
+                    "a value must not be stored after its change",
                 )
 
         self._trial(tmp_path).run(work)
@@ -112,7 +114,7 @@ class HandlerConformance(ABC):
     def test_the_type_name_is_recorded_and_finds_the_handler_again(self, tmp_path: Path) -> None:
         handler = self.make_handler()
         name = handler.typestr() if callable(handler.typestr) else handler.typestr
-        demand(isinstance(cast("object", name), str) and name, "typestr must be a text that is not empty")
+        demand(isinstance(cast("object", name), str) and name, "typestr must be a non-empty string")
         found = self._options()["registry"].for_typestr(name, "x")
         demand(found is not None, "the type name must find the handler")
 
@@ -135,12 +137,12 @@ class HandlerConformance(ABC):
             for piece_bytes in (1, 1000, 1 << 20):
                 ends: dict[tuple[int, ...], int] = {}
                 for plan in handler.pieces(leaf, piece_bytes):
-                    demand(plan.start == ends.get(plan.chunk, 0), "pieces of a chunk follow each other")
+                    demand(plan.start == ends.get(plan.chunk, 0), "pieces of a chunk must be adjacent")
                     demand(len(plan.take()) == plan.nbytes, "take must return as many bytes as were planned")
-                    demand(plan.cost >= 0, "a piece costs nothing or something")
+                    demand(plan.cost >= 0, "a piece's cost must not be negative")
                     ends[plan.chunk] = plan.start + plan.nbytes
 
-                demand(sum(ends.values()) == spec.nbytes, "the pieces must be the whole leaf")
+                demand(sum(ends.values()) == spec.nbytes, "the pieces must cover the whole leaf")
                 demand(all(end == spec.chunk_nbytes for end in ends.values()), "and cover each chunk")
 
     def test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(self, tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ class Operation:
 
 @final
 class Hang:
-    """An operation that does not return before it is released.
+    """An operation that blocks until it is released.
 
     Args:
         then: What it raises when released; None to go on as usual.
-        limit_s: Seconds after which it fails by itself, so that a wrong test ends.
+        limit_s: Seconds after which it fails by itself, so that a broken test ends.
     """
 
     __slots__ = ("_limit_s", "_reached", "_released", "_then")
@@ -57,12 +57,12 @@ class Hang:
         self._released.set()
 
     def skip(self) -> None:
-        """Say that the operation will not come, so that nobody waits for it any longer. Idempotent."""
+        """Note that the operation will not happen, which ends all waits for it. Idempotent."""
         self._reached.set()
         self._released.set()
 
     def hold(self, operation: Operation) -> None:
-        """Block the calling thread, which carries out the operation. Called by the store.
+        """Block the calling thread, which performs the operation. Called by the store.
 
         Raises:
             StorageError: If it is not released in time.

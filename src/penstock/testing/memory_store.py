@@ -22,16 +22,16 @@ _BUILDS: Final = "/.builds"
 @dataclass(frozen=True, slots=True)
 class _Object:
     data: bytes
-    number: int  #: differs from that of every other object that ever was
+    number: int  #: unique to this object
 
 
 @final
 class MemoryStore:
     """Objects under keys, as in a bucket: nothing is renamed, replaced, mapped or held.
 
-    A save builds under a prefix of its own. To publish is to put one mark that leads from the path of
-    the checkpoint to that prefix. Of the capabilities it has `share` alone, which copies. So it shows
-    what a minimal store must do, and lets tests see what is refused on one.
+    A save builds under a prefix of its own. Publishing puts one mark that maps the checkpoint's path to that
+    prefix. Its only capability is `share`, which copies. So it shows what a minimal store must do, and tests
+    can see what is refused on one.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class MemoryStore:
         self._objects: dict[str, _Object] = {}
         self._directories: dict[str, int] = {"/": 0}
         self._marks: dict[str, str] = {}  # published paths, and the keys that they lead to
-        self._claims: dict[str, str] = {}  # paths that somebody is going to publish, and where they build
+        self._claims: dict[str, str] = {}  # paths claimed by saves, and where those build
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         with self._lock:
@@ -83,11 +83,11 @@ class MemoryStore:
                 key = os.path.dirname(key)
 
     def sync_directory(self, path: str) -> None:
-        """Do nothing: what is written is there."""
+        """Do nothing: writes are visible at once."""
 
     def remove_tree(self, path: str) -> None:
         with self._lock:
-            # The marks first: from here on nothing there is a checkpoint to anybody.
+            # The marks first: from here on no reader finds a checkpoint there.
             marked = [at for at in self._marks if _is_within(at, path)]
             prefixes = [self._key(path), *[self._marks.pop(at) for at in marked]]
             for known in (self._objects, self._directories):
@@ -133,7 +133,7 @@ class MemoryStore:
     def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
         with self._lock:
             if final in self._claims:
-                raise StorageError("build", final, "somebody else is building there", errno.EBUSY)
+                raise StorageError("build", final, "another save is building there", errno.EBUSY)
 
             place = self._claims[final] = f"{_BUILDS}/{next(self._numbers)}"
             return BuildToken(final, place, file)
@@ -153,7 +153,7 @@ class MemoryStore:
                 self.remove_tree(token.place)
 
     def _key(self, path: str) -> str:
-        """Follow a mark, of the path itself or of what it lies in."""
+        """Follow the mark of the path or of a parent."""
         above = path
         while above != "/":
             if above in self._marks:

@@ -21,7 +21,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.testing.faulty_store import FaultyStore
 
 TIME_LIMIT_S = 60.0
-EACH = 5  # of so many stops one is followed by another save
+EACH = 5  # every n-th stop is followed by another save
 
 
 def backends() -> tuple[str, ...]:
@@ -30,13 +30,13 @@ def backends() -> tuple[str, ...]:
 
 
 def demand(fulfilled: object, what: str) -> None:
-    """Raise `AssertionError` with these words unless `fulfilled`: pytest explains no assert of ours."""
+    """Raise `AssertionError` with this text unless `fulfilled`: pytest does not rewrite asserts here."""
     if not fulfilled:
         raise AssertionError(what)
 
 
 def refuses(call: Callable[[], object], kind: type[BaseException], what: str) -> BaseException:
-    """Return the error that the call raises. It must be of this kind."""
+    """Return the error that the call raises, which must be of this kind."""
     try:
         call()
     except kind as error:
@@ -48,13 +48,13 @@ def refuses(call: Callable[[], object], kind: type[BaseException], what: str) ->
 @final
 @dataclass(frozen=True)
 class Trial:
-    """A tree that is saved and restored: whole, and stopped at every store operation.
+    """A tree that is saved and restored: undisturbed, and with a stop at every store operation.
 
     Attributes:
         folder: Where; empty.
         tree: What is saved.
-        expected: What is restored then.
-        same: Says whether what was restored is what was expected.
+        expected: What must be restored.
+        same: Returns whether the restored tree is the expected one.
         options: Makes the arguments of a Checkpointer, new ones for each.
         make_store: Makes the store.
         begins_empty: Whether each save begins with nothing there.
@@ -93,7 +93,7 @@ class Trial:
         await self._save(store)
         found = await self._restore(store)
         demand(self.same(found, self.expected), f"restored is {found!r}, and expected {self.expected!r}")
-        demand(self._names() == [self.path.name], "a save leaves nothing beside the checkpoint")
+        demand(self._names() == [self.path.name], "a save must leave nothing beside the checkpoint")
 
     async def save_fails_everywhere(self) -> None:
         """Have each operation of a save fail in turn: the error is raised, and nothing is left behind."""
@@ -109,7 +109,7 @@ class Trial:
                 raised = failure
 
             if k > len(store.operations):
-                demand(raised is None, f"nothing failed, and the save did: {raised!r}")
+                demand(raised is None, f"the save failed without a fault: {raised!r}")
                 self.make_store().remove_tree(str(self.path))
                 return
             where = f"operation {k}, {store.operations[k - 1].name}, failed"
@@ -156,15 +156,18 @@ class Trial:
         return True
 
     async def _after(self, store: FaultyStore, saved: bool | None, where: str, *, again: bool) -> None:
-        """Check what is left: a checkpoint, all of it, or nothing; if `again`, the next save works."""
+        """Check what is left: a whole checkpoint or nothing. If `again`, also that the next save works."""
         demand(store.open_files == 0, f"{where}, and a file is open")
         names = self._names()
-        demand(set(names) <= {self.path.name}, f"{where}, and there are {names}")
+        demand(set(names) <= {self.path.name}, f"{where}, but these files are left: {names}")
         there = self.path.name in names
-        demand(saved is not True or there, f"{where}, the save succeeded, and there is no checkpoint")
+        demand(saved is not True or there, f"{where}, the save succeeded, but there is no checkpoint")
         good = FaultyStore(self.make_store())
         if there:
-            demand(self.same(await self._restore(good), self.expected), f"{where}, and it is another tree")
+            demand(
+                self.same(await self._restore(good), self.expected),
+                f"{where}, but it is another tree",
+            )
 
         if again:
             await self._save(good)
@@ -197,7 +200,7 @@ class Trial:
 
 
 def _run(work: Callable[[], Any], backend: str) -> None:
-    """Run a coroutine function, in a limited time."""
+    """Run a coroutine function with a time limit."""
 
     async def limited() -> None:
         with anyio.fail_after(TIME_LIMIT_S):

@@ -1,4 +1,4 @@
-"""What every stage must do, as tests. Public as `penstock.testing.StageConformance`."""
+"""Tests of what every stage must do. Public as `penstock.testing.StageConformance`."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class StageConformance(ABC):
         """Return the pipelines with the stage in them, made anew for each Checkpointer."""
 
     def tree(self) -> Any:
-        """Return what is saved: by default NumPy arrays, larger than the budget and small, and a number."""
+        """Return what is saved: by default NumPy arrays, one larger than the budget, and a number."""
         return {"large": np.arange(5000), "list": [np.ones(3, np.float32), np.full((2, 3), 4)], "step": 7}
 
     def expected(self, tree: Any) -> Any:
-        """Return what is restored of a tree: by default the same."""
+        """Return the tree expected from the restore: by default the same."""
         return tree
 
     def same(self, found: Any, expected: Any) -> bool:
-        """Say whether what was restored is what was expected."""
+        """Return whether the restored tree is the expected one."""
         return _same(found, expected)
 
     def test_every_stage_has_a_worker(self) -> None:

@@ -1,4 +1,4 @@
-"""What every store must do, as tests. Public as `penstock.testing.StoreConformance`."""
+"""Tests of what every store must do. Public as `penstock.testing.StoreConformance`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.testing.operation_faults import Trial, demand, refuses
 
 
 class StoreCase(ABC):
-    """What the tests of every class need to know of a store."""
+    """What all conformance classes need to know about a store."""
 
     @abstractmethod
     def make_store(self) -> Store:
@@ -28,7 +28,7 @@ class StoreCase(ABC):
     def root(self, tmp_path: Path) -> str:
         """Return a directory of the store that exists, is empty and belongs to this test alone.
 
-        By default it is pytest's `tmp_path`; a store that is no local file system overrides this.
+        By default it is pytest's `tmp_path`; a store that is not a local file system overrides this.
         """
         return str(tmp_path)
 
@@ -58,16 +58,19 @@ class StoreConformance(StoreCase):
 
     def test_a_document_is_created_once(self, tmp_path: Path) -> None:
         store, path = self.make_store(), f"{self.root(tmp_path)}/document"
-        demand(store.write_file(path, b"first", create=True) is True, "who creates a file is told so")
+        demand(
+            store.write_file(path, b"first", create=True) is True,
+            "write_file must return True to the creator",
+        )
         demand(
             store.write_file(path, b"first", create=True) is False,
-            "who finds the content there is told that somebody else created the file",
+            "write_file must return False if the file exists",
         )
         error = refuses(
             lambda: store.write_file(path, b"other", create=True), StorageError, "creating what is there"
         )
         demand(_errno(error) == errno.EEXIST, "and its errno is EEXIST")
-        demand(store.read_file(path) == b"first", "what is there is not replaced")
+        demand(store.read_file(path) == b"first", "an existing file must not be replaced")
         demand(list(store.list_directory(self.root(tmp_path))) == ["document"], "nothing is left beside it")
 
     def test_of_many_who_create_a_document_one_succeeds(self, tmp_path: Path) -> None:
@@ -77,14 +80,14 @@ class StoreConformance(StoreCase):
             try:
                 return store.write_file(f"{root}/document", content, create=True)
             except StorageError as error:
-                demand(_errno(error) == errno.EEXIST, f"the others see EEXIST, and not {error!r}")
+                demand(_errno(error) == errno.EEXIST, f"the other writers must see EEXIST, not {error!r}")
                 return False
 
         contents = [bytes([n]) * 10_000 for n in range(8)]
         with ThreadPoolExecutor(8) as pool:
             created = list(pool.map(create, contents))
 
-        demand(sum(created) == 1, f"one creates the file, and {sum(created)} were told so")
+        demand(sum(created) == 1, f"exactly one writer must create the file, not {sum(created)}")
         demand(store.read_file(f"{root}/document") == contents[created.index(True)], "it has their content")
 
     def test_a_data_file_is_written_at_offsets_and_ends_with_its_last_byte(self, tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ class StoreConformance(StoreCase):
                 readable.read_at(at * each, [memoryview(found)])
                 return bytes(found) == bytes([at]) * each
 
-            demand(all(pool.map(read, range(8))), "what threads write at offsets must all be there")
+            demand(all(pool.map(read, range(8))), "all writes at offsets by several threads must be there")
 
     def test_kinds_sizes_and_names(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
@@ -134,8 +137,11 @@ class StoreConformance(StoreCase):
         store.write_file(f"{root}/a/file", b"123")
         store.sync_directory(f"{root}/a")
         found = [store.kind(f"{root}/a"), store.kind(f"{root}/a/file"), store.kind(f"{root}/a/none")]
-        demand(found == ["directory", "file", None], f"kinds must be told apart, and are {found}")
-        demand(sorted(store.list_directory(f"{root}/a")) == ["b", "file"], "names must be those in it alone")
+        demand(found == ["directory", "file", None], f"kinds must be told apart; found {found}")
+        demand(
+            sorted(store.list_directory(f"{root}/a")) == ["b", "file"],
+            "names must be exactly those in it",
+        )
 
     def test_identity_changes_with_what_lies_there(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
@@ -144,11 +150,11 @@ class StoreConformance(StoreCase):
         for content in (b"first", b"second"):
             store.publish(self.build(store, f"{root}/a", content))
             found.append(store.identity(f"{root}/a"))
-            demand(found[-1] is not None, "what is there has an identity")
+            demand(found[-1] is not None, "an existing path must have an identity")
             demand(store.identity(f"{root}/a") == found[-1], "what stays has one identity")
             store.remove_tree(f"{root}/a")
 
-        demand(found[0] != found[1], "what was removed and made anew has another identity")
+        demand(found[0] != found[1], "a removed and recreated path must have a new identity")
 
     def test_what_is_built_is_seen_once_it_is_published(self, tmp_path: Path) -> None:
         store, final = self.make_store(), f"{self.root(tmp_path)}/final"
@@ -161,7 +167,7 @@ class StoreConformance(StoreCase):
         demand(other.read_file(f"{final}/file") == b"content", "and so is all that is in it")
         demand(list(other.list_directory(final)) == ["file"], "and nothing else")
         store.discard(token)
-        demand(other.read_file(f"{final}/file") == b"content", "discard leaves alone what was published")
+        demand(other.read_file(f"{final}/file") == b"content", "discard must not touch what was published")
         demand(list(store.list_directory(self.root(tmp_path))) == ["final"], "nothing is left beside it")
 
     def test_one_file_of_what_is_built_is_published_alone(self, tmp_path: Path) -> None:
@@ -171,9 +177,9 @@ class StoreConformance(StoreCase):
         store.write_file(f"{token.place}/inner", b"content")
         store.publish(token)
         store.discard(token)
-        demand(store.kind(f"{root}/final") == "file", "the file has the published path")
+        demand(store.kind(f"{root}/final") == "file", "the file must be at the published path")
         demand(store.read_file(f"{root}/final") == b"content", "and its content")
-        demand(list(store.list_directory(root)) == ["final"], "discard removes what is left of the place")
+        demand(list(store.list_directory(root)) == ["final"], "discard must remove the rest of the place")
 
     def test_publishing_over_something_is_refused(self, tmp_path: Path) -> None:
         store, final = self.make_store(), f"{self.root(tmp_path)}/final"
@@ -191,7 +197,10 @@ class StoreConformance(StoreCase):
         store.discard(token)  # idempotent
         demand(list(store.list_directory(root)) == [], "discard must remove all that was built")
         store.publish(self.build(store, f"{root}/final", b"again"))
-        demand(store.read_file(f"{root}/final/file") == b"again", "after it somebody else can build there")
+        demand(
+            store.read_file(f"{root}/final/file") == b"again",
+            "then another save can build there",
+        )
 
     def test_remove_tree_removes_what_is_below_and_no_more(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
@@ -201,7 +210,10 @@ class StoreConformance(StoreCase):
 
         store.remove_tree(f"{root}/a")
         store.remove_tree(f"{root}/a")  # it may be absent
-        demand(list(store.list_directory(root)) == ["ab"], "remove_tree must remove all of it, and no more")
+        demand(
+            list(store.list_directory(root)) == ["ab"],
+            "remove_tree must remove all of it, and no more",
+        )
 
     def test_what_cannot_be_is_a_storage_error_that_names_the_path(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)

@@ -83,7 +83,7 @@ async def export_safetensors(
     Raises:
         InvalidLeafError: If safetensors has no such element type, as for int4 and complex128.
         DuplicateNameError: If two leaves would have one name; it has both key paths.
-        PenstockError: What `Checkpointer.save` raises.
+        PenstockError: As `Checkpointer.save` raises it.
 
     Cancellation:
         Nothing is left on disk.
@@ -198,7 +198,7 @@ async def convert(
 @final
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """Called before a conversion is published; fails it if its source is not what it was."""
+    """Called before a conversion is published; raises if its source was replaced."""
 
     store: Store
     threads: Threads
@@ -216,22 +216,22 @@ def _layout(written: Format | None, destination: str, max_shard_bytes: int | Non
     if written == "safetensors" or (written is None and destination.endswith(SUFFIX)):
         return SafetensorsLayout(max_shard_bytes)
     if written not in (None, "orbax"):
-        raise SpecError(f"there is no format {written!r}; there are 'orbax' and 'safetensors'")
+        raise SpecError(f"there is no format {written!r}; use 'orbax' or 'safetensors'")
     if max_shard_bytes is not None:
         raise SpecError("max_shard_bytes is for safetensors; pass format='safetensors'")
     if destination.endswith(SUFFIX):
-        raise PathError(destination, "is the name of a safetensors file, and the format asked for is 'orbax'")
+        raise PathError(destination, "is the name of a safetensors file, but the requested format is 'orbax'")
 
     return OrbaxLayout()
 
 
 def _unhurried(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
-    """Read little ahead of what is written: nobody waits for a conversion to be staged."""
+    """Read little ahead of the writing: nothing waits for a conversion to be staged."""
     return Pipeline(tuple(replace(slot, queue=1) if slot.queue else slot for slot in pipeline))
 
 
 def _check_apart(source: str, destination: str) -> None:
-    """Refuse to write into the source, or over a folder that holds it."""
+    """Refuse to write into the source, or over a folder that contains it."""
     for outer, inner in ((source, destination), (destination, source)):
         if inner.startswith(os.path.join(outer, "")):
             raise PathError(destination, f"cannot be written: {inner!r} lies in {outer!r}")
@@ -254,7 +254,7 @@ def _tree(files: SourceFiles, opened: StoredCheckpoint) -> object:
 
 
 def _value(files: SourceFiles, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
-    """Return what saves as the leaf is stored."""
+    """Return a `StoredValue`, or another value that is saved as the leaf is stored."""
     match leaf.spec.typestr:
         case "None" | "NamedTuple":
             return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CommandError(Exception):
-    """The command cannot do what it was asked for, or the result is not as it should be."""
+    """The command cannot be carried out, or its result is a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Bar(Protocol):
     """A progress bar."""
 
     def show(self, done: int, text: str) -> None:
-        """Say that `done` of the total are done."""
+        """Show that `done` of the total are done."""
         ...
 
 
