@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, fina
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Compare, Engine, make_engine
 from penstock.checkpointer.lifetime import Lifetime
+from penstock.checkpointer.make_save import SaveOptions, make_save
 from penstock.checkpointer.memory_budget import MemoryKeywords
 from penstock.checkpointer.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
 from penstock.checkpointer.pipelines import restore_pipeline as default_restore_pipeline
@@ -23,11 +24,8 @@ from penstock.checkpointer.process_exit import Stopping
 from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import RestoreKeywords, asked_for, result_check, with_derive
 from penstock.checkpointer.restore_task import RestoreTask
-from penstock.checkpointer.save_items import for_items
-from penstock.checkpointer.save_task import SaveTask
 from penstock.checkpointer.streaming import LeafStream
 from penstock.checkpointer.verify import VerifyReport, verify_checkpoint
-from penstock.handlers.formats.items.item_types import Composite
 from penstock.handlers.formats.items.protobuf_targets import message_target
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.config.config import Config
@@ -190,28 +188,10 @@ class Checkpointer:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        life, final, engine = self._life, absolute_path(path), self._engine
-        _, threads = life.running()
-        life.background.raise_unseen()
-        if isinstance(tree, Composite):
-            made = await threads.run(for_items, engine, tree, save_args, prioritise)
-            engine, tree, save_args, prioritise = made
-
-        run = engine.save_run(
-            final,
-            threads,
-            overwrite=overwrite,
-            custom_metadata=custom_metadata,
-            save_args=save_args,
-            base=base,
-            compare=compare,
-        )
-        chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
-        chosen = prioritised(chosen, prioritise)
-        chosen.check(TreeToSave)
-        turn, undo_s = life.background.turn(final), engine.config.stopping.undo_s
-        task = SaveTask(chosen, run, TreeToSave(tree, chosen.spec_changes), turn, undo_s)
-        del tree
+        options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
+        life, final = self._life, absolute_path(path)
+        task = await make_save(life, self._engine, self._save_pipeline, final, tree, options)
+        del tree  # a save in the background must not keep arrays that the caller dropped
         await life.start(task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
 
@@ -310,9 +290,8 @@ class Checkpointer:
             on_missing=on_missing,
             on_unexpected=on_unexpected,
         )
-        asked = asked_for(options, has_like=has_like)
-        target = target if has_like else None
-        request = RestoreRequest(final, target, has_like, asked, mmap, split, item, only)
+        asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
+        request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         chosen.check(RestoreRequest)
         task = RestoreTask(self._engine, threads, with_derive(chosen, asked), request)
@@ -372,8 +351,7 @@ class Checkpointer:
             ClosedError: If the Checkpointer is not open. What `restore` raises comes with the first value.
         """
         tasks, threads = self._life.running()
-        has_like = like is not ...
-        target = like if has_like else None
+        target, has_like = (None, False) if like is ... else (like, True)
         request = RestoreRequest(absolute_path(path), target, has_like, item=item, only=only)
         chosen = self._restore_pipeline if pipeline is None else pipeline
         return self._life.streams.open(self._engine, tasks, threads, chosen, request, order)
