@@ -12,10 +12,10 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
 
+from penstock.checkpointer.background_saves import SaveOptions
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Compare, Engine, make_engine
 from penstock.checkpointer.lifetime import Lifetime
-from penstock.checkpointer.make_save import SaveOptions, make_save
 from penstock.checkpointer.memory_budget import MemoryKeywords
 from penstock.checkpointer.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
 from penstock.checkpointer.pipelines import restore_pipeline as default_restore_pipeline
@@ -169,9 +169,8 @@ class Checkpointer:
             save_args: How leaves are stored, where not as the format says: a `SaveArgs` for all; a tree
                 of them, each for every leaf at or below its place; or a function from the tuple of a
                 leaf's stored keys to one or None.
-            base: An earlier checkpoint. Leaves that have not changed since are linked, not written; each
-                checkpoint is whole by itself, whichever is deleted first. Leaves with a codec are
-                always written.
+            base: An earlier checkpoint. Leaves that have not changed since, and have no codec, are linked
+                and not written; each checkpoint is whole by itself, whichever is deleted first.
             compare: How an unchanged leaf is known. `"identity"`: it is the very jax.Array that this
                 Checkpointer saved there. `"digest"`: its bytes have the SHA-256 that a save with
                 `"digest"` recorded there.
@@ -190,7 +189,8 @@ class Checkpointer:
         """
         options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
         life, final = self._life, absolute_path(path)
-        task = await make_save(life, self._engine, self._save_pipeline, final, tree, options)
+        threads, engine = life.running()[1], self._engine
+        task = await life.background.make(threads, engine, self._save_pipeline, final, tree, options)
         del tree  # a save in the background must not keep arrays that the caller dropped
         await life.start(task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
