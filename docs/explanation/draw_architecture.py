@@ -32,6 +32,7 @@ KERNEL = (
     ("storage/", "builds and holds"),
     ("concurrency/", "threads"),
     ("config/", "options"),
+    ("errors/", "one for each case"),
 )
 
 
@@ -111,10 +112,10 @@ def picture() -> str:
         644, 104, "#f1f5f9", "kernel", "mechanism only: what travels, who may ask what, who runs and counts"
     )
     for at, (name, what) in enumerate(KERNEL):
-        x = 36 + 142 * at
-        lines += [box(x, 680, 134, 58), text(x + 67, 723, what, 12, text_anchor="middle")]
+        x = 36 + 126 * at
+        lines += [box(x, 680, 120, 58), text(x + 60, 723, what, 12, text_anchor="middle")]
         lines.append(
-            text(x + 67, 702, name, 13, font_family="monospace", font_weight="bold", text_anchor="middle")
+            text(x + 60, 702, name, 13, font_family="monospace", font_weight="bold", text_anchor="middle")
         )
 
     dashed = ' stroke-dasharray="5 4"'

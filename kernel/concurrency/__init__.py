@@ -1,1 +1,1 @@
-"""The room `kernel/concurrency`."""
+"""Worker threads: the one door to them, one thread for calls in turn, the interpreter, forks."""

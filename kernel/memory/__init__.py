@@ -1,1 +1,1 @@
-"""The room `kernel/memory`."""
+"""The budget of host bytes: its accounts and its limit, fresh buffers, and the one bounded cache."""

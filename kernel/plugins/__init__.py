@@ -1,1 +1,1 @@
-"""The room `kernel/plugins`."""
+"""Which handler takes a leaf, which stage a name means, and how other distributions add to both."""

@@ -1,1 +1,1 @@
-"""The room `stages/planning`."""
+"""How a restore is planned: which stored leaf becomes which leaf of the result, and what is read."""

@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+from penstock import errors
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def expanded(name: str) -> list[str]:
 
 
 def named_files(text: str) -> list[str]:
-    """Files and folders between backticks, such as `kernel/errors.py`, `tests/bench/` and `write.py`."""
+    """Files and folders between backticks, such as `kernel/events.py`, `tests/bench/` and `write.py`."""
     quoted = re.findall(r"`([\w./{},-]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
     names = [name for each in quoted for name in expanded(each)]
     return [
@@ -101,6 +102,12 @@ def test_modules_and_names_that_pages_mention_are_there() -> None:
 
     assert len(named) > 20
     assert [name for name in sorted(named) if not is_there(name)] == []
+
+
+def test_every_error_has_its_line() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+
+    assert [name for name in errors.__all__ if f"`{name}`" not in page] == []
 
 
 def test_the_picture_is_drawn_from_its_script() -> None:

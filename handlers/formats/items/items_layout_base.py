@@ -1,4 +1,4 @@
-"""What the layouts of checkpoints with items share: all that they leave to the layout of a tree."""
+"""The common base of layouts with items, which leaves trees to another layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    COMMIT_MARK_TEXT,
+)
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, Layout
@@ -19,7 +23,7 @@ from penstock.kernel.protocols.written import Document
 
 
 class ItemsLayoutBase:
-    """Leaves to another layout how arrays are stored, what files are called and how they are opened.
+    """Delegates array storage, file names and opening to another layout.
 
     Args:
         base: That layout; also a `FormattedLayout`.
@@ -68,11 +72,13 @@ class ItemsLayoutBase:
             custom_metadata=custom_metadata,
             item_handlers=self._parts.handlers,
         )
-        mark = b"Checkpoint commit was successful"
         return [
             *trees,
             *self._parts.documents,
-            *[Document(f"{directory}/{COMMIT_MARK}", mark) for directory in self._parts.directories],
+            *[
+                Document(f"{directory}/{COMMIT_MARK}", COMMIT_MARK_TEXT)
+                for directory in self._parts.directories
+            ],
             Document(CHECKPOINT_METADATA, about),
-            Document(COMMIT_MARK, mark),
+            Document(COMMIT_MARK, COMMIT_MARK_TEXT),
         ]

@@ -1,1 +1,1 @@
-"""The room `handlers/leaves/common`."""
+"""What leaf handlers share: arrays as blocks of bytes, host buffers, how target and leaf differ."""

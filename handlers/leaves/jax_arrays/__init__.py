@@ -1,1 +1,1 @@
-"""The room `handlers/leaves/jax_arrays`."""
+"""Parts of the jax.Array handler: devices, shardings, shards to the host, values put back."""

@@ -1,1 +1,1 @@
-"""The room `penstock/checkpointer`."""
+"""`Checkpointer`: saves in the background, restores, metadata, verification, and how it all ends."""

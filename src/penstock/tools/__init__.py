@@ -1,1 +1,1 @@
-"""The room `penstock/tools`."""
+"""Tools for whole checkpoints, behind the command line and `penstock.convert`."""

@@ -10,6 +10,7 @@ __all__ = (
     "ARRAY_METADATAS",
     "CHECKPOINT_METADATA",
     "COMMIT_MARK",
+    "COMMIT_MARK_TEXT",
     "DATA_FOLDER",
     "INTEGRITY",
     "LEGACY_MSGPACK",
@@ -32,8 +33,9 @@ INTEGRITY: Final = "_PENSTOCK_INTEGRITY"
 MANIFEST: Final = "manifest.ocdbt"
 DATA_FOLDER: Final = "d"
 COMMIT_MARK: Final = "commit_success.txt"
+COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 
 MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, V1_MARK, LEGACY_MSGPACK})
-"""Each of these tells that a directory is a checkpoint, or holds one."""
+"""Any of these shows that a directory is a checkpoint, or holds one."""

@@ -1,1 +1,1 @@
-"""The room `penstock/cli/terminal`."""
+"""What the commands print: tables and colours with rich, plain lines without it."""

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/common`."""
+"""What both of Orbax's APIs need: leaf arguments, documents, directories, metadata of leaves."""

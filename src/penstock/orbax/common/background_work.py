@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("all_results", "blaming", "in_thread", "reserved")
+__all__ = ("all_results", "blaming", "in_thread", "reserved", "together")
 
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
+
+from anyio import create_task_group
 
 from penstock.kernel.concurrency.threads import Threads, await_future
 from penstock.orbax.common.leaf_args import ParamInfo
@@ -23,11 +25,43 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     return await Threads(1).run(function, *args)
 
 
+async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Run async functions concurrently; return their results in the same order.
+
+    Raises:
+        Exception: The first error, as it is. The other functions are cancelled.
+    """
+    if len(functions) == 1:
+        return [await functions[0]()]
+
+    results: dict[int, T] = {}
+    failures: list[Exception] = []
+    async with create_task_group() as tasks:
+
+        async def call(at: int, function: Callable[[], Awaitable[T]]) -> None:
+            try:
+                results[at] = await function()
+            except Exception as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
+
+        for at, function in enumerate(functions):
+            tasks.start_soon(call, at, function)
+
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # the traceback refers to this frame
+
+    return [results[at] for at in range(len(functions))]
+
+
 async def all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> list[Any]:
     """Wait for one TensorStore future per leaf.
 
     Raises:
-        Exception: What the first of them raises that fails; the others are cancelled.
+        Exception: The first error. The other futures are cancelled.
     """
     try:
         results: list[Any] = []
@@ -44,7 +78,7 @@ async def all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> lis
 
 @contextmanager
 def blaming(info: ParamInfo) -> Generator[None]:
-    """Have errors say which leaf they are about."""
+    """Add the name of the leaf to errors."""
     try:
         yield
     except Exception as error:
@@ -54,7 +88,7 @@ def blaming(info: ParamInfo) -> Generator[None]:
 
 @asynccontextmanager
 async def reserved(limiter: Any, nbytes: int) -> AsyncGenerator[None]:
-    """Hold bytes of a limiter, if there is one: what has `wait_for_bytes` and `release_bytes`."""
+    """Hold bytes of a limiter, if there is one: an object with `wait_for_bytes` and `release_bytes`."""
     if limiter is None:
         yield
         return

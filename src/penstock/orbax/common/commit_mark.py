@@ -6,11 +6,11 @@ __all__ = ("mark_complete",)
 
 import os
 
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, COMMIT_MARK_TEXT
 from penstock.kernel.protocols.stores import Store
 
 
 def mark_complete(store: Store, directory: str) -> None:
     """Write the commit mark into the directory of a checkpoint, durably. Blocking."""
-    store.write_file(os.path.join(directory, COMMIT_MARK), b"Checkpoint commit was successful")
+    store.write_file(os.path.join(directory, COMMIT_MARK), COMMIT_MARK_TEXT)
     store.sync_directory(directory)

@@ -1,4 +1,4 @@
-"""How arrays were cut, recorded by a store of the caller's own, and looked at by a validator."""
+"""Array metadata, recorded by a store of the caller and checked by a validator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ("recorded_by", "store_of", "validate")
 
 import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -27,15 +27,15 @@ from penstock.orbax.common.handler_paths import handler_path
 
 
 def store_of(registry: Any) -> Any:
-    """Return what records how arrays were cut, of a registry of type handlers; None if nobody does."""
+    """Return the array metadata store of a registry of type handlers; None if there is none."""
     try:
         return getattr(registry.get(jax.Array), "_array_metadata_store", None)
-    except ValueError:  # nobody handles arrays
+    except ValueError:  # no handler for arrays
         return None
 
 
 def validate(validator: Any, store: Any, directory: Any) -> None:
-    """Have a validator look at what all processes recorded, if anything is. Blocking.
+    """Have a validator check what all processes recorded, if anything. Blocking.
 
     Args:
         validator: Has `validate_all_array_metadatas`, which is given the entries of each process.
@@ -51,55 +51,31 @@ def validate(validator: Any, store: Any, directory: Any) -> None:
 
 
 def recorded_by(store: Any, form: SaveFormat, pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
-    """Return a pipeline for one save whose arrays are recorded by `store`, and not by the layout.
+    """Return a pipeline for one save whose array metadata `store` records in place of the layout.
 
     Args:
         store: Has the methods `write` and `read` of Orbax's.
         form: How the arrays are stored.
         pipeline: Of the save.
     """
-    collected: list[Leaf] = []
-    collecting, recording = _Collect(collected), _Record(store, form, collected)
-    pipeline = pipeline.insert_after("write", collecting, called="collect_arrays")
-    return pipeline.insert_after("commit", recording, called="record_arrays")
+    arrays: list[Leaf] = []
 
+    async def collect(batch: WrittenBatch, /) -> WrittenBatch:
+        arrays.extend([leaf for leaf in batch.leaves if _is_recorded(leaf)])
+        return batch
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Collect:
-    """Notes the arrays that pass."""
-
-    found: list[Leaf] = field(repr=False)
-
-    @property
-    def concurrency(self) -> int:
-        """One, as the next stage."""
-        return 1
-
-    @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
-        """Yield the actor of one save."""
-
-        async def note(batch: WrittenBatch, /) -> WrittenBatch:
-            self.found.extend([leaf for leaf in batch.leaves if _is_recorded(leaf)])
-            return batch
-
-        yield note
+    pipeline = pipeline.insert_after("write", collect, called="collect_arrays")
+    return pipeline.insert_after("commit", _Record(store, form, arrays), called="record_arrays")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Puts what the store writes in the place of what the layout wrote, and reads it again."""
+    """Replaces the array metadata of the layout by that of the store, and reads it back."""
 
     store: Any
     form: SaveFormat
     arrays: list[Leaf] = field(repr=False)
-
-    @property
-    def concurrency(self) -> int:
-        """One: there is one checkpoint."""
-        return 1
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -108,7 +84,7 @@ class _Record:
         async def record(committed: Committed, /) -> Committed:
             if self.arrays:
                 directory = run.workspace.path(run.folder)
-                await run.threads.run(_remove, os.path.join(directory, ARRAY_METADATAS, "process_0"))
+                await run.threads.run(run.store.remove_tree, os.path.join(directory, ARRAY_METADATAS))
                 await self._record(handler_path(directory))
                 await run.threads.run(foreign_files(run.store, directory).sync_tree, directory)
 
@@ -145,7 +121,7 @@ def _check(arrays: Sequence[Leaf], found: Any, directory: Any) -> None:
     """Refuse a store that cannot read what it was given.
 
     Raises:
-        SpecError: If there is nothing, or not every array. It is a ValueError.
+        SpecError: If an array is missing. It is a ValueError.
     """
     if found is None:
         raise SpecError(
@@ -158,9 +134,3 @@ def _check(arrays: Sequence[Leaf], found: Any, directory: Any) -> None:
         raise SpecError(
             f"No ArrayMetadata found for param_info: {absent.info.name!r}, directory: {directory}"
         )
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.remove(path)
-        os.rmdir(os.path.dirname(path))

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v0`."""
+"""Orbax's first API, the one of `orbax.checkpoint`."""

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v0/checkpointers`."""
+"""Orbax's `Checkpointer`, `AsyncCheckpointer`, and their short forms."""

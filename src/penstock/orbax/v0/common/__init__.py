@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v0/common`."""
+"""What the checkpointers, handlers and managers of Orbax's first API share."""

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v0/handlers`."""
+"""Orbax's checkpoint handlers: trees, arrays, JSON, random keys, `Composite` of several items."""

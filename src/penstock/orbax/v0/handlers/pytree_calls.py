@@ -38,7 +38,7 @@ Resources: TypeAlias = tuple[Checkpointer, ...]
 
 @asynccontextmanager
 async def open_checkpointers(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
-    """Yield what saves and what restores."""
+    """Yield the Checkpointer that saves and the one that restores."""
     chosen = AutoLayout(layout)
     async with AsyncExitStack() as stack:
         opened: list[Checkpointer] = []
@@ -60,7 +60,7 @@ async def start_save(
             return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
         except (CorruptCheckpointError, StorageError) as error:
             if not error.path.startswith(base):
-                raise  # else somebody removed or damaged it, and it is not needed
+                raise  # otherwise the base is gone or damaged, and the save works without it
 
     return await checkpointer.save(path, item, overwrite=True, **keywords)
 

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v0/manager`."""
+"""Orbax's `CheckpointManager`: its options, its policies, the names of steps, their directory."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 __all__ = ("checkpoints_iterator", "wait_for_new_checkpoint")
 
+import errno
 import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, final
 
 import structlog
@@ -16,6 +17,7 @@ import structlog
 from penstock.blocking.background import run_sync
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import StorageError
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.manager.step_name_formats import NameFormat, standard_name_format
 from penstock.orbax.v0.manager.step_paths import STEP_NAME
@@ -80,7 +82,7 @@ def wait_for_new_checkpoint(
     finally:
         run_sync(steps.aclose)
         if snapshot is not None:
-            shutil.rmtree(snapshot, ignore_errors=True)
+            _remove(snapshot)
 
 
 def checkpoints_iterator(
@@ -117,7 +119,7 @@ def checkpoints_iterator(
     """
     root = handler_path(checkpoint_dir)
     snapshots = root / _SNAPSHOTS if snapshot_dir is None else handler_path(snapshot_dir)
-    shutil.rmtree(path_text(snapshots), ignore_errors=True)
+    _remove(path_text(snapshots))
     latest: int | None = None
     while True:
         with wait_for_new_checkpoint(
@@ -192,13 +194,14 @@ class _AnyNames:
 
 
 def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
-    """Link the files of a step into a directory among the snapshots; return that directory."""
+    """Share the files of a step with a directory among the snapshots; return that directory."""
     snapshot = path_text(snapshots / os.path.basename(path))
+    store = LocalStore()
     try:
-        if not os.path.exists(snapshot):
-            shutil.copytree(path, snapshot, copy_function=_link)
-    except (FileNotFoundError, shutil.Error) as error:
-        if not forgiving:
+        if store.kind(snapshot) is None:
+            _share_tree(store, path, snapshot)
+    except OSError as error:
+        if error.errno != errno.ENOENT or not forgiving:
             raise
         structlog.get_logger("penstock.orbax").warning(
             "step.no_snapshot", step=os.path.basename(path), error=repr(error)
@@ -207,12 +210,28 @@ def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
     return snapshot
 
 
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # of another file system, or one without links
-        shutil.copy2(source, target)
+def _share_tree(store: LocalStore, source: str, target: str) -> None:
+    """Make a directory with the files of another one, its folders included. Files are shared, not copied."""
+    store.make_directory(target)
+    folders = store.list_folders(source)
+    for name in store.list_directory(source):
+        inner, outer = os.path.join(target, name), os.path.join(source, name)
+        if name in folders:
+            _share_tree(store, outer, inner)
+        else:
+            _share_file(store, outer, inner)
 
-    return target
+
+def _share_file(store: LocalStore, source: str, target: str) -> None:
+    try:
+        store.share(source, target)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            raise
+        shutil.copyfile(source, target)  # another file system, or one without links
+
+
+def _remove(directory: str) -> None:
+    """Remove a snapshot. What cannot be removed stays: it is of no harm."""
+    with suppress(StorageError):
+        LocalStore().remove_tree(directory)

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v0/trees`."""
+"""How a tree handler saves and restores: targets, transformations, descriptions."""

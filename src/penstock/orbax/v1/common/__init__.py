@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v1/common`."""
+"""What the operations of Orbax's v1 API share: handlers, registration, directories, errors."""

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v1/context`."""
+"""The options of Orbax's v1 API, and the context in which they hold."""

@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v1/operations`."""
+"""The functions of Orbax's v1 API: save, load, delete, metadata, and their background forms."""

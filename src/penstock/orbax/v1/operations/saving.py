@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, final
 
-from anyio import create_task_group, fail_after, move_on_after
+from anyio import fail_after, move_on_after
 from jax import tree_util
 
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
@@ -32,6 +32,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.workspace import Workspace
+from penstock.orbax.common.background_work import together
 from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.v1.common.handler_directories import Building
 from penstock.orbax.v1.common.handler_registration import resolve_handler_for_save
@@ -239,11 +240,11 @@ class Saving:
             async def begin_item(name: str, item: Checkpointable) -> None:
                 writing[name] = await self._handlers[name].save(directory / name, item)
 
-            await _together(*[partial(begin_item, name, item) for name, item in self._items.items()])
+            await together([partial(begin_item, name, item) for name, item in self._items.items()])
             self._items.clear()  # a save in the background must not keep alive what the caller dropped
             operation.mark_begun()
             await directory.await_creation()
-            await _together(*[partial(_wait, one) for one in writing.values()])
+            await together([partial(_wait, one) for one in writing.values()])
 
     async def _make(self) -> None:
         await self._workspace.open()
@@ -278,29 +279,6 @@ def staged(operation: Operation[None]) -> Operation[None]:
         raise
 
     return operation
-
-
-async def _together(*functions: Any) -> None:
-    """Run async functions concurrently. The first error cancels the others and is raised as it is."""
-    if len(functions) == 1:
-        await functions[0]()
-        return
-
-    failures: list[BaseException] = []
-    async with create_task_group() as tasks:
-
-        async def call(function: Any) -> None:
-            try:
-                await function()
-            except Exception as error:
-                failures.append(error)
-                tasks.cancel_scope.cancel()
-
-        for function in functions:
-            tasks.start_soon(call, function)
-
-    if failures:
-        raise failures[0]
 
 
 async def _wait(awaitable: Awaitable[Any]) -> None:

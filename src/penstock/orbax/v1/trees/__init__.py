@@ -1,1 +1,1 @@
-"""The room `penstock/orbax/v1/trees`."""
+"""Trees in Orbax's v1 API: the handler of PyTrees, leaf handlers, abstract trees as targets."""
