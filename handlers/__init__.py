@@ -1,4 +1,4 @@
-"""What knows types, formats and stores: leaf handlers, item types, the layouts on disk, the local store.
+"""Leaf handlers, item types, on-disk layouts and the local store.
 
 Importing this package is cheap: each name is fetched from its own module when it is first used.
 """

@@ -1,8 +1,8 @@
-"""The mechanism: messages, pipelines, the memory budget, registries, and what parts ask of each other.
+"""The mechanism: messages, pipelines, the memory budget, registries and the protocols between parts.
 
-Knows no array type and no format, and imports anyio, structlog and the standard library only. Whoever
-writes a stage, a leaf handler, a layout or a store finds what it needs under this name. Importing it is
-cheap: each name is fetched from its own module when it is first used.
+Knows no array type and no format, and imports anyio, structlog and the standard library only. Authors of
+stages, leaf handlers, layouts and stores import what they need from here. Importing it is cheap: each name
+is fetched from its own module when it is first used.
 """
 
 from __future__ import annotations

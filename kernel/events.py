@@ -1,4 +1,4 @@
-"""What penstock says while it works: structured events on the standard logger `penstock`.
+"""Structured events on the standard logger `penstock`.
 
 Event names are `<what>.<happened>`: `save.started`, `save.staged`, `save.finalized`, `save.failed`,
 `restore.finished`. Fields carry their unit in their name, as everywhere: `nbytes`, `staged_s`.
@@ -50,5 +50,5 @@ def _to_record(_: object, __: str, event: EventDict) -> tuple[tuple[str], dict[s
     options = {name: event.pop(name) for name in _PASSED_ON if name in event}
     name = event.pop("event")
     text = " ".join([str(name), *(f"{field}={value!r}" for field, value in event.items())])
-    # Below one attribute, because `logging` refuses fields that are called as its own are.
+    # Under one attribute, because `logging` refuses fields that share a name with its own.
     return (text,), {**options, "extra": {LOGGER_NAME: {"event": name, **event}}}

@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used, so that a package costs nothing to import.
+"""Public names that are imported on first use, so that importing a package is cheap.
 
 A package lists its names twice: as imports under `TYPE_CHECKING`, which checkers and editors read, and as a
 table in the `else` branch, which the interpreter reads. The branch matters: a checker that saw

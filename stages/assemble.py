@@ -17,9 +17,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.stages.common.arrived_plan import require_plan
 from penstock.stages.reuse.value_cache import references_to
 
-REMEMBERED_FROM = (
-    64 * 1024
-)  # bytes of a leaf from which on it is worth remembering, so as not to write it again
+REMEMBERED_FROM = 64 * 1024  # bytes; only leaves this large are worth remembering for the next save
 
 
 @final
@@ -67,8 +65,8 @@ class _Assembler:
         return RestoredTree(plan.unflatten(values), plan, self._references(plan, values))
 
     def _references(self, plan: RestorePlan, values: Sequence[object]) -> References:
-        """Refer to what a later save of the same objects need not write again."""
-        if plan.changes:  # values need not be what is stored
+        """Remember values that a later save of the same objects need not write again."""
+        if plan.changes:  # then values may differ from what is stored
             return {}
 
         large = [at for at, value in enumerate(values) if getattr(value, "nbytes", 0) >= REMEMBERED_FROM]

@@ -28,10 +28,9 @@ from penstock.stages.common.stage_record import stage_record
 class Commit:
     """Takes `WrittenBatch`es, yields one `Committed` after the last.
 
-    Each leaf is compared with what was planned of it, spec and all, and must have arrived whole: nothing
-    is truncated or changed in silence. When every process of the job has come so far, the index, the
-    metadata and, last, the commit mark are made durable, each before the next, and the directories after
-    them.
+    Each leaf is compared with its plan, spec included, and must have arrived whole: nothing is truncated or
+    changed silently. Once every process of the job has reached this point, the index, the metadata and,
+    last, the commit mark are made durable in this order, then the directories.
 
     Attributes:
         barrier_timeout_s: Seconds to wait for the other processes of the job.
@@ -82,7 +81,7 @@ class _Committer:
         yield Committed(len(leaves), nbytes, n_files, nbytes_kept, plan.references)
 
     def _commit(self, leaves: list[Leaf], plan: SavePlan) -> int | None:
-        """Find the leaves and write the documents; None if handlers are to complete their files first."""
+        """Check the leaves and write the documents; None if handlers must complete their files first."""
         leaves += [leaf for batch in self._batches for leaf in batch.leaves]
         leaves.sort(key=attrgetter("index"))
         check_complete(plan, leaves, self._batches)
@@ -117,11 +116,11 @@ class _Committer:
 
 
 def check_complete(plan: SavePlan, leaves: list[Leaf], batches: Sequence[WrittenBatch]) -> None:
-    """Compare what was planned with what arrived, spec and all; `leaves` in order of index.
+    """Compare the plan with what arrived, specs included; `leaves` is in order of index.
 
     Raises:
-        ChangedLeafError: If a leaf is not as planned.
-        IncompletePipelineError: If a leaf, or a byte of one, is absent or came twice.
+        ChangedLeafError: If a leaf differs from its plan.
+        IncompletePipelineError: If a leaf or part of one is missing or came twice.
     """
     packs = [pack.leaves for batch in batches for pack in batch.packs]
     for leaf in itertools.chain(leaves, *packs):
@@ -141,7 +140,7 @@ def check_complete(plan: SavePlan, leaves: list[Leaf], batches: Sequence[Written
             for leaf in pack.leaves:
                 arrived_bytes[leaf.index] += leaf.spec.nbytes
 
-    # A chunk that is encoded counts as what it was, once all of what it became has arrived.
+    # An encoded chunk counts with its original length, once all of its encoded bytes have arrived.
     chunk_nbytes = {leaf.index: leaf.spec.chunk_nbytes for leaf in leaves} if coded else {}
     for (index, _), absent_bytes in coded.items():
         if absent_bytes == 0:

@@ -1,4 +1,4 @@
-"""The last stage of a restore whose values are taken one by one: it waits for the taker."""
+"""The last stage of a streaming restore: hands over values one by one, at the caller's pace."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from penstock.stages.reorder import ranks_of
 class Deliver:
     """Takes `RestoredBatch`es and hands over each value; yields an empty `RestoredTree` after the last.
 
-    While nobody takes a value, no more is read ahead than `limit_bytes` lets in flight.
+    While no value is taken, no more is read ahead than `limit_bytes` allows in flight.
 
     Attributes:
-        take: Called with the key path and the value of each leaf. Returns once the value is taken.
+        take: Called with the key path and the value of each leaf; returns when the caller has taken it.
         order: Values are handed over rank by rank, as `InOrder` has them read; None for each as soon as
             it is complete.
-        check: Called when values have arrived, before any is handed over. Raises if none must be.
+        check: Called when values have arrived, before any is handed over. Raises if they must not be.
 
     Raises:
         IncompletePipelineError: If a leaf did not arrive.
@@ -84,7 +84,7 @@ class _Deliverer:
         await self._give_ready(plan)
 
     async def _give_ready(self, plan: RestorePlan) -> None:
-        """Give away what has arrived of the first ranks, up to the first value that is missing."""
+        """Hand over what has arrived in rank order, up to the first missing value."""
         while self._left:
             rank = min(self._left)
             ready = self._early.pop(rank, [])

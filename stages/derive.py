@@ -1,4 +1,4 @@
-"""Makes those leaves of a result that are not simply read from the values that functions need."""
+"""Computes the leaves of a result that the caller's functions make from stored values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from penstock.stages.common.arrived_plan import require_plan
 class Derive:
     """Takes `RestoredBatch`es, yields them with the values that functions made in place of their inputs.
 
-    A function is called in a worker thread as soon as its last input has arrived. An input is let go of
-    once the last function that needs it has been called. Values that stay as the target has them are
-    added at the end.
+    A function is called in a worker thread as soon as its last input has arrived. An input is released once
+    the last function that needs it has been called. Values kept from the target are added at the end.
 
     Raises:
         HandlerFailedError: If a function raises.
@@ -49,7 +48,7 @@ class _Deriver:
         self._inputs: dict[int, Any] = {}
         self._users: Counter[int] = Counter()  #: functions that still need an input
         self._waiting: defaultdict[int, list[Making]] = defaultdict(list)  #: by each absent input
-        self._absent: dict[int, int] = {}  #: of a making, by its leaf: how many inputs are not there
+        self._absent: dict[int, int] = {}  #: by the made leaf: how many inputs are still missing
         self._differences: list[TreeDifference] = []
 
     async def __call__(self, batch: RestoredBatch, /) -> RestoredBatch | None:
@@ -75,7 +74,7 @@ class _Deriver:
         yield RestoredBatch(values, plan)
 
     def _begin(self, plan: RestorePlan | None) -> None:
-        """Note, once the plan is there, what is to be made of which inputs."""
+        """Note, once the plan has arrived, which inputs each function needs."""
         if self._plan is not None:
             return
 
@@ -89,7 +88,7 @@ class _Deriver:
                 self._waiting[at].append(making)
 
     def _arrived(self, values: Sequence[tuple[int, object]]) -> list[Making]:
-        """Keep inputs, and return what can be made now."""
+        """Keep inputs, and return the leaves that can be made now."""
         ready: list[Making] = []
         for at, value in values:
             self._inputs[at] = value

@@ -1,4 +1,4 @@
-"""Brings leaves to the host, under the memory budget. When it has passed on its last, a save is staged."""
+"""Copies leaves to the host under the memory budget. After the last one, the save is staged."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from penstock.stages.common.files_handlers import by_folder, save_by_handler
 from penstock.stages.common.planned_leaves import described
 
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
-"""A leaf without its value, one of its pieces, and whether it is the last; None: it has no pieces."""
+"""A leaf without its value, one of its pieces (None if it has none), and whether it is the last."""
 
-PACKED_BELOW = 64 * 1024  # a larger leaf does not notice what a piece of its own costs
+PACKED_BELOW = 64 * 1024  # for a larger leaf the cost of its own piece is negligible
 
 
 TIGHT = 2**30
-"""Below this budget what jax copied is copied once more, into memory that goes back to the system when it
-dies, and all by one thread. What the allocator keeps of freed copies, for each thread, would exceed the
-budget several times; of a larger one it is little, and the time counts for more."""
+"""Below this budget, copies made by jax are copied again, by a single thread, into memory that returns to
+the system when freed. Otherwise the freed copies that the allocator keeps per thread would exceed the budget
+several times. For larger budgets that is little, and speed matters more."""
 
 
 @final
@@ -43,11 +43,11 @@ budget several times; of a larger one it is little, and the time counts for more
 class DeviceToHost:
     """Takes `LeafBatch`es of a save, yields `StagedBatch`es.
 
-    Small leaves are gathered into packs, which are copies. Of the others, memory that already is on
-    the host and that nobody will change is looked at, not copied, and costs nothing. Everything else
-    is copied under a lease, in groups of at most `piece_bytes`, so a leaf larger than the budget
-    streams through it; of one with a codec, each chunk must fit. A leaf's value is let go of once it
-    is staged. A handler that keeps files of its own copies its leaves itself, all in one call.
+    Small leaves are gathered into packs, which are copies. Of the others, immutable memory that is already
+    on the host is used in place, without a lease. Everything else is copied under a lease, in groups of at
+    most `piece_bytes`, so a leaf larger than the budget streams through it; with a codec, each chunk must
+    fit. A leaf's value is released once it is staged. A handler that keeps files of its own copies its
+    leaves itself, in one call.
     """
 
     messages: ClassVar[Messages] = {LeafBatch[Leaf]: StagedBatch}
@@ -100,9 +100,9 @@ class _Stager:
                 yield replace(await self._stage_group(group, prioritised=prioritised), plan=plan)
 
     def _divide(self, leaves: Sequence[Leaf], room: _Room) -> tuple[list[Leaf], list[Leaf]]:
-        """Choose what is packed: those of whole cache lines first, so that all of them begin on one.
+        """Choose what is packed, leaves of whole cache lines first, so that each begins on a cache line.
 
-        A mapped restore uses arrays in place that do. Of others, those that are worth it go alone.
+        A mapped restore uses such arrays in place. Of the others, those large enough to be worth it go alone.
         """
         even: list[Leaf] = []
         odd: list[Leaf] = []
@@ -162,21 +162,22 @@ class _Stager:
 
 
 def _check_changed(leaves: Sequence[Leaf]) -> None:
-    """Refuse leaves whose value a stage changed and whose spec it did not, or the other way round."""
+    """Refuse leaves of which a stage changed the value but not the spec, or the spec but not the value."""
     for leaf in leaves:
         handler, spec = leaf.handler, leaf.spec
         if spec.shape is None:
             continue
 
         found = handler.describe(leaf.value, leaf.info)
-        follows = isinstance(handler, ChunkingHandler) and handler.follows_spec  # it casts to what is asked
+        # It casts to the requested dtype.
+        follows = isinstance(handler, ChunkingHandler) and handler.follows_spec
         if found.shape != spec.shape or (found.dtype != spec.dtype and not follows):
             raise ChangedLeafError(leaf.info.key_path, described(spec), described(found))
 
 
 @contextmanager
 def releasing(lease: ByteLease | None) -> Generator[None]:
-    """Give the lease back if the block fails; else it is the block's to pass on."""
+    """Release the lease if the block fails; otherwise the block passes it on."""
     try:
         yield
     except BaseException:
@@ -190,7 +191,7 @@ def _gather(leaves: tuple[Leaf, ...]) -> Pack:
     """Copy the bytes of leaves with one chunk each into one buffer. In a worker thread."""
     try:
         data = b"".join([_buffer(leaf) for leaf in leaves])
-    except Exception:  # one by one, to find out which leaf it is, and why
+    except Exception:  # one by one, to find out which leaf failed, and why
         data = b"".join([_copied(leaf) for leaf in leaves])
 
     return Pack(tuple([leaf.without_value() for leaf in leaves]), memoryview(data))
@@ -207,7 +208,7 @@ def _copied(leaf: Leaf) -> bytes:
 
 @final
 class _Room:
-    """Bytes for what stages further on make of a leaf, leased together with those of the leaf."""
+    """Bytes for the output of later stages, leased together with those of the leaf."""
 
     __slots__ = ("_plan",)
 
@@ -215,7 +216,7 @@ class _Room:
         self._plan = None if plan is None or not plan.changes else plan
 
     def of(self, leaf: Leaf, nbytes: int | None = None) -> int:
-        """Bytes that a leaf becomes, or a part of it that has `nbytes`; none if nobody changes it."""
+        """Length after later stages of a leaf, or of a part with `nbytes`; 0 if no stage changes it."""
         if self._plan is None or leaf.index not in self._plan.changes or not leaf.spec.nbytes:
             return 0
 
@@ -225,7 +226,7 @@ class _Room:
         return room if after.codec is None else encoding_room(room)
 
     def is_coded(self, leaf: Leaf) -> bool:
-        """Whether the leaf has a codec now, or gets one further on: then its chunks travel whole."""
+        """Whether the leaf has a codec or gets one in a later stage: then its chunks travel whole."""
         if leaf.spec.codec is not None or self._plan is None:
             return leaf.spec.codec is not None
 
@@ -257,9 +258,9 @@ def _plan(leaves: list[Leaf], piece_bytes: int, room: _Room) -> tuple[StagedBatc
 
 
 def _pieces(leaf: Leaf, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
-    """Plan the pieces of a leaf. A chunk with a codec is one piece, and what it becomes is leased with it.
+    """Plan the pieces of a leaf. A chunk with a codec is one piece, leased together with its output.
 
-    If encoding leased its own bytes, what is staged behind it could hold all there are.
+    If encoding leased its own bytes, staged pieces behind it could hold the whole budget: a deadlock.
     """
     spec = leaf.spec
     if not room.is_coded(leaf):
@@ -275,7 +276,7 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
 
 
 def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:
-    """Yield what is leased and copied together; what costs nothing weighs nothing."""
+    """Yield groups that are leased and copied together; pieces without cost weigh nothing."""
     group: list[_Planned] = []
     total = 0
     for entry in planned:

@@ -1,4 +1,4 @@
-"""Encodes the chunks of leaves that have a codec, and decides about those that may have one."""
+"""Encodes the chunks of leaves that have a codec, and decides which `auto` leaves get one."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SAMPLE_BYTES: Final = 32 * 1024
 @final
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Takes `StagedBatch`es and yields them with their chunks encoded. What has no codec passes.
+    """Takes `StagedBatch`es and yields them with their chunks encoded. Leaves without a codec pass.
 
     Whether a leaf whose codec is `auto` gets one is decided by a sample of its first chunk to arrive.
-    From there on its spec says what it has. The lease of a piece shrinks to what the piece has become.
+    From then on its spec names the codec. The lease of a piece shrinks to the encoded length.
 
     Attributes:
         concurrency: Batches encoded at once, each by a thread.
-        auto_codec: What a leaf that compresses well is encoded with.
-        auto_saves: The part of its bytes that this must save, at least.
+        auto_codec: The codec for leaves that compress well.
+        auto_saves: The fraction of its bytes that this must save at least.
     """
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch}
@@ -47,7 +47,7 @@ class Encode:
     def __post_init__(self) -> None:
         check_codec("encode.auto_codec", self.auto_codec)
         if not 0 <= self.auto_saves < 1:
-            raise ConfigError("encode.auto_saves", f"must be a part of 1, not {self.auto_saves!r}")
+            raise ConfigError("encode.auto_saves", f"must be between 0 and 1, not {self.auto_saves!r}")
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -68,7 +68,7 @@ class _Encoder:
         self._run = run
         self._encode = run.layout.encode
         self._options = options
-        self._decided: dict[int, Leaf] = {}  # of those that were `auto`, by index
+        self._decided: dict[int, Leaf] = {}  # of leaves that were `auto`, by index
         self._deciding = Lock()
 
     async def __call__(self, batch: StagedBatch, /) -> StagedBatch:
@@ -87,7 +87,7 @@ class _Encoder:
         return replace(self._with_leaves(batch), pieces=pieces)
 
     async def _decide(self, piece: Piece) -> None:
-        """Settle the codec of an `auto` leaf, once, though workers hold chunks of it at once."""
+        """Decide the codec of an `auto` leaf once, although several workers may hold its chunks."""
         leaf = piece.leaf
         if leaf.spec.codec != AUTO or leaf.index in self._decided:
             return
@@ -106,7 +106,7 @@ class _Encoder:
         return len(encoded) <= (1 - self._options.auto_saves) * len(sample)
 
     def _with_leaves(self, batch: StagedBatch) -> StagedBatch:
-        """Replace the leaves by those that were decided about."""
+        """Replace the leaves by those with a decided codec."""
         if not self._decided or not any(leaf.spec.codec == AUTO for leaf in batch.leaves):
             return batch
 
@@ -114,7 +114,7 @@ class _Encoder:
 
 
 def _sample(data: memoryview) -> memoryview:
-    """A few parts of the data, evenly spread; all of it if that is no more."""
+    """A few evenly spread parts of the data; all of it if it is no larger."""
     if len(data) <= SAMPLES * SAMPLE_BYTES:
         return data
 
@@ -127,7 +127,7 @@ def _encoded(
     pieces: Sequence[Piece],
     leaves: Sequence[Leaf],
 ) -> tuple[Piece, ...]:
-    """Encode the pieces, in a worker thread; `leaves` are theirs, decided about."""
+    """Encode the pieces, in a worker thread; `leaves` have their codecs decided."""
     by_codec: dict[str, list[int]] = {}
     found: list[Piece] = []
     for at, (piece, leaf) in enumerate(zip(pieces, leaves, strict=True)):
@@ -135,11 +135,11 @@ def _encoded(
         if piece.leaf.spec.codec is None:
             continue
         if piece.start or piece.nbytes != leaf.spec.chunk_nbytes:
-            error = PenstockError(f"{leaf.info.key_path}: a piece to be encoded is no whole chunk")
+            error = PenstockError(f"{leaf.info.key_path}: a piece to be encoded is not a whole chunk")
             error.key_path = leaf.info.key_path
             raise error
 
-        if leaf.spec.codec is None:  # it is stored as it is, so what it might have become is not needed
+        if leaf.spec.codec is None:  # it is stored as it is, so the lease for its output is not needed
             found[at] = replace(piece, leaf=leaf, cost=piece.cost - encoding_room(piece.nbytes))
         else:
             by_codec.setdefault(leaf.spec.codec, []).append(at)

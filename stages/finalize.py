@@ -1,4 +1,4 @@
-"""The last stage of a save: the publication that makes the checkpoint visible."""
+"""The last stage of a save: publishes the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Finalize:
     """Takes the `Committed`, yields the `SaveReport`. Until here, nothing is visible under the final name.
 
     Raises:
-        DestinationExistsError: If somebody else put something there during the save.
+        DestinationExistsError: If another writer put something there during the save.
     """
 
     messages: ClassVar[Messages] = {Committed: SaveReport}
@@ -34,7 +34,7 @@ class Finalize:
 
         async def finalize(committed: Committed, /) -> SaveReport:
             await run.workspace.publish()
-            if run.workspace.left_behind is not None:  # the new checkpoint is durable all the same
+            if run.workspace.left_behind is not None:  # the new checkpoint is durable nevertheless
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 

@@ -1,4 +1,4 @@
-"""The first stage of a save: the tree to its leaves, every one of them checked before a byte is written."""
+"""The first stage of a save: flattens the tree and checks every leaf before a byte is written."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ from penstock.stages.reuse.value_cache import references_to
 class Flatten:
     """Takes a `TreeToSave`, yields `LeafBatch`es in flatten order.
 
-    Everything that can be wrong with the destination, or with a leaf without reading its bytes, is an
-    error here: something lies there; no handler, a type or dtype that cannot be stored, a deleted
-    array, a name that two leaves share or that the layout cannot store. A tree that was saved before
-    is not described again: leaves that have the same signature are what they were. Leaves that the
-    base of the save holds already are set aside. Every batch refers to the plan, also the empty one of a
-    save that has nothing to write.
+    Everything that can be checked without reading a leaf's bytes is checked here: an existing destination, a
+    missing handler, a type or dtype that cannot be stored, a deleted array, a name that two leaves share or
+    that the layout cannot store. When a tree is saved again, leaves with the same signature are not
+    described again. Leaves that the base checkpoint already holds are set aside. Every batch refers to the
+    plan, even the empty one of a save that has nothing to write.
     """
 
     messages: ClassVar[Messages] = {TreeToSave: LeafBatch[Leaf]}
@@ -61,13 +60,13 @@ class Flatten:
 
             for batch in batched(leaves, run.limits, plan=plan):
                 yield batch
-                del batch  # the leaves belong to whoever comes next
+                del batch  # the next stage owns the leaves
 
         yield flatten
 
 
 def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
-    """Look at the destination; describe every leaf, as far as an earlier save of the same tree did not."""
+    """Check the destination; describe every leaf that an earlier save of the same tree did not."""
     run.workspace.check_now()
     tree = message.take()
     infos, values, _ = run.shared.of(StructureCache).flatten(tree)
@@ -91,7 +90,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
         staged = tuple([leaf.without_value() for leaf in leaves])
         coded = any(leaf.spec.codec is not None for leaf in staged)
         known = SavedTree(infos, staged, describer.signatures, asked, coded)
-        if not message.changes:  # else it is the changed leaves that are checked, each time
+        if not message.changes:  # otherwise the changed leaves are checked, each time
             run.layout.check(staged)
             trees.keep(known)
 
@@ -111,9 +110,9 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
 def resolved(
     specs: Sequence[LeafSpec], changes: Sequence[tuple[str, SpecChange]]
 ) -> tuple[Sequence[LeafSpec], Mapping[int, LeafChange]]:
-    """Return what the leaves are behind every stage, as those declare, and who changes which. Pure.
+    """Return the leaves after all declared changes, and which stages change which leaf. Pure.
 
-    Equal specs that are one object stay one object, by which the same is known again.
+    Specs that are one object stay one object, so that they can be compared by identity.
     """
     if not changes:
         return specs, {}
@@ -154,7 +153,7 @@ class _Describer:
         self._registry = run.registry
         self._kinds: dict[type, _Kind] = {}
         self._specs: dict[tuple[int, object], LeafSpec] = {}
-        self.changed = False  #: whether a leaf is not what it was
+        self.changed = False  #: whether any leaf differs from the last save's description
         self.signatures: list[object] = []
 
     def leaf(self, index: int, info: ParamInfo, value: object, known: SavedTree | None) -> Leaf:
@@ -181,7 +180,7 @@ class _Describer:
         return Leaf(index, info, value, spec, handler).as_described()
 
     def _spec(self, kind: _Kind, value: object, index: int, info: ParamInfo, signature: object) -> LeafSpec:
-        """Say how a value is stored; one object for all leaves of one signature that ask for nothing."""
+        """Return how a value is stored; one object for all leaves of one signature without save_args."""
         asked = self._asked[index] if self._asked else None
         if signature is None or asked is not None:
             return self._fitted(kind, kind.handler.describe(value, info), info, asked)
@@ -220,8 +219,8 @@ class _Describer:
 @final
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What holds for all values of one type."""
+    """What is known about all values of one type."""
 
     handler: LeafHandler
-    sign: Callable[[Any], object] | None  #: how that tells whether a value is of a known kind
-    follows_spec: bool  #: whether it stores them in the chunks and the dtype that the layout chooses
+    sign: Callable[[Any], object] | None  #: the handler's `signature`, if it has one
+    follows_spec: bool  #: whether it honours the layout's chunks and dtype

@@ -22,8 +22,8 @@ from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 class HostToDevice:
     """Takes `HostBatch`es, yields `RestoredBatch`es, and releases the leases on staging buffers.
 
-    A part of a leaf is put in its place at once, so that its buffer can be freed. The value is made once
-    all parts are in place.
+    Each part of a leaf is put in place at once, so that its buffer can be freed. The value is made once all
+    parts are in place.
 
     Attributes:
         concurrency: Batches built at once, each by a thread.
@@ -45,7 +45,7 @@ class _Builder:
 
     def __init__(self, run: RestoreRun) -> None:
         self._run = run
-        self._missing: dict[int, int] = {}  # parts that are not in their places, by the leaf's index
+        self._missing: dict[int, int] = {}  # parts not yet in place, by the leaf's index
 
     async def __call__(self, batch: HostBatch, /) -> RestoredBatch | None:
         threads = self._run.threads
@@ -65,7 +65,7 @@ class _Builder:
         return RestoredBatch(values, batch.plan) if values or not batch.leaves else None
 
     def _complete(self, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
-        """Count the parts that were put in place; return one part of each leaf that is now complete."""
+        """Count the parts put in place; return one part of each leaf that is now complete."""
         complete: list[ReadLeaf] = []
         for leaf in leaves:
             if leaf.part is not None:

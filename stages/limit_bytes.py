@@ -25,14 +25,14 @@ from penstock.stages.planning.leaf_reads import scratch_bytes
 @final
 @dataclass(frozen=True, slots=True)
 class LimitBytes:
-    """Passes on pieces (of a save) or reads (of a restore) once their bytes fit into what is in flight.
+    """Passes on pieces (of a save) or reads (of a restore) once their bytes fit the in-flight limit.
 
-    A piece larger than the limit is cut; what weighs nothing passes. Order is kept. All saves share
+    A piece larger than the limit is split; messages without bytes pass. Order is kept. All saves share
     one account of bytes in flight, and all restores another: those of the `MemoryRegulator`.
 
     Attributes:
-        in_flight_bytes: Bytes that may be on their way at once in this save or restore, which then
-            has an account of its own within the shared one; None for no such limit.
+        in_flight_bytes: Bytes that this save or restore may have in flight at once, in an account of its own
+            within the shared one; None for no limit of its own.
     """
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch, LeafBatch[ReadLeaf]: ReadBatch}
@@ -78,7 +78,7 @@ class _Limiter:
             pieces, packs = _sorted_out(group)
             yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease, plan=batch.plan)
 
-        # The last group takes what is left of the batch: its leaves are complete with it.
+        # The last group takes the rest of the batch, because it completes the leaves.
         last = groups[-1] if groups else ()
         lease = await self._let_in(sum([item.nbytes for item in last]))
         pieces, packs = _sorted_out(last)
@@ -88,8 +88,8 @@ class _Limiter:
         if not batch.leaves:  # nothing is read: the batch only brings the plan
             yield ReadBatch((), (), plan=batch.plan)
 
-        # A unit is a large leaf, or small ones that go in one group. Who holds host bytes waits for
-        # none: of a unit that is staged, buffers for its reads are leased with it.
+        # A unit is a large leaf, or small ones in one group. All host bytes of a unit are leased at once,
+        # buffers for its reads included: a holder of host bytes must never wait for more.
         for unit in grouped(batch.leaves, self._most, _weight):
             reads = [read for leaf in unit for read in leaf.reads]
             room = await self._stage(unit, reads, prioritised=batch.prioritised)
@@ -112,9 +112,9 @@ class _Limiter:
     async def _admit_handler(
         self, batch: LeafBatch[ReadLeaf], handler: FilesHandler
     ) -> AsyncIterator[ReadBatch]:
-        """Admit leaves that their handler reads in one call, with what it says that this holds.
+        """Admit leaves that their handler reads in one call, with the host bytes it says that holds.
 
-        Where it cannot tell, a leaf counts as one piece, but all such leaves as no more than there is.
+        Where it does not know, a leaf counts as one piece, and all such leaves as no more than the limit.
         """
         run, leaves = self._run, tuple(batch.leaves)
         sizes = handler.read_sizes(leaves)
@@ -156,7 +156,7 @@ class _Limiter:
         self, pack: ReadPack, plan: RestorePlan | None, *, prioritised: bool
     ) -> AsyncIterator[ReadBatch]:
         for part in pack.cut(len(pack), self._most):
-            # The bytes are copied out of the buffer that they are read into, which dies then.
+            # The bytes are copied out of the read buffer, which is freed then.
             oversize = part.nbytes > self._run.memory.limit
             key_path = part.key_path(0) if oversize else ""
             staged = await self._run.lease(part.nbytes, key_path, prioritised=prioritised)

@@ -26,7 +26,7 @@ class Locate:
         NotACheckpointError: If there is nothing to restore at the path.
         IncompleteCheckpointError: If a save was interrupted there.
         CorruptCheckpointError: If a document is damaged.
-        SpecError: If names are to be split, and cannot be.
+        SpecError: If names are to be split but cannot be.
     """
 
     messages: ClassVar[Messages] = {RestoreRequest: Located}
@@ -56,7 +56,7 @@ def _open(run: RestoreRun, request: RestoreRequest) -> StoredCheckpoint:
 
 
 def split_names(checkpoint: StoredCheckpoint, separator: str) -> StoredCheckpoint:
-    """Return a checkpoint of flat names as the tree that splitting the names makes.
+    """Return a checkpoint of flat names as a tree, by splitting its names.
 
     Args:
         checkpoint: Of a format without structure, such as safetensors.
@@ -66,8 +66,8 @@ def split_names(checkpoint: StoredCheckpoint, separator: str) -> StoredCheckpoin
         SpecError: If the checkpoint has a structure of its own, or its names cannot be split.
     """
     if not separator:
-        raise SpecError("split is empty; it must be what separates the keys in a name, as in '.'")
+        raise SpecError("split is empty; it must be the text that separates the keys in a name, such as '.'")
     if not isinstance(checkpoint, NamedTensors):
-        raise SpecError(f"{checkpoint.path} has a structure of its own; split is for safetensors")
+        raise SpecError(f"{checkpoint.path} has a structure of its own; split is only for safetensors")
 
     return checkpoint.split(separator)

@@ -24,10 +24,10 @@ from penstock.stages.planning.restore_planner import plan_restore
 class Plan:
     """Takes the `Located`, yields `LeafBatch[ReadLeaf]`es: small leaves in packs, then the others in order.
 
-    Every batch refers to the `RestorePlan`. If nothing is read, one empty batch brings it.
+    Every batch refers to the `RestorePlan`. If nothing is read, one empty batch carries it.
 
     Raises:
-        StructureMismatchError: If the target and the checkpoint differ; it lists every difference.
+        StructureMismatchError: If the target and the checkpoint differ; lists every difference.
         NoHandlerError: If no handler is registered for a type, wanted or stored.
         SpecError: If an option of the restore does not fit.
     """
@@ -54,6 +54,6 @@ class Plan:
 
             for batch in batched(leaves, run.limits, plan=result):
                 yield batch
-                del batch  # the leaves belong to whoever comes next
+                del batch  # the next stage owns the leaves
 
         yield plan

@@ -1,4 +1,4 @@
-"""What must be staged or restored first goes first. Serves both pipelines."""
+"""Moves prioritised leaves to the front. Serves both pipelines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.stages.common.batching import batched
 @final
 @dataclass(frozen=True, slots=True)
 class Prioritise:
-    """Reorders leaves: the prioritised, in their order, then the others, in theirs.
+    """Reorders leaves: the prioritised ones first. Within both groups the order is kept.
 
     With nothing to prioritise it passes batches on as they come. Otherwise it holds back every leaf
     until it has seen the last one; a held leaf costs no host bytes.
@@ -69,7 +69,7 @@ class _Prioritiser:
 
     async def __call__(self, batch: LeafBatch[Any], /) -> None:
         self._plan = batch.plan
-        if batch.handler is not None:  # one call of that handler: all of it goes first if one leaf does
+        if batch.handler is not None:  # one call of the handler: all of it goes first if one leaf does
             first = any(self._is_first(leaf.info) for leaf in batch.leaves)
             self._owned.append(replace(batch, prioritised=first))
         elif isinstance(batch.leaves, ReadPack):

@@ -46,14 +46,13 @@ class Read:
     In a pipeline without `limit_bytes` it takes `LeafBatch`es.
 
     Small ranges that follow each other in a file are one read. Bytes whose checksum is known are
-    checked. What goes through a driver runs beside it. A handler that keeps files of its own reads its
-    leaves itself. How many bytes came past the page cache and how many through it is told by the event
-    `data.read`.
+    checked. Reads through a driver run concurrently. A handler that keeps files of its own reads its leaves
+    itself. The event `data.read` says how many bytes bypassed the page cache and how many went through it.
 
     Attributes:
         concurrency: Batches read at once, each by a thread; by default one for each processor, from 2
-            to 8. A disk is fast only with several requests under way. But first touching fresh memory
-            keeps a processor busy, and more threads than processors make the event loop wait its turn.
+            to 8. A disk is fast only with several requests under way. But first touches of fresh memory keep
+            a processor busy, and with more threads than processors the event loop has to wait.
         verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
     """
 
@@ -66,7 +65,7 @@ class Read:
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
-        """Yield the actor of one restore. Files are closed on the way out, whatever happened."""
+        """Yield the actor of one restore. Its files are closed at the end, whatever happened."""
         reader = _Reader(run, verify=self.verify)
         try:
             async with closing(run.threads, reader.files):
@@ -113,7 +112,7 @@ class _Reader:
         return self._complete(batch)
 
     async def _load(self, batch: ReadBatch, handler: FilesHandler) -> HostBatch:
-        """Have a handler read its leaves from files of its own: those of each directory in one call."""
+        """Have a handler read its leaves from files of its own, one call per directory."""
         by_directory: dict[str, list[ReadLeaf]] = {}
         for leaf in batch.leaves:
             by_directory.setdefault(leaf.info.directory, []).append(leaf)
@@ -166,9 +165,9 @@ class _Reader:
             if from_files:
                 await self._run.threads.run(self._read_files, from_files, names)
 
-        # To a task group, a cancellation that it did not ask for looks like the quiet end of a task.
+        # A task group treats a cancellation that it did not request as the quiet end of a task.
         if len(from_files) + len(performed) < len(batch.reads):
-            await checkpoint_if_cancelled()  # that may just not have come through to here
+            await checkpoint_if_cancelled()  # a cancellation of our own may not have been delivered here yet
             raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
 
     def _complete(self, batch: ReadBatch) -> HostBatch | None:
@@ -233,7 +232,7 @@ def _one_read(before: FileRead, read: FileRead) -> bool:
 
 
 def _scratch(nbytes: int) -> memoryview:
-    """Return memory for bytes that are scattered later; for a large read it begins on a page."""
+    """Return memory for bytes that are scattered later, page-aligned for a large read."""
     if nbytes < LARGE:
         return memoryview(bytearray(nbytes))
 

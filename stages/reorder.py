@@ -1,4 +1,4 @@
-"""Puts all leaves of a restore into an order that the caller chooses."""
+"""Puts all leaves of a restore into the order that the caller chose."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def ranks_of(order: Order, infos: Sequence[ParamInfo]) -> list[int]:
 
     Args:
         order: Shell patterns over dotted names, where a name stands for everything below it: leaves that
-            fit the first pattern come first, those that fit none come last. Or a function from a key
-            path to something that can be compared: the least comes first.
+            fit the first pattern come first, those that fit none come last. Or a function from a key path to
+            a sortable value: the least comes first.
         infos: Of the leaves.
 
     Raises:
@@ -73,7 +73,7 @@ def _first_fitting(patterns: Sequence[str], name: str) -> int:
 
 
 _Rank: TypeAlias = tuple[list[LeafBatch[ReadLeaf]], list[ReadPack], list[ReadLeaf]]
-"""What goes together: batches of handlers with files of their own, packs, and all other leaves."""
+"""What stays together: batches of handlers with files of their own, packs, and all other leaves."""
 
 
 @final
@@ -100,7 +100,7 @@ class _Sorter:
     async def finish(self) -> AsyncIterator[LeafBatch[ReadLeaf]]:
         plan = self._plan
         if plan is None:
-            return  # nothing came: the last stage will miss it, and say so
+            return  # nothing came: the last stage reports that
         if not self._leaves and not self._packs and not self._owned:
             yield LeafBatch((), plan=plan)
 
@@ -119,7 +119,7 @@ class _Sorter:
     def _sort(self, plan: RestorePlan) -> list[_Rank]:
         ranks = ranks_of(self._order, plan.infos)
         by_rank: dict[int, _Rank] = defaultdict(lambda: ([], [], []))
-        for batch in self._owned:  # one call of a handler: all of it when the first of its leaves is due
+        for batch in self._owned:  # one call of a handler: all of it comes when its first leaf is due
             by_rank[min([ranks[leaf.index] for leaf in batch.leaves])][0].append(batch)
 
         for pack in self._packs:

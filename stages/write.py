@@ -27,7 +27,7 @@ from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
 
-MOST_FULL = 32  # files that wait, full, to be synced together; and that are opened for one batch at once
+MOST_FULL = 32  # full files that wait to be synced together; new files opened at once for one batch
 
 
 @final
@@ -37,10 +37,9 @@ class Write:
 
     The chunks of a save lie one after another in a few data files; a chunk is whole in one file,
     wherever its pieces come from. Each file is synced once: after the last piece, or earlier if there are
-    many. How many bytes went
-    past the page cache and how many through it is told by the event `data.written`. What third-party
-    handlers write in the background is waited for here. A layout may want each chunk in a file of its
-    own; then `write_chunk_files` does the work.
+    many. The event `data.written` says how many bytes bypassed the page cache and how many went through it.
+    Background writes of third-party handlers are waited for here. If the layout wants each chunk in a file
+    of its own, `write_chunk_files` does the work.
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
@@ -55,7 +54,7 @@ class Write:
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
-        """Yield the actor of one save. Its files are closed on the way out, whatever happened."""
+        """Yield the actor of one save. Its files are closed at the end, whatever happened."""
         layout = run.layout
         writer: _Writer | ChunkFileWriter = _Writer(run, self.file_bytes)
         if isinstance(layout, FormattedLayout) and not layout.save_format.ocdbt:
@@ -74,7 +73,7 @@ class _OpenFile:
     name: str  #: relative to the checkpoint
     file: DataFile
     end: int = 0
-    due: int = 0  #: bytes that have a place in it and are not written yet
+    due: int = 0  #: bytes that are placed in it but not yet written
 
 
 _Place: TypeAlias = tuple[_OpenFile, int]
@@ -114,7 +113,7 @@ class _Writer:
         self._files: list[_OpenFile] = []
         self._unsynced: list[_OpenFile] = []
         self._placed = 0  # bytes of all files
-        self._filling: dict[str, _OpenFile] = {}  # by the folder that its name is relative to
+        self._filling: dict[str, _OpenFile] = {}  # by the folder that their names are relative to
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
@@ -133,12 +132,13 @@ class _Writer:
         return done
 
     async def _write_all(self, batch: StagedBatch) -> WrittenBatch:
-        """Write what is in a batch: all at once, unless that opens many files."""
+        """Write a batch: all at once, unless that opens many files."""
         pieces = iter(batch.pieces)
         packs = (found for whole in batch.packs for found in self._by_folder(whole))
         done = WrittenBatch(batch.leaves, handled=batch.pending, plan=batch.plan)
         while True:
-            async with self._placing:  # a chunk is placed once, though workers hold pieces of it at once
+            # A chunk is placed once, although several workers may hold pieces of it.
+            async with self._placing:
                 if batch.plan is not None:
                     self._preallocate = batch.plan.sizes_known
 
@@ -158,7 +158,7 @@ class _Writer:
     async def _place_some(
         self, pieces: Iterator[Piece], packs: Iterator[tuple[str, Pack]]
     ) -> tuple[list[_Placed], list[tuple[Pack, _Place]]]:
-        """Find places for what is left of a batch, or as much of it as goes into a few new files."""
+        """Find places for the rest of a batch, or as much of it as fits a few new files."""
         most = len(self._files) + MOST_FULL
         placed: list[_Placed] = []
         located: list[tuple[Pack, _Place]] = []
@@ -183,13 +183,13 @@ class _Writer:
         yield
 
     async def _finish_full(self) -> None:
-        """Sync and close files that nothing will be written to any more, if there are many of them."""
+        """Sync and close files that are complete, if there are many of them."""
         filling = [id(opened) for opened in self._filling.values()]
         full = [opened for opened in self._unsynced if opened.due == 0 and id(opened) not in filling]
         if len(full) < MOST_FULL:
             return
 
-        gone = {id(opened) for opened in full}  # before anything is awaited: no other worker is to do it, too
+        gone = {id(opened) for opened in full}  # before the first await, so that no other worker does it too
         self._unsynced = [opened for opened in self._unsynced if id(opened) not in gone]
         await self._run.threads.run(_sync_and_close, [opened.file for opened in full])
 
@@ -245,7 +245,7 @@ class _Writer:
         target = self._filling.get(folder)
         if target is None or target.end >= self._file_bytes:
             target = self._filling[folder] = await self._open_file(folder)
-            self._unsynced.append(target)  # not before it is filled: until then it would look full
+            self._unsynced.append(target)  # only once it is filled: until then it would look full
 
         step = self._placement.step(nbytes)
         base = -(-target.end // step) * step
@@ -260,12 +260,12 @@ class _Writer:
         return await self._run.threads.run(self._create, name)
 
     def _create(self, name: str) -> _OpenFile:
-        # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
+        # Stored by the opening thread: a task cancelled meanwhile would lose the open file.
         run = self._run
         file = run.store.create_data_file(run.workspace.path(name))
         opened = _OpenFile(name, file)
         self._files.append(opened)
-        # What large chunks skip to begin on a page is not counted: the file grows by it in the end.
+        # Gaps before page-aligned chunks are not counted: the file merely grows by them.
         left = run.progress.bytes_total - self._placed
         if left >= self._placement.page_from_bytes and self._preallocate:
             file.allocate(min(left, self._file_bytes))

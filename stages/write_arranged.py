@@ -1,4 +1,4 @@
-"""Writes pieces to the places that the layout decided beforehand, each leaf whole and in C order."""
+"""Writes pieces to the places that the layout decided in advance, each leaf whole and in C order."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ from penstock.stages.files.transfer_log import tell_transfers
 class WriteArranged:
     """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
 
-    For a layout that is an `ArrangedLayout`; what lies apart in a leaf (the chunks of a sharded array)
-    is brought together. After the last piece each file is synced once. Nothing is summed up: the
-    formats concerned have no place for checksums.
+    For layouts that are `ArrangedLayout`s. The chunks of a sharded array are brought together. After the
+    last piece each file is synced once. No checksums are computed: these formats have no place for them.
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
-        file_bytes: Not used: how large files grow is the layout's affair. It is here so that one
-            configuration serves every layout.
+        file_bytes: Not used: the layout decides how large files grow. It is here so that one configuration
+            serves every layout.
 
     Raises:
-        PipelineError: If the layout is no `ArrangedLayout`.
+        PipelineError: If the layout is not an `ArrangedLayout`.
         SpecError: If the layout cannot hold the leaves; nothing was written.
     """
 
@@ -52,9 +51,9 @@ class WriteArranged:
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
-        """Yield the actor of one save. Its files are closed on the way out, whatever happened."""
+        """Yield the actor of one save. Its files are closed at the end, whatever happened."""
         if not isinstance(run.layout, ArrangedLayout):
-            raise PipelineError(f"{type(run.layout).__name__} does not say beforehand where each leaf lies")
+            raise PipelineError(f"{type(run.layout).__name__} does not say in advance where each leaf lies")
 
         writer = _Writer(run, run.layout)
         async with closing(run.threads, writer.files):
@@ -64,7 +63,7 @@ class WriteArranged:
 
 
 class _Write(NamedTuple):
-    """Bytes with where they go; sorts by file and offset."""
+    """Bytes and their destination; sorts by file and offset."""
 
     file: str
     offset: int
@@ -96,7 +95,7 @@ class _Writer:
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         arrangement = self._arrangement
-        if arrangement is None:  # no message came: the commit says so
+        if arrangement is None:  # no message came: commit reports that
             return
 
         async with create_task_group() as syncing:
@@ -136,7 +135,7 @@ class _Writer:
                 ends[place.file] = max(ends[place.file], place.offset + spec.nbytes)
 
         for head in arrangement.heads:
-            # Kept by the thread that opened it: a task that is cancelled meanwhile would lose it unclosed.
+            # Stored by the opening thread: a task cancelled meanwhile would lose the open file.
             file = self._run.store.create_data_file(self._run.workspace.path(head.path))
             self._files[head.path] = file
             file.allocate(ends[head.path])
@@ -148,7 +147,7 @@ class _Writer:
         for piece in batch.parts():
             check_planned(piece.leaf, plan_of([batch]))
             place = arrangement.places[piece.leaf.index]
-            assert place is not None, "only what has array bytes has pieces"
+            assert place is not None, "only leaves with array bytes have pieces"
             runs = runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes)
             writes += [_Write(place.file, place.offset + at, piece.data[lo:hi]) for at, lo, hi in runs]
             written.append(
@@ -163,7 +162,7 @@ class _Writer:
 
 
 def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
-    """Cut a range of a chunk into what is contiguous in the whole array, too. Pure.
+    """Split a range of a chunk into runs that are contiguous in the whole array. Pure.
 
     Args:
         spec: Of the leaf.

@@ -1,4 +1,4 @@
-"""The default layout of a Checkpointer: it writes Orbax's format and opens whatever is there."""
+"""The default layout of a Checkpointer: writes Orbax's format and opens any format that penstock reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.kernel.protocols.written import Document
 @final
 @dataclass(frozen=True, slots=True)
 class AutoLayout:
-    """Writes as one layout does, and opens a checkpoint of any format that penstock reads.
+    """Writes with one layout, and opens a checkpoint of any format that penstock reads.
 
     Args:
         written: Writes all checkpoints, and opens those that no other format recognises.
@@ -43,7 +43,7 @@ class AutoLayout:
 
     @property
     def save_format(self) -> SaveFormat:
-        """What was chosen, where there is a choice."""
+        """The chosen options, if the written layout has any."""
         return self.written.save_format if isinstance(self.written, FormattedLayout) else SaveFormat()
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
@@ -87,7 +87,7 @@ class AutoLayout:
         )
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether what lies at `path` may be overwritten: only a checkpoint of the written format may."""
+        """Whether `path` may be overwritten: only a checkpoint of the written format may."""
         return self.written.recognises(store, path)
 
     def items(self, store: Store, path: str) -> FoundItems:
@@ -105,7 +105,7 @@ class AutoLayout:
         """Find the checkpoint at `path`, or an item of it, and read its documents.
 
         Raises:
-            PenstockError: Whatever the layout raises that recognises it.
+            PenstockError: Whatever the layout that recognises it raises.
         """
         if is_safetensors(store, path):
             return open_checkpoint(store, path, item)
@@ -114,7 +114,7 @@ class AutoLayout:
 
 
 def is_safetensors(store: Store, path: str) -> bool:
-    """Whether a finished safetensors file lies at `path`, or a folder of them that is no Orbax checkpoint."""
+    """Whether `path` is a finished safetensors file, or a folder of them that is not an Orbax checkpoint."""
     if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
         return False
 

@@ -42,7 +42,8 @@ class EnteredOnce:
             raise ClosedError(f"a {self._name} can be entered once; make another one")
 
         self._life = self._live()
-        # A cycle, so that it is not freed with its owner: at the interpreter's end no loop could close it.
+        # A reference cycle keeps this alive longer than its owner: at interpreter exit no loop could close
+        # it.
         self._open = self
         await self._life.__aenter__()
 
@@ -63,11 +64,11 @@ async def own_tasks(on_leaving: Callable[[BaseException | None], None]) -> Async
     """Run the body beside background tasks; a failure of the body cancels them.
 
     Args:
-        on_leaving: Called once no task runs any more, with what the body raised or None. It raises what
-            the caller should see: the error itself, where a task group would raise an exception group.
+        on_leaving: Called when all tasks have ended, with the body's exception or None. It raises what the
+            caller should see: the error itself, not the exception group that a task group would raise.
 
     Cancellation:
-        Of the caller: passed on at once; `on_leaving` is not called.
+        If the caller is cancelled, that is passed on at once and `on_leaving` is not called.
     """
     failure: BaseException | None = None
     async with create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""The process that something belongs to: in a fork of it there is neither its event loop nor its threads."""
+"""The process that owns an object. A fork of it has neither its event loop nor its threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.kernel.errors import ForkedError
 
 @final
 class HomeProcess:
-    """The process that this is made in."""
+    """The process that created this object."""
 
     __slots__ = ("_pid",)
 
@@ -21,14 +21,14 @@ class HomeProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is still that process, and not a fork of it."""
+        """Whether the code runs in that process, and not in a fork of it."""
         return os.getpid() == self._pid
 
     def check(self, what: str) -> None:
         """Raise unless this is that process.
 
         Raises:
-            ForkedError: In a fork of it, where whatever waits for its loop would wait for ever.
+            ForkedError: In a fork, where anything that waits for the loop would hang.
         """
         if not self.is_here:
             raise ForkedError(what, self._pid)

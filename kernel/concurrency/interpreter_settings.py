@@ -1,17 +1,18 @@
-"""Two settings of the interpreter that penstock changes while it works, so that the event loop runs on.
+"""Two interpreter settings that penstock changes while it works, to keep the event loop responsive.
 
-They are the process's, not ours, so this is counted, bounded, undone and can be switched off:
+They belong to the whole process, so each change is reference-counted, limited in time and undone, and can be
+switched off:
 
 * **The cyclic collector.** A save or restore of thousands of leaves makes enough small objects to set
   off full collections, each of which walks everything that jax and the application ever made: 130 ms
   here, with every thread stopped. Meanwhile collections begin after `NET_ALLOCATIONS` container
-  objects instead of 700. It is a threshold and no `gc.disable`, so that whoever else disables,
-  enables or runs the collector gets what he asked for.
-* **The switch interval.** A thread that wants the interpreter waits 5 ms for one that computes; two
-  that compute can pass it to each other meanwhile. With 1 ms the event loop waits less.
+  objects instead of 700. It is a threshold and no `gc.disable`, so other code can still disable, enable or
+  run the collector.
+* **The switch interval.** A thread that needs the interpreter waits 5 ms for a computing thread to yield,
+  and two computing threads may hand it to each other first. With 1 ms the event loop waits less.
 
 Both return to what they were when the last operation has ended, or `MOST_S` after it began, whichever
-comes first; unless somebody else has set them in between: then his value stays.
+comes first; unless other code has set them in between: then that value stays.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = 
 
 @final
 class Setting(Generic[T]):
-    """A setting of the process that several may want changed at once. Thread-safe."""
+    """A process-wide setting that several operations may change at once. Thread-safe."""
 
     def __init__(self, get: Callable[[], T], put: Callable[[T], object], meanwhile: Callable[[T], T]) -> None:
         self._get = get
@@ -94,7 +95,7 @@ class Setting(Generic[T]):
 
     @contextmanager
     def changed(self) -> Generator[None]:
-        """Change it for the block, unless somebody did already; the last to leave changes it back."""
+        """Change it for the block, unless it is changed already. The last block to end restores it."""
         with self._lock:
             self._users += 1
             if self._users == 1:

@@ -1,4 +1,4 @@
-"""One worker thread for calls that should all be made by the same one."""
+"""A single worker thread, for calls that must all be made from the same thread."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def one_thread(at_end: Callable[[], object] | None = None) -> AsyncGenerator[OneThread]:
-    """Yield what calls functions in one worker thread, one after the other; the thread ends with the block.
+    """Yield an object that calls functions one by one in a single worker thread, which ends with the block.
 
-    The allocator has a pool for each thread and keeps there what is freed. What many threads allocate in
-    turn, it keeps as many times.
+    The allocator keeps freed memory in a pool per thread. If many threads allocate in turn, it keeps that
+    memory once per thread.
 
     Args:
-        at_end: Called by the thread when it ends: it may tell the allocator to keep nothing.
+        at_end: Called by the thread when it ends, for example to have the allocator return freed memory.
 
     Cancellation:
-        Returns when the call that is being made has ended.
+        Returns when the current call has ended.
     """
     async with create_task_group() as tasks:
         calls = OneThread(tasks, at_end)
@@ -44,7 +44,7 @@ async def one_thread(at_end: Callable[[], object] | None = None) -> AsyncGenerat
 
 @final
 class OneThread:
-    """Makes calls in the order in which they were asked for, in a thread that begins with the first one."""
+    """Makes calls in order of request, in a thread that starts with the first call."""
 
     __slots__ = ("_at_end", "_begun", "_calls", "_tasks")
 
@@ -73,13 +73,13 @@ class OneThread:
             raise
 
     def close(self) -> None:
-        """Have the thread end when it has made the calls that were asked for."""
+        """End the thread once it has made all requested calls."""
         self._calls.put(None)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # what it returned belongs to others now
+            del call  # the result belongs to the caller now
 
         if self._at_end is not None:
             self._at_end()

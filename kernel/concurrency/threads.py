@@ -1,4 +1,4 @@
-"""The one door to worker threads, and the one way back from a thread that is not ours."""
+"""All use of worker threads, and the only way back from a thread that penstock did not start."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def await_future(future: ForeignFuture[T]) -> T:
         raise
     except BaseException as error:
         # TensorStore says asyncio.CancelledError, which would end the task in silence.
-        raise CancelledError("the future was cancelled, and not by who waits for it") from error
+        raise CancelledError("the future was cancelled by something other than its waiter") from error
 
 
 @final
@@ -140,19 +140,19 @@ class Threads:
             raise
 
     def call_once(self, function: Callable[..., T], *args: Any) -> Callable[[], Awaitable[T]]:
-        """Return what calls `function(*args)` in a thread when first awaited, and then waits for that call.
+        """Return an async function that runs `function(*args)` in a thread once; every call waits for it.
 
-        For calls that only wait, and that nobody can interrupt. The arguments live as long as the call.
+        For blocking waits that cannot be interrupted. The arguments live as long as the call.
 
         Cancellation:
-            Does not wait for the call: it goes on in its thread, and can be awaited again.
+            Does not wait for the call: it continues in its thread and can be awaited again.
         """
         return _Once(function, args, self._limiter)
 
 
 @final
 class _Once(Generic[T]):
-    """One call in a thread, awaited by many and left by any of them."""
+    """One call in a thread that several tasks can await, and any of them can stop awaiting."""
 
     __slots__ = ("_args", "_call", "_function", "_limiter", "_outcome")
 
@@ -170,7 +170,7 @@ class _Once(Generic[T]):
                 await to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
             except get_cancelled_exc_class():
                 if not call.has_begun():
-                    self._call = None  # it never will: whoever comes next begins
+                    self._call = None  # it never will: the next waiter starts it
                 raise
 
         await await_future(_Uncancelled(self._outcome))
@@ -187,7 +187,7 @@ class _Once(Generic[T]):
 
 @final
 class _Uncancelled(Generic[T]):
-    """A future that those who wait for it do not cancel."""
+    """A future that is not cancelled when a task that waits for it is."""
 
     __slots__ = ("_future",)
 
@@ -206,7 +206,7 @@ class _Uncancelled(Generic[T]):
 
 @final
 class _Call(Generic[T]):
-    """A call in a thread whose end can be waited for once more.
+    """A call in a thread whose end can be waited for again after a cancellation.
 
     AnyIO shields its wait for the thread, but asyncio's own `Task.cancel` goes through every shield.
     """
@@ -244,7 +244,7 @@ class _Call(Generic[T]):
             return True
 
     async def wait_over(self) -> None:
-        """Wait until the call has returned; one that has not begun never will."""
+        """Wait until the call has returned. If it has not begun, it never will."""
         event, loop = Event(), LoopHandle()
         with self._lock:
             if self._state != "running":

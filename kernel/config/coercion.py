@@ -24,16 +24,16 @@ class _Refused(Exception):
 
 
 def fit(value: object, hint: Any, name: str, *, textual: bool = False, positive: bool = False) -> object:
-    """Convert `value` to what an option called `name` of type `hint` holds.
+    """Convert `value` to the type `hint` of the option `name`.
 
     The suffix of the name is its unit: `_bytes` takes a number or a text such as `"64MiB"`, `_s` a
     number or a text such as `"500ms"`. Neither may be negative, and no number may be NaN or infinite.
 
     Args:
-        value: As it was given.
+        value: As the user gave it.
         hint: An evaluated annotation.
         name: Of the field.
-        textual: Whether `value` is a text only because its source has nothing but texts.
+        textual: Whether `value` is text only because its source (the environment) holds nothing else.
         positive: Refuse zero and less.
 
     Raises:

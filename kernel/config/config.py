@@ -55,11 +55,11 @@ class MemoryOptions:
 
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
     save_device_host_concurrent_bytes: int | None = field(default=None, metadata={"positive": True})
-    """How many of these saves may hold staged; None for all."""
+    """How many of these bytes saves may hold staged; None for all of them."""
     save_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
-    """Bytes that all saves together may have on their way to storage at once."""
+    """Bytes that all saves together may have in flight to storage at once."""
     restore_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
-    """Bytes that all restores together may have on their way from storage at once."""
+    """Bytes that all restores together may have in flight from storage at once."""
 
 
 @final
@@ -98,8 +98,8 @@ class FlowOptions:
 class SaveFlowOptions(FlowOptions):
     """`[save]`: as `[restore]`, but with larger messages.
 
-    Fewer messages are fewer trips to a thread until everything is staged, while the threads that write
-    already keep the processors busy.
+    Fewer messages mean fewer trips to a thread before everything is staged, at a time when the writing
+    threads already keep the processors busy.
     """
 
     batch_bytes: int = field(default=4096 * MIB, metadata={"positive": True})
@@ -144,7 +144,7 @@ class Config:
         return load_options(cls, toml=toml, environ=variables, arguments=arguments)
 
     def changed(self, arguments: Mapping[str, object]) -> Config:
-        """Return a copy with some options changed, given and checked as the arguments of `load`."""
+        """Return a copy with some options changed, given and checked like the arguments of `load`."""
         return load_options(self, arguments=arguments)
 
 

@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 TABLES = "tables"
-"""Metadata key of the one field that collects the sub-tables without a field of their name."""
+"""Metadata key of the field that collects sub-tables for which there is no field."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value and its source, which a later error will name."""
+    """A value and its source, which later errors name."""
 
     value: object
     source: str  #: a file name, an environment variable, `argument`
     key: str = ""  #: the whole dotted name
-    textual: bool = False  #: a text only because its source has nothing but texts
+    textual: bool = False  #: text only because its source holds nothing else
 
 
 Table: TypeAlias = "dict[str, Given | Table]"

@@ -86,10 +86,10 @@ class SaveFormat:
 @final
 @dataclass(frozen=True, slots=True)
 class SaveArgs:
-    """How one leaf is stored; None means what the format of the checkpoint says.
+    """How one leaf is stored; None means as the checkpoint's format says.
 
     Attributes:
-        dtype: The dtype of the stored elements, as anything that numpy takes for one. Values are cast as
+        dtype: The dtype of the stored elements, in any form numpy accepts. Values are cast as
             in C; the original dtype is not recorded.
         chunk_byte_size: See `SaveFormat`.
         shard_axes: Axes that are cut into single indices first, as in Orbax.

@@ -1,4 +1,4 @@
-"""Options about how saves end: when they are cancelled, and when the process ends."""
+"""Options for how saves end when they are cancelled or the process exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was made before and may be of use again: the one cache of penstock."""
+"""The one cache class of penstock, bounded in entries and bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MOST_BYTES: Final = 256 * 2**20
-"""What one cache may hold, if its owner names no other limit."""
+"""Default limits of one cache."""
 
 
 @final
 class BoundedCache(Generic[K, V]):
-    """Keeps the values that were used last, within a number of entries and a number of bytes. Thread-safe.
+    """Keeps the most recently used values, bounded in number and in bytes. Thread-safe.
 
     A cache belongs to an object (a layout, or the `Shared` objects of a Checkpointer) and dies with it. What
     it holds does not count against the memory budget, which is for array bytes.
 
     Args:
-        most_entries: Entries to keep; one that was used longest ago goes first.
+        most_entries: Entries to keep; the least recently used goes first.
         most_bytes: Bytes to keep, of all entries together. A larger value is not kept at all.
     """
 
@@ -57,11 +57,11 @@ class BoundedCache(Generic[K, V]):
             return entry[0]
 
     def put(self, key: K, value: V, nbytes: int) -> None:
-        """Keep a value, in the place of any other for `key`.
+        """Keep a value for `key`, replacing any earlier one.
 
         Args:
-            key: What it will be asked for by.
-            value: Nobody may change it from now on.
+            key: To look it up by.
+            value: Must not be changed from now on.
             nbytes: How much memory it takes, about.
         """
         with self._lock:
@@ -74,7 +74,7 @@ class BoundedCache(Generic[K, V]):
         Two threads that ask at the same time may both make it; the value kept last stays.
 
         Args:
-            key: What it is asked for by.
+            key: To look it up by.
             make: Called without the lock. What it raises is raised here, and nothing is kept.
             nbytes: How much memory a value takes, about.
         """
@@ -86,7 +86,7 @@ class BoundedCache(Generic[K, V]):
         return found
 
     def change(self, key: K, changed: Callable[[V | None], tuple[V, int] | None]) -> None:
-        """Replace the value kept for `key` in one step, which no other thread sees the middle of.
+        """Replace the value kept for `key` atomically.
 
         Args:
             key: Of the value.
@@ -99,7 +99,7 @@ class BoundedCache(Generic[K, V]):
                 self._keep(key, *entry)
 
     def pop(self, key: K) -> V | None:
-        """Return the value kept for `key`, None if there is none, and keep it no longer."""
+        """Remove the value kept for `key` and return it; None if there is none."""
         with self._lock:
             return self._drop(key)
 
@@ -124,7 +124,7 @@ class BoundedCache(Generic[K, V]):
 
 @final
 class ByIdentity:
-    """A key that equals another one only if both are of the very same objects. Keeps them alive.
+    """A key that compares objects by identity. Keeps them alive.
 
     Args:
         *objects: They need be neither hashable nor comparable.

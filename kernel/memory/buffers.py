@@ -1,4 +1,4 @@
-"""Fresh memory from the system, asked for without holding up the other threads of the interpreter."""
+"""Fresh memory from the system, allocated without blocking the interpreter's other threads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 MAPPED_FROM: Final = 2**20
-"""Bytes of a copy that gets memory of its own. The allocator keeps what is freed of less than 32 MiB, in a
-pool for each thread: hundreds of megabytes that nobody has leased."""
+"""From this many bytes on, a copy gets a mapping of its own. The allocator keeps freed blocks below 32 MiB
+in a pool for each thread: hundreds of megabytes that nobody has leased."""
 
 
 def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
@@ -63,7 +63,7 @@ def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
 
 
 def in_memory_of_its_own(data: memoryview) -> memoryview:
-    """Return the same bytes in memory that goes back to the system when they die; few stay where they are."""
+    """Return the same bytes in memory that is returned to the system when freed; small ones are not moved."""
     if len(data) < MAPPED_FROM or _is_mapped(data):
         return data
 
@@ -73,7 +73,7 @@ def in_memory_of_its_own(data: memoryview) -> memoryview:
 
 
 def give_back_freed_memory() -> None:
-    """Have the allocator return what it keeps of freed memory to the system, if it is one that can.
+    """Have the allocator return freed memory to the system, if it can.
 
     It locks its pools for that, one after the other: a few milliseconds.
     """

@@ -1,4 +1,4 @@
-"""Bytes that may be held at once: leases on them, and the line of those who wait for some."""
+"""An account of bytes that may be held at once: leases, and the queue of waiters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 from penstock.kernel.errors import ConfigError, LeaseTooLargeError
 
 PATIENCE: Final = 4
-"""Limits' worth of bytes that the prioritised may take ahead of somebody who waits; then it is his turn."""
+"""How many limits' worth of bytes prioritised requests may take ahead of a waiter before its turn comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Room:
 class _Waiter:
     nbytes: int
     flow: str
-    rooms: tuple[_Room, ...]  #: that of its flow, if it has one, and the whole
+    rooms: tuple[_Room, ...]  #: the flow's own account, if it has one, and the shared one
     turn: Event
 
 
@@ -60,15 +60,14 @@ class _Waiter:
 class ByteAccount:
     """Hand out leases on bytes.
 
-    The prioritised wait before the others, but not for ever: after `PATIENCE` limits' worth of bytes
-    that went to them past somebody who waits, it is that one's turn. Among equals the flows (saves,
-    restores) get equal bytes while both wait, and within a flow nobody overtakes.
+    Prioritised requests go before the others, with a bound: once `PATIENCE` limits' worth of bytes have gone
+    past a waiter, it is that waiter's turn. Among equals the flows (saves, restores) get equal bytes while
+    both wait, and within a flow the order is FIFO.
 
-    A flow may have a limit of its own within the whole (`bound`). Who waits because of it stands in
-    nobody's way but that of his own flow.
+    A flow may have a limit of its own within the shared one (`bound`). A request that waits for that limit
+    blocks only its own flow.
 
-    To be used from one event loop; `release` only, never `acquire`, may be reached through a batch
-    that is dropped.
+    Use it from one event loop. Dropping a batch may call `release`, but never `acquire`.
 
     Args:
         limit: Bytes that may be leased at once; positive.
@@ -107,7 +106,7 @@ class ByteAccount:
         self._grant()
 
     def bound(self, flow: str, limit: int) -> None:
-        """Give a flow a limit of its own, or change it. To be called first before it leases anything."""
+        """Give a flow a limit of its own, or change it. First called before the flow leases anything."""
         self._bounded.setdefault(flow, _Room(limit)).limit = limit
         self._grant()
 
@@ -124,15 +123,15 @@ class ByteAccount:
             flow: Whose bytes they are; flows that wait share evenly.
 
         Returns:
-            A lease. Whoever holds it releases it, exactly where the bytes die.
+            A lease. Its holder releases it exactly when the bytes are freed.
 
         Raises:
             LeaseTooLargeError: If `nbytes` exceeds the limit and `admit_oversize` is not set.
             ValueError: If `nbytes` is negative.
 
         Cancellation:
-            Always a checkpoint. A cancelled call leaves the account as it found it, also when the
-            grant and a native `Task.cancel` meet in one tick.
+            Always a checkpoint. A cancelled call leaves the account unchanged, even if the grant and a
+            native `Task.cancel` arrive in the same tick.
         """
         _refuse_negative(nbytes)
         if nbytes > self.limit_of(flow) and not admit_oversize:
@@ -207,7 +206,7 @@ class ByteAccount:
             found.turn.set()
 
     def _next(self) -> _Waiter | None:
-        """Find whose turn it is: the first whose flow has room, if nobody else of that flow comes before."""
+        """Return the next request to grant: the first whose flow has room and that is first in its flow."""
         lines = (self._prioritised, self._waiting)
         if self._overtaken >= PATIENCE * self.limit:
             lines = (self._waiting, self._prioritised)
@@ -218,7 +217,7 @@ class ByteAccount:
                 if waiter.flow not in full and waiter.rooms[0].fits(waiter.nbytes):
                     return waiter
                 if waiter.rooms[0] is self._whole:
-                    return waiter  # nobody fits before it does
+                    return waiter  # nothing behind it may go first
 
                 full.add(waiter.flow)
 
@@ -227,13 +226,13 @@ class ByteAccount:
 
 @final
 class _Line:
-    """Who waits: each flow in order of arrival, and the flows by how many bytes they got meanwhile."""
+    """The waiters: each flow in order of arrival; flows ordered by the bytes they got while others waited."""
 
     __slots__ = ("_flows", "_served")
 
     def __init__(self) -> None:
         self._flows: dict[str, deque[_Waiter]] = {}
-        self._served: dict[str, int] = {}  # while anybody waits
+        self._served: dict[str, int] = {}  # counted while anything waits
 
     def __bool__(self) -> bool:
         return bool(self._flows)
@@ -243,7 +242,7 @@ class _Line:
 
     def append(self, waiter: _Waiter) -> None:
         if waiter.flow not in self._flows:
-            # Who did not wait has no claim to what others got in that time.
+            # A flow that was not waiting has no claim to what others got in that time.
             least = min([self._served[flow] for flow in self._flows], default=0)
             self._served[waiter.flow] = max(self._served.get(waiter.flow, 0), least)
             self._flows[waiter.flow] = deque()
@@ -251,11 +250,11 @@ class _Line:
         self._flows[waiter.flow].append(waiter)
 
     def heads(self) -> list[_Waiter]:
-        """The first of each flow, of the one that got least before the others."""
+        """The first waiter of each flow; the flow that got the fewest bytes comes first."""
         return [self._flows[flow][0] for flow in sorted(self._flows, key=self._served.__getitem__)]
 
     def serve(self, waiter: _Waiter) -> bool:
-        """Let a head go, if it is one of this line."""
+        """Remove a head from this queue, if it is in it."""
         flow = self._flows.get(waiter.flow)
         if flow is None or flow[0] is not waiter:
             return False
@@ -275,7 +274,7 @@ class _Line:
 
 @final
 class ByteLease:
-    """Bytes on loan from an account, or from two; travels with the piece that needs them."""
+    """Bytes leased from one or two accounts. Travels with the piece that uses them."""
 
     __slots__ = ("_give_back", "_nbytes")
 
@@ -285,11 +284,11 @@ class ByteLease:
 
     @property
     def nbytes(self) -> int:
-        """Bytes still on loan through this lease."""
+        """Bytes this lease still holds."""
         return self._nbytes
 
     def split(self, nbytes: int) -> ByteLease:
-        """Move `nbytes` of this lease into a new one, to be released apart from it."""
+        """Move `nbytes` of this lease into a new one, which is released separately."""
         _refuse_negative(nbytes)
         if nbytes > self._nbytes:
             raise LeaseTooLargeError(nbytes, self._nbytes)
@@ -298,7 +297,7 @@ class ByteLease:
         return ByteLease(nbytes, *self._give_back)
 
     def joined(self, other: ByteLease) -> ByteLease:
-        """Return one lease for this one and one on as many bytes of another account; both are empty then."""
+        """Merge this lease with one on as many bytes of another account; both are empty afterwards."""
         assert self._nbytes == other._nbytes
         nbytes, self._nbytes, other._nbytes = self._nbytes, 0, 0
         return ByteLease(nbytes, *self._give_back, *other._give_back)
@@ -325,10 +324,10 @@ class ByteLease:
 async def acquire_from_both(
     inner: ByteAccount, outer: ByteAccount, nbytes: int, *, prioritised: bool = False, flow: str = ""
 ) -> ByteLease:
-    """Lease the same bytes from two accounts, first from the one that fewer share.
+    """Lease the same bytes from two accounts, the inner (less shared) one first.
 
-    Whoever waits for the outer one holds bytes of the inner one, so nobody may take them the other
-    way round. What exceeds a limit is admitted alone.
+    A request that waits for the outer account holds bytes of the inner one, so the reverse order could
+    deadlock. A request above a limit is admitted alone.
 
     Cancellation:
         As `ByteAccount.acquire`.
@@ -355,4 +354,4 @@ def _take(rooms: tuple[_Room, ...], nbytes: int) -> None:
 
 def _refuse_negative(nbytes: int) -> None:
     if nbytes < 0:
-        raise ValueError(f"a lease cannot be of {nbytes} bytes: it is negative")
+        raise ValueError(f"cannot lease {nbytes} bytes: the number is negative")

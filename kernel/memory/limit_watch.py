@@ -1,4 +1,4 @@
-"""Keeps an `"auto"` limit in step with the memory that there is."""
+"""Adjusts an `"auto"` limit to the memory that is available."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def watching_memory(
 async def watch_memory(
     memory: MemoryRegulator, events: BoundLogger, *, interval_s: float = INTERVAL_S
 ) -> None:
-    """Look at the memory of the system once in a while, and adjust the limit. Each change is an event.
+    """Check the system's memory periodically and adjust the limit. Each change is logged as an event.
 
-    Of several that watch one regulator one does it, and when that ends, another. Returns at once if
-    the limit is a number.
+    If several tasks watch one regulator, one of them does the work; when it ends, another takes over.
+    Returns at once if the limit is a number.
 
     Cancellation:
-        Ends it, when the figures that are being read have been.
+        Ends it once the current reading is done.
     """
     source = memory.source
     if source is None:
         return
 
-    threads = Threads(1)  # not those of the pipelines: they are busy exactly when memory is short
+    threads = Threads(1)  # threads of its own: the pipelines' are busy exactly when memory is short
     me = object()
     try:
         while True:
@@ -83,7 +83,7 @@ async def watch_memory(
 async def _look(memory: MemoryRegulator, source: MemorySource, threads: Threads, events: BoundLogger) -> None:
     try:
         reading = await threads.run(source.read)
-    except Exception as error:  # a limit that stays is better than a save that fails for it
+    except Exception as error:  # an unchanged limit is better than a failed save
         events.warning("memory.unreadable", error=repr(error))
         return
 

@@ -1,4 +1,4 @@
-"""How much host memory may be used, where nobody says."""
+"""Chooses how much host memory to use when the user sets no limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Protocol, final
 
 LEAST: Final = 64 * 2**20
-"""The floor: below it a save would crawl, and not save the machine."""
+"""The floor: a lower limit would make saves crawl without relieving the machine."""
 MOST: Final = 16 * 2**30
 
 PRESSED: Final = 10.0
@@ -26,22 +26,22 @@ PRESSED: Final = 10.0
 RELIEVED: Final = 1.0
 """Below this the limit may rise again."""
 STEPS: Final = 8
-"""Steps in which a limit comes back that was lowered."""
+"""A lowered limit rises again in this many steps."""
 NOTICED: Final = 16
-"""A change of less than this part of the whole is none."""
+"""Changes smaller than this part of the whole are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
     """What the system says at one moment."""
 
-    limit: int  #: bytes that control groups and the machine allow in all
-    free: int  #: bytes that can still be had without pushing anybody out
+    limit: int  #: bytes that control groups and the machine allow in total
+    free: int  #: bytes that are available without evicting anything
     pressure: float = 0.0  #: percent of the last ten seconds in which something waited for memory
 
 
 class MemorySource(Protocol):
-    """Where the figures come from; tests have one of their own."""
+    """The source of the figures; tests supply their own."""
 
     def read(self) -> MemoryReading:
         """Look once. Blocking, and quick."""
@@ -99,8 +99,8 @@ def auto_limit(reading: MemoryReading) -> int:
 def adjusted_limit(limit: int, whole: int, leased: int, reading: MemoryReading) -> int:
     """Decide what a limit becomes.
 
-    It never exceeds half of the free memory (the leased bytes are ours and count as free). Under
-    pressure it is halved. After either it comes back in steps. It stays between the floor and
+    It never exceeds half of the free memory. Leased bytes are penstock's own and count as free. Under
+    pressure it is halved. Afterwards it rises again in steps. It stays between the floor and
     `whole`.
 
     Args:

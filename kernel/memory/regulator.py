@@ -23,7 +23,7 @@ Flow: TypeAlias = Literal["save", "restore"]
 """Which way bytes go."""
 
 IN_FLIGHT_BYTES: Final = 128 * 2**20
-"""Enough to keep a disk busy; more only waits in its queue."""
+"""Enough to keep a disk busy; more would only wait in its queue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What becomes of a leaf and of its parts when a stage changes its dtype or its shape. Pure."""
+"""What a change of dtype, shape or codec by a stage does to a leaf's spec and pieces. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from penstock.kernel.errors import ChangedLeafError, PipelineError
 from penstock.kernel.protocols.leaf import LeafSpec
 
 SpecChange: TypeAlias = Callable[[LeafSpec], LeafSpec]
-"""What a stage makes of a leaf's spec. Pure: called for planning, before there is a byte of the leaf."""
+"""Maps a leaf's spec to the spec after a stage. Pure: called while planning, before any byte is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeafChange:
-    """What stages declare that they do to a leaf."""
+    """The changes that stages declare for a leaf."""
 
     stages: tuple[str, ...]  #: those that change it, in order
     before: LeafSpec
 
 
 def resolved_spec(spec: LeafSpec, change: SpecChange) -> LeafSpec:
-    """Return what `change` makes of a leaf; the same object if that is nothing.
+    """Return the leaf after `change`; the same object if nothing changes.
 
-    A leaf without array bytes stays as it is: there is nothing of it that a stage sees.
+    A leaf without array bytes is never changed: stages do not see it.
     """
     if spec.shape is None:
         return spec
@@ -42,21 +42,21 @@ def resolved_spec(spec: LeafSpec, change: SpecChange) -> LeafSpec:
 def place_of(
     before: LeafSpec, after: LeafSpec, chunk: tuple[int, ...], start: int, nbytes: int, key_path: str
 ) -> tuple[tuple[int, ...], int, int]:
-    """Say where a part of a leaf lies once the leaf has become another.
+    """Return where a part of a leaf lies after the leaf has changed.
 
     Args:
-        before: The leaf as it was.
-        after: As it is now.
+        before: The leaf before the change.
+        after: The leaf after the change.
         chunk: Grid index of the part's chunk.
         start: Bytes from the start of the chunk.
         nbytes: Length of the part.
         key_path: Of the leaf.
 
     Returns:
-        The same of the changed leaf: chunk, start and length.
+        Chunk, start and length in the changed leaf.
 
     Raises:
-        ChangedLeafError: If the leaf gets a codec and the part is no whole chunk; or if the shape or the
+        ChangedLeafError: If the leaf gets a codec and the part is not a whole chunk, or if its shape or
             chunks change and the part is not the whole leaf.
     """
     if before is after:

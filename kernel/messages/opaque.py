@@ -1,4 +1,4 @@
-"""The way back of what a stage of a save made opaque: chunks are made plain as they are read."""
+"""Reading chunks that a stage of the save made opaque, for example encrypted ones."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from penstock.kernel.protocols.reads import OpaqueChunk, Read, ScatterRead
 
 @dataclass(frozen=True, slots=True)
 class OpaquePiece:
-    """A whole chunk as it is stored, under the names that a `Piece` of a save has."""
+    """A whole stored chunk, with the attribute names of a save's `Piece`."""
 
     name: str  #: stored name of the leaf
     key_path: str
     chunk: tuple[int, ...]
     start: int  #: offset in the chunk, bytes
-    data: memoryview  #: bytes; gone when the function has returned
+    data: memoryview  #: bytes; not valid after the function has returned
 
 
 def decoded(
     batch: LeafBatch[ReadLeaf], codec: str, function: Callable[[OpaquePiece], Any]
 ) -> LeafBatch[ReadLeaf]:
-    """Return a batch whose leaves will be read through `function`, where they have this codec.
+    """Return a batch in which leaves with this codec are read through `function`.
 
-    Checksums are compared before, on the bytes as they are stored. Nothing is called yet.
+    Checksums are compared first, on the stored bytes. Nothing is called yet.
 
     Args:
         batch: Of a restore, behind `plan`.
-        codec: What the stage of the save called it, as the leaf's spec has it.
-        function: Gives the bytes of the chunk as they were, as any contiguous buffer. Called in worker
-            threads, several at once. What it raises becomes a `CorruptCheckpointError` with the leaf in it.
+        codec: The name that the stage of the save gave it, as in the leaf's spec.
+        function: Returns the chunk's original bytes, as any contiguous buffer. Called in worker
+            threads, several at once. Its errors become a `CorruptCheckpointError` that names the leaf.
     """
-    if isinstance(batch.leaves, ReadPack):  # small leaves, none of them with a codec
+    if isinstance(batch.leaves, ReadPack):  # small leaves never have a codec
         return batch
 
     leaves = [
@@ -74,7 +74,7 @@ def _decode(
     try:
         plain = memoryview(function(piece)).cast("B")
     except Exception as error:
-        problem = f"what {about.codec!r} did to chunk {about.chunk} could not be undone: {error!r}"
+        problem = f"codec {about.codec!r} could not be undone for chunk {about.chunk}: {error!r}"
         question = "is the key the right one?"
         raise CorruptCheckpointError(file, f"{problem}; {question}", key_path=about.key_path) from error
 

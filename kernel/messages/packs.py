@@ -1,6 +1,6 @@
-"""Leaves on their way in: one by one, or small ones in columns.
+"""Leaves being restored: large ones one by one, small ones packed in columns.
 
-What costs a small leaf most is being an object of its own, so thousands of them travel as a few packs.
+For a small leaf the largest cost is an object of its own, so thousands of them travel as a few packs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """Says of a `ReadLeaf` that is a part of a leaf which part of which leaf it is."""
+    """Which part of which leaf a `ReadLeaf` is."""
 
     index: int  #: the leaf's place in the result's flatten order
     number: int  #: of the part, from 0
@@ -34,13 +34,13 @@ class PartOf:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last part in order. It need not be the last to be read."""
+        """Whether it is the last part in order, which is not always the last to be read."""
         return self.number == self.count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLeaf:
-    """One leaf on its way in, or one part of a leaf that would hold too much of the memory budget."""
+    """A leaf to be read, or a part of one that is too large for the memory budget."""
 
     index: int  #: its place in the result's flatten order; of a part, a negative number of its own
     stored: StoredLeaf
@@ -51,7 +51,7 @@ class ReadLeaf:
 
     @property
     def ends_leaf(self) -> bool:
-        """Whether to count a leaf when this has been read: it is a whole leaf, or the last part of one."""
+        """Whether reading this completes a leaf in the count: it is a whole leaf or the last part of one."""
         return self.part is None or self.part.is_last
 
     @property
@@ -68,10 +68,10 @@ class ReadLeaf:
 @final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ReadPack(Sequence[ReadLeaf]):
-    """Small leaves that lie in one file, each as one raw chunk, and that one handler builds in one call.
+    """Small leaves in one file, each one raw chunk, that one handler builds in a single call.
 
-    To a stage that looks at its leaves it is a sequence of `ReadLeaf`s like any other; they are made
-    when they are looked at, and the stage may pass them on instead of the pack.
+    To a stage it is a sequence of `ReadLeaf`s like any other. They are created on access, and the stage may
+    pass them on instead of the pack.
     """
 
     handler: PackingHandler
@@ -84,7 +84,7 @@ class ReadPack(Sequence[ReadLeaf]):
     sizes: Sequence[int]  #: bytes
     info: Callable[[int], ParamInfo]  #: where a leaf stands, by place in the result
     make: Callable[[int], ReadLeaf]  #: makes a leaf, by place in the result
-    made: dict[int, ReadLeaf]  #: leaves that were looked at, by place; each is made only once
+    made: dict[int, ReadLeaf]  #: leaves created so far, by place; each is created only once
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +154,7 @@ class HostPack:
     """A pack whose bytes are all on the host."""
 
     pack: ReadPack
-    data: memoryview  #: bytes, writable; it dies once the values are built, which keep none of it
+    data: memoryview  #: bytes, writable; freed once the values are built, which keep no reference to it
     starts: Sequence[int]  #: where each leaf's bytes begin in `data`
 
     @property

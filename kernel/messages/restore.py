@@ -54,7 +54,7 @@ class RestoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A checkpoint whose documents were read, and what is wanted of it. No array byte has been read."""
+    """A checkpoint whose documents have been read, and what to restore from it. No array byte is read yet."""
 
     checkpoint: StoredCheckpoint
     like: object
@@ -66,7 +66,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How one leaf of a result is made from values that were read for it."""
+    """How one leaf of the result is computed from values that were read for it."""
 
     index: int  #: of the leaf, in the result
     inputs: tuple[int, ...]  #: indices of the values; none of them is an index of the result
@@ -76,23 +76,23 @@ class Making:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RestorePlan:
-    """What the planning stage decided about the result as a whole. Every later batch refers to it.
+    """The planning stage's decisions about the whole result. Every later batch refers to them.
 
-    A stage that makes a batch of its own passes on the `plan` of the batch it took. The last stages
-    need it: they know from it which values must arrive, and what tree they become.
+    A stage that creates batches passes on the `plan` of the batch it took. The last stages learn from it
+    which values must arrive and what tree they form.
     """
 
     infos: Sequence[ParamInfo]  #: one for each leaf of the result, in flatten order
     unflatten: Callable[[Sequence[object]], object]  #: makes the tree of one value per info, in order
     directory: str = ""  #: what holds the stored tree: the checkpoint, or an item in it
-    kept: Sequence[tuple[int, object]] = ()  #: (index, value) of leaves that stay as the target has them
+    kept: Sequence[tuple[int, object]] = ()  #: (index, value) of leaves that keep the target's value
     makings: Sequence[Making] = ()  #: leaves that functions make
     changes: tuple[Change, ...] = ()  #: how the result departs from what is stored, as it was asked for
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """Reads that may go to the store now, with the leases on their bytes.
+    """Reads that may be performed now, with the leases on their bytes.
 
     A stage that drops a batch instead of passing it on releases it.
     """
@@ -138,7 +138,7 @@ class HostPart:
 
     @property
     def key_path(self) -> str:
-        """Where the leaf stands, for people."""
+        """The leaf's key path, for messages."""
         return self.info.key_path
 
 
@@ -158,7 +158,7 @@ class HostBatch:
             lease.release()
 
     def parts(self) -> Iterator[HostPart]:
-        """Yield all bytes that were read, leaf by leaf, however the leaves travel. Blocking.
+        """Yield all bytes that were read, leaf by leaf, from packs and single leaves alike. Blocking.
 
         Leaves without array bytes, and those of `ready`, have none.
         """
@@ -190,4 +190,4 @@ class RestoredTree:
     tree: object  #: None where the values were handed over one by one
     plan: RestorePlan | None = None
     references: Mapping[str, ReferenceType[Any]] = field(default_factory=dict["str", "ReferenceType[Any]"])
-    """Values that can never change and are what is stored, by stored name."""
+    """Immutable values that equal what is stored, by stored name."""

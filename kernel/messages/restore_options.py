@@ -1,4 +1,4 @@
-"""How the result of a restore may depart from what is stored, and the report of how it did."""
+"""How a restored tree may differ from what is stored, and the report of how it did."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Transform:
     multi_value_fn_input_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        original = cast("object", self.original_key)  # whatever was really passed
+        original = cast("object", self.original_key)  # callers may pass anything
         if original is not None and not isinstance(original, str):
             raise SpecError(f"original_key is a string such as 'params/kernel', not {original!r}")
 
@@ -67,7 +67,7 @@ class Transform:
         if several and self.multi_value_fn_input_args is None:
             raise SpecError("multi_value_fn needs multi_value_fn_input_args: the leaves to be read for it")
         if not several and self.multi_value_fn_input_args is not None:
-            raise SpecError("multi_value_fn_input_args is for multi_value_fn, which is not given")
+            raise SpecError("multi_value_fn_input_args needs multi_value_fn, which is not given")
         for name in ("value_fn", "multi_value_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise SpecError(f"{name} must be a function, not {getattr(self, name)!r}")
@@ -76,7 +76,7 @@ class Transform:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """How a restore may depart from what is stored. Every other difference is an error.
+    """How a result may differ from what is stored. Every other difference is an error.
 
     Raises:
         SpecError: If an option does not fit, or two contradict each other.
@@ -108,10 +108,10 @@ class RestoreOptions:
         partial = (self.on_missing, self.on_unexpected) != ("raise", "raise")
         if transforms is not None and (rename is not None or partial):
             other = "rename" if rename is not None else "on_missing and on_unexpected"
-            raise SpecError(f"transforms and {other} exclude each other: transforms already say this")
+            raise SpecError(f"transforms and {other} cannot be combined: say it in transforms alone")
 
     def check_target(self, *, has_like: bool) -> None:
-        """Raise `SpecError` if an option was given that makes sense only with a target."""
+        """Raise `SpecError` if an option was given that needs a target."""
         asked = {
             "transforms": self.transforms is not None,
             "strict=False": not self.strict,
@@ -121,7 +121,7 @@ class RestoreOptions:
         }
         needing = [name for name, given in asked.items() if given]
         if needing and not has_like:
-            raise SpecError(f"{', '.join(needing)}: only with a target, the argument `like`")
+            raise SpecError(f"{', '.join(needing)}: only with a target; pass `like`")
 
 
 def _one_of(name: str, value: object, *allowed: str) -> None:
@@ -132,7 +132,7 @@ def _one_of(name: str, value: object, *allowed: str) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One way in which a result departs from what is stored, as it was asked for."""
+    """One requested difference between a result and what is stored."""
 
     kind: ChangeKind
     key_path: str  #: in the result; of a skipped leaf, in the checkpoint; of an unused rule, its key
@@ -156,7 +156,7 @@ class RestoreReport:
         path: The checkpoint.
         n_leaves: Leaves that were read.
         nbytes: Array bytes that were read.
-        changes: Every departure from what is stored; none without options.
+        changes: Every difference from what is stored; empty without options.
     """
 
     path: str

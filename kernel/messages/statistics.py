@@ -42,7 +42,7 @@ class StageStatistics:
 
     @property
     def longest_s(self) -> float:
-        """Busy seconds of the worker that had most to do: with idle siblings, nobody was faster for them."""
+        """Busy seconds of the busiest worker: idle siblings do not make a stage faster."""
         by_worker = [0.0] * self.workers
         for span in self.spans:
             by_worker[span.worker] += span.end - span.start

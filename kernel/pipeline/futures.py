@@ -30,7 +30,7 @@ from penstock.kernel.messages.save import SaveReport
 class Milestone(IntEnum):
     """The points a save passes, in order."""
 
-    PLANNED = 1  #: every leaf was looked at and can be stored; nothing is written yet
+    PLANNED = 1  #: every leaf is checked and can be stored; nothing is written yet
     STAGED = 2  #: the state may be mutated, deleted or donated
     WRITTEN = 3  #: array bytes are durable
     COMMITTED = 4  #: index and metadata are durable, under a temporary name
@@ -49,7 +49,7 @@ class Progress:
 
 @final
 class _State:
-    """What a future and its promise share. Every field is touched under the lock."""
+    """State shared by a future and its promise. Every field is accessed under the lock."""
 
     __slots__ = (
         "callbacks",
@@ -88,8 +88,8 @@ class _State:
 class SaveFuture:
     """A save in progress: await it, poll it, wait for it in a thread, or cancel it.
 
-    It can be awaited any number of times, by any number of tasks, on asyncio and on trio, also from
-    another event loop than the one that saves.
+    It can be awaited any number of times, by any number of tasks, on asyncio and on trio, also from an event
+    loop other than the one that saves.
 
     ```python
     save = await checkpointer.save(path, state)   # staged: the state may change now
@@ -130,7 +130,7 @@ class SaveFuture:
 
     @property
     def done(self) -> bool:
-        """Whether the save is over, well or not."""
+        """Whether the save has ended, successfully or not."""
         return self._state.is_over(Milestone.FINALIZED)
 
     @property
@@ -139,7 +139,7 @@ class SaveFuture:
         return self._state.progress()
 
     async def planned(self) -> None:
-        """Wait until every leaf was looked at. Errors of the input are raised here."""
+        """Wait until every leaf is checked. Errors in the input are raised here."""
         await self.wait(Milestone.PLANNED)
 
     async def staged(self) -> None:
@@ -187,7 +187,7 @@ class SaveFuture:
 
         Raises:
             TimeoutError: If the save is still going on after `timeout`.
-            RunningLoopError: If called in the thread of the loop that saves, which would never end.
+            RunningLoopError: If called in the thread of the event loop that saves, where it would deadlock.
             ForkedError: In a fork of the process that saves.
         """
         if not self.done:
@@ -216,8 +216,8 @@ class SaveFuture:
     ) -> None:
         """Call `callback(self)` once `milestone` is passed or the save has failed.
 
-        It is called in the thread of the loop that saves, or at once if that is over. What it
-        raises is logged and goes no further.
+        It is called in the thread of the loop that saves, or at once if the milestone or failure is past.
+        Its exceptions are logged and not raised.
         """
 
         def call() -> None:
@@ -236,7 +236,7 @@ class SaveFuture:
     def cancel(self) -> None:
         """Ask the save to stop and to undo what it did. From any thread; does not wait.
 
-        Whoever awaits the save gets `SaveCancelledError`. Too late after COMMITTED, and then ignored.
+        Tasks that await the save get `SaveCancelledError`. After COMMITTED the call has no effect.
 
         Raises:
             ForkedError: In a fork of the process that saves.
@@ -253,12 +253,12 @@ class SaveFuture:
     def _raise_unless(self, milestone: Milestone) -> None:
         if self._state.reached < milestone and self._state.error is not None:
             self._state.retrieved = True
-            # With its first traceback, or it would grow with every await.
+            # With its first traceback; otherwise it would grow with every await.
             raise self._state.error.with_traceback(self._state.traceback)
 
     @contextmanager
     def _waking(self, milestone: Milestone, wake: Callable[[], object]) -> Generator[None]:
-        """Have `wake` called when `milestone` is passed or the save fails, while the context lasts."""
+        """Call `wake` when `milestone` is passed or the save fails, as long as the context is open."""
         entry = (milestone, wake)
         with self._state.lock:
             over = self._state.is_over(milestone)
@@ -292,11 +292,11 @@ class SavePromise:
 
     @property
     def error_unseen(self) -> BaseException | None:
-        """The failure, if there is one that nobody was told of yet."""
+        """The failure, if there is one that no caller has seen yet."""
         return None if self._state.retrieved else self._state.error
 
     def mark_seen(self) -> None:
-        """Note that somebody was told of the failure."""
+        """Note that a caller has seen the failure."""
         self._state.retrieved = True
 
     def reach(self, milestone: Milestone) -> None:
@@ -311,7 +311,7 @@ class SavePromise:
         self._pass(Milestone.FINALIZED)
 
     def fail(self, error: BaseException) -> None:
-        """End the save with an error, for everything not yet reached. Nothing changes after the end."""
+        """End the save: every milestone not yet reached fails with `error`. Later calls change nothing."""
         with self._state.lock:
             if not self._state.is_over(Milestone.FINALIZED):
                 self._state.traceback = error.__traceback__

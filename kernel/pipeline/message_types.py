@@ -1,4 +1,4 @@
-"""Which messages a stage takes and gives, so that a pipeline that cannot work is refused before it runs."""
+"""Which messages stages take and give. A pipeline that cannot work is refused before it runs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from penstock.kernel.messages.save import SaveReport, TreeToSave
 from penstock.kernel.pipeline.stage import DeclaresMessages
 
 Kind: TypeAlias = Any
-"""The type of a message: a class, or one with an argument, as `LeafBatch[Leaf]`. Any: not known."""
+"""A message type: a class, or a generic such as `LeafBatch[Leaf]`. Any means unknown."""
 
 ENDS: Final[Mapping[Kind, Kind]] = {TreeToSave: SaveReport, RestoreRequest: RestoredTree}
-"""What a flow begins with -> what it ends with."""
+"""First message of a flow -> last message."""
 
 _MANY: Final = (AsyncIterator, AsyncIterable, AsyncGenerator, Awaitable)
 
 
 def messages_of(stage: object) -> list[tuple[Kind, Kind]]:
-    """Return what a stage takes, each with what it gives: as it declares, or as it is annotated."""
+    """Return the types a stage takes, each with the type it gives, from its declaration or annotations."""
     if isinstance(stage, DeclaresMessages):
         return list(stage.messages.items())
     if not callable(stage):
@@ -56,7 +56,7 @@ def messages_of(stage: object) -> list[tuple[Kind, Kind]]:
 
 
 def check_messages(stages: Sequence[tuple[str, object]], first: Kind = None) -> None:
-    """Refuse stages of which one does not take what the one before it gives.
+    """Refuse a list in which a stage does not take what the one before it gives.
 
     Args:
         stages: Names and stages, in order.
@@ -88,12 +88,12 @@ def check_messages(stages: Sequence[tuple[str, object]], first: Kind = None) -> 
 
     last = ENDS.get(first, Any)
     if not any(_fits(kind, last) for kind in kinds):
-        problem = f"the last stage, {stages[-1][0]!r}, gives {_listed(kinds)}, and not {_shown(last)}"
+        problem = f"the last stage, {stages[-1][0]!r}, gives {_listed(kinds)}, not {_shown(last)}"
         raise PipelineError(f"the pipeline is not complete: {problem}")
 
 
 def _annotated(function: Callable[..., Any]) -> tuple[list[Kind], list[Kind]]:
-    """Read what a function takes and gives off its annotations; Any where they say nothing."""
+    """Return what a function takes and gives, by its annotations; Any where there are none."""
     while isinstance(function, partial):
         function = function.func
     if not inspect.isroutine(function):
@@ -101,7 +101,7 @@ def _annotated(function: Callable[..., Any]) -> tuple[list[Kind], list[Kind]]:
     try:
         hints = get_type_hints(function)
         names = list(inspect.signature(function).parameters)
-    except (NameError, TypeError, ValueError):  # written for checkers alone, or in C
+    except (NameError, TypeError, ValueError):  # annotations that exist for checkers only, or a function in C
         return [Any], [Any]
 
     if names and names[0] == "self" and not inspect.ismethod(function):
@@ -112,7 +112,7 @@ def _annotated(function: Callable[..., Any]) -> tuple[list[Kind], list[Kind]]:
 
 
 def _alternatives(hint: Any) -> Iterator[Kind]:
-    """Yield the messages that an annotation allows; None is none."""
+    """Yield the message types that an annotation allows, without None."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for arg in args:
@@ -126,7 +126,7 @@ def _alternatives(hint: Any) -> Iterator[Kind]:
 
 
 def _fits(given: Kind, taken: Kind) -> bool:
-    """Whether a message may be what is taken; what is not known fits."""
+    """Whether a message of type `given` may be taken; unknown types fit."""
     if Any in (given, taken) or isinstance(given, TypeVar) or isinstance(taken, TypeVar):
         return True
 
@@ -140,7 +140,7 @@ def _fits(given: Kind, taken: Kind) -> bool:
 
 
 def _class_of(kind: Kind) -> object:
-    """Return the class of a type with arguments."""
+    """Return the class of a generic type."""
     origin: object = get_origin(kind)
     return kind if origin is None else origin
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 RunT = TypeVar("RunT")
 StageFunction: TypeAlias = Callable[[Any], Any]
-"""From one message to the next: async, or plain, and then called in a worker thread."""
+"""From one message to the next. A plain function is called in a worker thread."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Slot(Generic[RunT]):
-    """A stage in its place. A function or an object that is called becomes a `FunctionStage`.
+    """A named place in a pipeline, with its stage. A function or callable becomes a `FunctionStage`.
 
     The milestone belongs to the place and not to the stage, so a replaced `device_to_host` still
     says when a save is staged.
@@ -53,8 +53,8 @@ class Slot(Generic[RunT]):
 class Pipeline(Generic[RunT]):
     """Stages in order. Every method returns a new pipeline and leaves this one as it is.
 
-    A stage may be given as a plain function from message to message, or as an object that is called like
-    one. A pipeline need not work before it is run: what `check` looks at is not looked at by the others.
+    A stage may also be a plain function from message to message, or a callable object. Intermediate
+    pipelines may be incomplete: only `check` looks at whether the stages fit together.
 
     Raises:
         PipelineError: If two stages share a name, or a named stage is not there.
@@ -86,15 +86,15 @@ class Pipeline(Generic[RunT]):
 
     @property
     def spec_changes(self) -> tuple[tuple[str, SpecChange], ...]:
-        """What the stages declare that they do to leaves, in order, by name."""
+        """The changes to leaves that stages declare, in order, by stage name."""
         stages = [(slot.name, _declared(slot)) for slot in self.slots]
         return tuple([(name, each.resolve_spec) for name, each in stages if isinstance(each, ChangesLeaves)])
 
     def check(self, first: type | None = None) -> None:
         """Refuse a pipeline that cannot work: a stage that does not take what the one before it gives.
 
-        Done whenever a Checkpointer or a call takes a pipeline. Of a stage that neither declares its
-        `messages` nor annotates its function, nothing is known, and it fits anywhere.
+        Done whenever a Checkpointer or a call takes a pipeline. A stage that neither declares its `messages`
+        nor annotates its function fits anywhere.
 
         Args:
             first: The type of the first message; by default what the first stage takes.
@@ -125,7 +125,7 @@ class Pipeline(Generic[RunT]):
     def without(self, name: str) -> Pipeline[RunT]:
         """Leave out the stage called `name`; its milestone passes to the stage before it.
 
-        There it takes the place of an earlier one, which a later one implies.
+        It replaces that stage's own milestone, which the later one implies.
         """
         at = self._place(name)
         before, gone, after = self.slots[:at], self.slots[at], self.slots[at + 1 :]
@@ -135,7 +135,7 @@ class Pipeline(Generic[RunT]):
         return Pipeline((*before, *after))
 
     def configure(self, name: str, **options: Any) -> Pipeline[RunT]:
-        """Change options of the stage called `name`, checked as those of a config file are.
+        """Change options of the stage called `name`, checked like those of a config file.
 
         Raises:
             ConfigError: If the stage has no such option, or the value does not fit.
@@ -167,7 +167,7 @@ class Pipeline(Generic[RunT]):
 
 
 def _declared(slot: Slot[Any]) -> object:
-    """Return what declares things about a stage: of a function's, that function."""
+    """Return the object that carries a stage's declarations: for a `FunctionStage`, its function."""
     return slot.stage.function if isinstance(slot.stage, FunctionStage) else slot.stage
 
 

@@ -60,8 +60,8 @@ class RunLimits:
     """How large messages get, in one place because several stages must agree on it."""
 
     piece_bytes: int  #: a leaf's bytes travel in pieces of at most about this many
-    batch_leaves: int  #: small leaves travel together, at most so many
-    batch_bytes: int  #: and at most so many bytes together
+    batch_leaves: int  #: small leaves travel together, at most this many
+    batch_bytes: int  #: and at most this many bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,13 +89,13 @@ class Run:
         prioritised: bool,
         about: Mapping[str, object] = MappingProxyType({}),
     ) -> ByteLease:
-        """Wait for `nbytes` of the shared budget; what exceeds all of it is admitted alone, and told.
+        """Wait for `nbytes` of the shared budget; more than all of it is admitted alone, with a warning.
 
         Args:
             nbytes: Host bytes.
             key_path: The first leaf that they are for.
             prioritised: Wait before those that are not.
-            about: What else the warning is to say.
+            about: Further fields for that warning.
 
         Cancellation:
             As `MemoryRegulator.acquire`.
@@ -116,13 +116,14 @@ class SaveRun(Run):
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
-    folder: str = ""  #: where the tree lies in the checkpoint, if all of it lies in one directory
+    folder: str = ""  #: the tree's directory in the checkpoint, if there is only one
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
     background: list[Background] = field(default_factory=list["Background"])
-    """What third-party handlers do by themselves; waited for before the workspace is discarded."""
-    undo_s: float = 60.0  #: how long third parties have to come to an end when the save is given up
-    on_hang: Callable[[Background], object] | None = None  #: told of a coroutine of theirs that then did not
+    """Background work of third-party handlers; waited for before the workspace is discarded."""
+    undo_s: float = 60.0  #: how long third-party work may take to end
+    on_hang: Callable[[Background], object] | None = None
+    """Called if third-party work has not ended by then."""
 
 
 @final

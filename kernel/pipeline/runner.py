@@ -33,7 +33,7 @@ RunT = TypeVar("RunT")
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What came out of the last stage, and what each stage did."""
+    """The last stage's message, and the statistics of each stage."""
 
     value: Any
     stages: tuple[StageStatistics, ...]
@@ -51,7 +51,7 @@ async def run_pipeline(
     Args:
         pipeline: At least one stage.
         run: Given to each stage's `open`.
-        message: The first stage's only input; held no longer than that stage holds it.
+        message: The first stage's only input; the driver keeps no reference once that stage has it.
         on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
 
     Returns:
@@ -59,8 +59,8 @@ async def run_pipeline(
 
     Raises:
         BaseException: What the first stage to fail raised, as it is, with the stage's name in a note
-            (and in `.stage`, if it is a `PenstockError`). The other stages are cancelled. An
-            interrupt goes before a failure.
+            (and in `.stage`, if it is a `PenstockError`). The other stages are cancelled. A
+            KeyboardInterrupt takes precedence over a failure.
         PipelineError: If the pipeline is empty, a stage has no worker or ended early without an
             error, or nothing comes out of the last one.
 
@@ -75,13 +75,13 @@ async def run_pipeline(
     with feed:
         feed.send_nowait(message)
 
-    del message  # a tree that was staged must not live on because of this frame
+    del message  # or this frame would keep a staged tree alive
     outcome = _Outcome()
     slots = zip(pipeline, meters, strict=True)
     tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
     await _run_stages(tasks, inlet, outcome)
 
-    # Raised here, where no group is being handled that would become its context.
+    # Raised here, outside any `except` block, so that no exception group becomes its context.
     failure = outcome.take_failure()
     if failure is not None:
         try:
@@ -122,23 +122,23 @@ async def _run_stages(
 
     if outcome.cut_short and not outcome.failures:
         outcome.drop_results()
-        await checkpoint_if_cancelled()  # then they were cut short by that
+        await checkpoint_if_cancelled()  # they were cut short by that cancellation
 
 
 @final
 class _Outcome:
-    """How a run ends: what came out, or who failed first."""
+    """How a run ended: its last message, or its first failure."""
 
     __slots__ = ("cut_short", "failing", "failures", "results")
 
     def __init__(self) -> None:
         self.results: list[Any] = []
         self.failures: list[BaseException] = []
-        self.cut_short: list[str] = []  #: stages that were cancelled; in a run that was not, an error
-        self.failing = False  #: from the moment of the first failure, before its stage has cleaned up
+        self.cut_short: list[str] = []  #: stages that were cancelled; an error unless the run was
+        self.failing = False  #: the first failure, noted before its stage has cleaned up
 
     def note(self, error: BaseException, stage: str) -> None:
-        """Keep the first failure in `error`, or that the stage was cancelled."""
+        """Keep the first failure in `error`, or note that the stage was cancelled."""
         first = _first_failure(error)
         if first is None:
             self.cut_short.append(stage)
@@ -157,7 +157,7 @@ class _Outcome:
         self.results.clear()
 
     def take_failure(self) -> BaseException | None:
-        """Return what matters and forget the rest: an interrupt before a failure, the first before others."""
+        """Return the exception to raise and drop the rest: an interrupt first, else the first failure."""
         interrupts = [error for error in self.failures if isinstance(error, (KeyboardInterrupt, SystemExit))]
         failures = [*interrupts, *self.failures]
         self.failures.clear()  # tracebacks refer to frames that refer to this object
@@ -189,7 +189,7 @@ class _SlotTask:
                     self.on_milestone(milestone)
             except BaseException as error:
                 self.outcome.note(error, self.slot.name)
-                # Before the outlet closes, which tells the next stage that all has come.
+                # Before the outlet closes, which tells the next stage that this was the last message.
                 siblings.cancel()
                 raise
 
@@ -212,7 +212,7 @@ class _SlotTask:
 
 
 async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) -> None:
-    # One by one: of a comprehension that is cancelled nothing remains to be released.
+    # One by one: a cancelled comprehension would leave nothing to release.
     with receiving(inlet), suppress(EndOfStream):
         while True:
             results.append(await inlet.receive())
@@ -227,7 +227,7 @@ def _workers_of(slot: Slot[Any]) -> int:
 
 
 def _first_failure(error: BaseException) -> BaseException | None:
-    """Return the first exception in `error` that is no cancellation, however deep in groups."""
+    """Return the first exception in `error` that is not a cancellation, at any depth of groups."""
     if isinstance(error, BaseExceptionGroup):
         found = map(_first_failure, cast("BaseExceptionGroup[BaseException]", error).exceptions)
         return next((failure for failure in found if failure is not None), None)

@@ -1,4 +1,4 @@
-"""Objects that outlive one save or restore, such as caches: one of each class."""
+"""Objects that outlive one save or restore, such as caches; one per class."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 @final
 class Shared:
-    """One object of each class, made when it is first asked for. Thread-safe.
+    """One object per class, created on first request. Thread-safe.
 
-    Stages and modules keep no state. What is worth keeping from one run to the next, such as the
-    structure of a tree that is saved again and again, lives here for as long as the Checkpointer.
+    Stages and modules keep no state. What is worth keeping between runs, such as the structure of a tree
+    that is saved repeatedly, lives here as long as the Checkpointer.
     """
 
     __slots__ = ("_lock", "_objects")
@@ -27,13 +27,13 @@ class Shared:
 
     @classmethod
     def with_objects(cls, objects: Mapping[Callable[[], Any], Any]) -> Shared:
-        """Make one that starts with some objects of another."""
+        """Create a set that starts with some objects of another."""
         made = cls()
         made._objects.update(objects)
         return made
 
     def of(self, kind: Callable[[], T]) -> T:
-        """Return the one object that `kind()` makes. The object does its own locking."""
+        """Return the object of class `kind`, created on first request. It does its own locking."""
         with self._lock:
             if kind not in self._objects:
                 self._objects[kind] = kind()

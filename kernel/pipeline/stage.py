@@ -1,10 +1,10 @@
-"""How one actor is driven: who owns which stream end, and what a vanished peer means.
+"""How an actor is driven: which side owns which stream end, and what a closed peer means.
 
-A stage is a value that knows its options; `open(run)` makes the actor of one run out of it, and the
-end of that context is the end of the actor. An actor is a callable from one message to the next, or
-to an async iterator of them. It never sees a stream, a task group or a sibling.
+A stage is a value that holds options. `open(run)` makes an actor for one run, which ends with that context.
+An actor is a callable from one message to the next, or to an async iterator of them. It never sees a stream,
+a task group or a sibling.
 
-What has nothing to open is a stage as it is: a function, or an object that is called like one.
+A function or callable object that has nothing to open is a stage, too.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ RunT_contra = TypeVar("RunT_contra", contravariant=True)
 
 @runtime_checkable
 class Stage(Protocol[RunT_contra]):
-    """One step of a pipeline: a frozen value holding options. What it may add: the protocols below."""
+    """One step of a pipeline: a frozen value holding options. It may add the protocols below."""
 
     def open(self, run: RunT_contra, /) -> AbstractAsyncContextManager[Actor]:
-        """Make the actor of one run. Whatever it holds is given back when the context ends.
+        """Make the actor of one run. Its resources are released when the context ends.
 
         Cancellation:
             The context may be left at any time by cancellation. Clean-up that must happen is
@@ -79,13 +79,13 @@ class ChangesLeaves(Protocol):
     """A stage of a save that changes the dtype, the shape or the stored length of leaves."""
 
     def resolve_spec(self, spec: LeafSpec, /) -> LeafSpec:
-        """Say what becomes of a leaf with array bytes. Pure: called before there is a byte of it."""
+        """Return the changed spec of a leaf with array bytes. Pure: called before any byte is read."""
         ...
 
 
 @runtime_checkable
 class DeclaresMessages(Protocol):
-    """A stage that is no annotated function, and says what it takes and gives."""
+    """A stage that declares what it takes and gives, for lack of an annotated function."""
 
     @property
     def messages(self) -> Messages: ...
@@ -93,7 +93,7 @@ class DeclaresMessages(Protocol):
 
 @runtime_checkable
 class Finishing(Protocol):
-    """An actor that has something to say, or to do, after its last message."""
+    """An actor that has messages to give, or work to do, after its last input."""
 
     def finish(self) -> AsyncIterator[Any]:
         """Yield what remains. Called once, after every worker has ended without an error."""
@@ -103,7 +103,7 @@ class Finishing(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class FunctionStage:
-    """A stage made of a function from message to message, or of an object that is called like one.
+    """A stage made of a function from message to message, or of a callable object.
 
     An `async def` runs in the event loop, a plain `def` in a worker thread.
     """
@@ -113,13 +113,13 @@ class FunctionStage:
 
     @asynccontextmanager
     async def open(self, run: object, /) -> AsyncGenerator[Actor]:
-        """Yield the function itself, or what calls it in a worker thread of the run."""
+        """Yield the function itself, or a wrapper that calls it in one of the run's worker threads."""
         if _is_async(self.function):
             yield self.function
         elif isinstance(run, _OffersThreads):
             yield _InThread(self.function, run.threads)
         else:
-            raise PipelineError(f"{self.function!r} is no async function, and the run has no threads for it")
+            raise PipelineError(f"{self.function!r} is not async, and the run has no worker threads")
 
 
 @runtime_checkable
@@ -154,13 +154,13 @@ def _is_async(function: Any) -> bool:
 
 
 def workers_of(stage: object) -> int:
-    """How many workers share an actor of a stage: one, unless it says more."""
+    """How many workers share a stage's actor: one, unless the stage says more."""
     return stage.concurrency if isinstance(stage, Concurrent) else 1
 
 
 @final
 class _ConsumerLeft(Exception):
-    """Not an error: it unwinds a worker that nobody listens to any more."""
+    """Not an error: unwinds a worker whose consumer has left."""
 
 
 async def drive(
@@ -172,10 +172,10 @@ async def drive(
 ) -> bool:
     """Run `actor` over `inlet` until upstream closes it, then let it finish.
 
-    A consumer that left means stop quietly: its own error is the one worth reporting, and whatever
-    such a stop cuts off is caught by the count of leaves before finalize. The caller closes both
-    ends afterwards, the inlet by `receiving`. After an error it first cancels the other stages:
-    to the one downstream, a closed outlet says that all messages have come.
+    If the consumer has left, stop quietly: its own error is the one to report, and the leaf count before
+    finalize catches whatever is cut off. The caller closes both ends afterwards, the inlet by `receiving`.
+    After an error it first cancels the other stages: to the one downstream, a closed outlet says that all
+    messages have come.
 
     Returns:
         Whether every message was passed on; False if the consumer left before.
@@ -202,7 +202,7 @@ async def _work_together(
     actor: Actor, concurrency: int, inlet: MemoryObjectReceiveStream[Any], port: _Port
 ) -> None:
     ended: list[int] = []
-    if concurrency == 1:  # as most stages: a task fewer, and a save is staged the sooner
+    if concurrency == 1:  # the usual case: without a task group, a save is staged sooner
         await _work(0, actor, inlet, port, ended)
         return
 
@@ -210,10 +210,10 @@ async def _work_together(
         for worker in range(concurrency):
             workers.start_soon(_work, worker, actor, inlet, port, ended)
 
-    # A task group takes a cancellation that it did not ask for (an asyncio future cancelled by
-    # others) for the quiet end of a task. The message that the worker had is lost.
+    # A task group treats a cancellation it did not request (an asyncio future that others cancelled) as the
+    # quiet end of a task. The worker's message is lost.
     if len(ended) < concurrency:
-        await checkpoint_if_cancelled()  # that may just not have come through to here
+        await checkpoint_if_cancelled()  # a cancellation of our own may not have been delivered here yet
         raise PipelineError("a worker ended early: something that it awaited was cancelled")
 
 
@@ -228,7 +228,7 @@ def receiving(inlet: MemoryObjectReceiveStream[Any]) -> Generator[None]:
 
 
 def release_dropped(message: object) -> None:
-    """Give back what a message holds that nobody will receive."""
+    """Release the resources of a message that will not be delivered."""
     release = getattr(message, "release", None)
     if release is not None:
         release()
@@ -237,7 +237,7 @@ def release_dropped(message: object) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """The outlet, with what happens to a message that cannot be delivered."""
+    """The outlet; it releases a message that cannot be delivered."""
 
     outlet: MemoryObjectSendStream[Any]
     meter: StageMeter
@@ -250,7 +250,7 @@ class _Port:
             release_dropped(message)
             raise _ConsumerLeft from None
         except BaseException:
-            release_dropped(message)  # cancelled while offering it: nobody else will ever hold it
+            release_dropped(message)  # cancelled during the send: nothing else holds the message
             raise
 
         self.meter.passed(time.perf_counter() - since)
@@ -269,7 +269,7 @@ async def _work(
             release_dropped(message)
             raise
 
-        del message  # a worker that waits keeps no bytes alive
+        del message  # a waiting worker keeps no bytes alive
         waiting_since = time.perf_counter()
 
     ended.append(worker)
@@ -299,7 +299,7 @@ async def _forward(worker: int, produced: AsyncIterator[Any], port: _Port, nbyte
 
             nbytes = 0  # counted with the first stretch of work
             await port.send(message)
-            del message  # it is the receiver's now, while the next one is made
+            del message  # the receiver owns it now; do not keep it alive while the next one is made
     finally:
         # Actors yield from async generators; one that is left half-way is closed here and not by
         # the garbage collector, which would do it in some other task.

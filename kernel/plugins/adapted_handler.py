@@ -1,4 +1,4 @@
-"""Makes a stage worker of a third party's `TypeHandler`, which knows nothing of pieces and streams."""
+"""Adapts a third-party `TypeHandler`, which knows nothing of pieces and streams, to a `LeafHandler`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AdaptedHandler:
     Its values are staged when its `serialize` returns, under a lease of what its `memory_size`
     says. They are written when every future it returned is done.
 
-    Whatever it raises is a `HandlerFailedError` with its own error as the cause.
+    Its exceptions become `HandlerFailedError`s with the original as the cause.
     """
 
     inner: TypeHandler
@@ -45,12 +45,12 @@ class AdaptedHandler:
         return self.inner.typestr()
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say that the handler itself stores the leaf: no shape, no chunks."""
+        """Return a spec without shape or chunks: the handler stores the leaf itself."""
         with self._blame(info.key_path):
             return LeafSpec(self.typestr)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Refuse: the leaf is not in pieces.
+        """Refuse: the leaf does not travel in pieces.
 
         Raises:
             PipelineError: Always.
@@ -58,7 +58,7 @@ class AdaptedHandler:
         self._refuse(leaf.info)
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Say that the handler itself reads the leaf; a leaf of another type is a difference."""
+        """Return a target without regions: the handler reads the leaf. Another type is a difference."""
         if stored.spec.typestr == self.typestr:
             return Target(detail=like if has_like else None)
 
@@ -68,7 +68,7 @@ class AdaptedHandler:
         return TreeDifference("type", stored.info.key_path, kind.__name__, text)
 
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
-        """Refuse: there is nothing to build values of.
+        """Refuse: the handler reads values itself.
 
         Raises:
             PipelineError: Always.
@@ -125,7 +125,7 @@ class AdaptedHandler:
             return _one_for_each(leaves, await self.inner.deserialize([leaf.info for leaf in leaves]))
 
     def finalizing(self, directory: str, threads: Threads, place: object = None) -> Background:
-        """Let the handler complete its files before the commit; see `FilesHandler.finalizing`."""
+        """Return the call in which the handler completes its files; see `FilesHandler.finalizing`."""
         wanted = True
 
         def finalize(_: object) -> None:
@@ -148,13 +148,13 @@ class AdaptedHandler:
 
     def _refuse(self, info: ParamInfo) -> Never:
         raise PipelineError(
-            f"{info.key_path}: {self.name} keeps files of its own, and a stage took its leaf out of the "
+            f"{info.key_path}: {self.name} keeps files of its own, but a stage took its leaf out of the "
             "LeafBatch that names it (LeafBatch.handler)"
         )
 
     @contextmanager
     def _blame(self, what: str, *, is_leaf: bool = True) -> Generator[None]:
-        """Translate what the handler raises; `what` says what for."""
+        """Translate the handler's exceptions; `what` says what it was doing."""
         try:
             yield
         except PenstockError as error:
@@ -166,7 +166,7 @@ class AdaptedHandler:
 
 
 def _names(leaves: Sequence[StagedLeaf] | Sequence[FilledLeaf]) -> str:
-    """Name the leaves of a batch: nobody but the handler can tell which of them failed."""
+    """Name the leaves of a batch: only the handler knows which of them failed."""
     first = leaves[0].info.key_path
     return first if len(leaves) == 1 else f"{first} and {len(leaves) - 1} more"
 
@@ -179,7 +179,7 @@ def _one_for_each(leaves: Sequence[object], found: Sequence[Any]) -> Sequence[An
 
 
 def _wait_all(futures: Sequence[Waitable], _: object) -> None:
-    """Wait for every future, also after one failed: none may write into a directory that is removed."""
+    """Wait for every future, even after one has failed: none may write into a removed directory."""
     first: Exception | None = None
     for future in futures:
         try:

@@ -1,4 +1,4 @@
-"""What other distributions bring along: their entry points, found and loaded one by one."""
+"""Entry points of other distributions, found and loaded one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, final
 @final
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An entry point that was found and not yet imported."""
+    """An entry point that is found but not imported."""
 
     name: str  #: of the entry point
     distribution: str  #: that declares it, as `name version`

@@ -1,4 +1,4 @@
-"""One registration, checked: a type that can be looked up, and a handler that is one."""
+"""One checked registration: a type that can be looked up, and its handler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BATCH = frozenset({"typestr", "serialize", "deserialize", "metadata", "memory_s
 
 @runtime_checkable
 class MakesWorker(Protocol):
-    """What is a handler to another library, and says what is one to penstock in its place."""
+    """A handler of another library that supplies its own penstock handler."""
 
     def stage_worker(self) -> LeafHandler: ...
 
@@ -45,13 +45,13 @@ def entry_of(type_: object, handler: object) -> Entry:
     """Check a type and a handler, and adapt the handler if it has the batch protocol only.
 
     Raises:
-        HandlerError: If the one is no class that `issubclass` accepts, or the other no handler.
+        HandlerError: If `issubclass` does not accept the type, or the handler is not one.
     """
     return Entry(_checked(type_), handler, _adapted(handler))
 
 
 def entries_of(plugin: Plugin) -> list[Entry]:
-    """Load an entry point and check what it brings. Blocking.
+    """Load an entry point and check what it returns. Blocking.
 
     Raises:
         HandlerError: If it is broken in any way; the message names its distribution.
@@ -65,7 +65,7 @@ def entries_of(plugin: Plugin) -> list[Entry]:
 
 
 def type_name(type_: type) -> str:
-    """Name a type as people do: `int`, `numpy.ndarray`."""
+    """Return a type's usual name: `int`, `numpy.ndarray`."""
     name = type_.__qualname__
     return name if type_.__module__ == "builtins" else f"{type_.__module__}.{name}"
 
@@ -84,12 +84,12 @@ def _mapping(returned: object) -> Mapping[object, object]:
 
 def _checked(type_: object) -> type:
     try:
-        issubclass(bool, cast("type", type_))  # a protocol that is not for run time refuses
+        issubclass(bool, cast("type", type_))  # a protocol that is not runtime_checkable refuses
     except TypeError as error:
         raise HandlerError(f"{type_!r} cannot be registered: {error}") from error
 
     if not isinstance(type_, type):
-        raise HandlerError(f"{type_!r} cannot be registered: it is no class")
+        raise HandlerError(f"{type_!r} cannot be registered: it is not a class")
 
     return type_
 
@@ -100,7 +100,7 @@ def _adapted(handler: object) -> LeafHandler:
     if isinstance(handler, type):
         raise HandlerError(f"{type_name(handler)} is a class; register an instance of it")
     if isinstance(handler, MakesWorker):
-        return handler.stage_worker()  # what it has itself only looks like the batch protocol
+        return handler.stage_worker()  # its own methods only resemble the batch protocol
 
     members = dir(handler)
     not_streaming, not_batch = _STREAMING.difference(members), _BATCH.difference(members)
@@ -110,4 +110,4 @@ def _adapted(handler: object) -> LeafHandler:
         return AdaptedHandler(cast("TypeHandler", handler))
 
     lacking = not_streaming if len(not_streaming) < len(not_batch) else not_batch
-    raise HandlerError(f"{handler_name(handler)} is no handler: it has no {', '.join(sorted(lacking))}")
+    raise HandlerError(f"{handler_name(handler)} is not a handler: it has no {', '.join(sorted(lacking))}")

@@ -26,7 +26,7 @@ GROUP = "penstock.handlers"
 
 @dataclass(slots=True)
 class _State:
-    """All that changes, guarded by the registry's lock."""
+    """All mutable state, guarded by the registry's lock."""
 
     explicit: dict[type, Entry] = field(default_factory=dict[type, Entry])
     plugged_in: dict[type, list[Entry]] = field(default_factory=dict[type, list[Entry]])
@@ -38,7 +38,7 @@ class _State:
         return _State(dict(self.explicit), plugged_in, self.to_load, dict(self.cache))
 
     def entries(self, type_: type) -> list[Entry]:
-        """What claims exactly this type; what was registered by hand outranks entry points."""
+        """Return the entries for exactly this type; manual registrations outrank entry points."""
         return [self.explicit[type_]] if type_ in self.explicit else self.plugged_in.get(type_, [])
 
     def types(self) -> tuple[type, ...]:
@@ -47,11 +47,11 @@ class _State:
 
 @final
 class HandlerRegistry:
-    """Handlers by leaf type. A value that is passed to a Checkpointer; there is no global one.
+    """Handlers by leaf type. It is passed to a Checkpointer; there is no global registry.
 
     A type is handled by the handler registered for exactly this type; else for the first of its
-    bases in method resolution order; else for an abstract base class that it is a subclass of, where
-    the more specific one wins and a tie is an error. `object` fits last of all.
+    bases in method resolution order; else for an abstract base class that it is a subclass of, where the
+    more specific one wins and a tie is an error. `object` comes last.
 
     Other distributions add handlers through the entry-point group `penstock.handlers`. Each entry
     point names a function without parameters that returns a mapping from type to handler::
@@ -59,8 +59,8 @@ class HandlerRegistry:
         def handlers() -> dict[type, LeafHandler | TypeHandler]:
             return {QuantisedArray: QuantisedArrayHandler()}
 
-    They are loaded by the first lookup that finds nothing exact, and cannot replace what was
-    registered by hand. Two that claim one type are an error when that type is looked up.
+    They are loaded by the first lookup without an exact match, and cannot replace a manual registration. If
+    two of them claim one type, looking that type up is an error.
 
     Thread-safe.
 
@@ -85,13 +85,13 @@ class HandlerRegistry:
 
         Args:
             type_: A class, an abstract base class, or a `runtime_checkable` protocol of methods.
-            handler: An instance. One with the batch protocol only is adapted, and one that makes its own
-                stand-in is asked for that.
+            handler: An instance. A handler that has only the batch protocol is adapted, unless it supplies a
+                penstock handler itself.
             override: Replace the handler that is registered for this very type.
 
         Raises:
-            HandlerError: If the type has a handler already, `handler` is none, or `type_` is no
-                class that `issubclass` accepts.
+            HandlerError: If the type has a handler already, `handler` is not a handler, or `issubclass` does
+                not accept `type_`.
         """
         entry = entry_of(type_, handler)
         with self._lock:
@@ -110,15 +110,15 @@ class HandlerRegistry:
 
         Args:
             type_: Its exact type.
-            key_path: Where the leaf stands, for the error.
+            key_path: Of the leaf, for the error.
 
         Raises:
             NoHandlerError: If nothing fits.
             AmbiguousHandlerError: If two handlers fit equally well.
             HandlerError: If an entry point is broken; the message names its distribution.
 
-        Blocking: The first lookup that finds nothing exact imports the entry points. All others are
-            one look into a dict, or a short search whose result is kept.
+        Blocking: The first lookup without an exact match imports the entry points. All others are a dict
+            lookup, or a short search whose result is kept.
         """
         handler = self._state.cache.get(type_)
         if handler is not None:
@@ -139,8 +139,8 @@ class HandlerRegistry:
     def for_typestr(self, typestr: str, key_path: str) -> LeafHandler:
         """Find the handler that wrote a leaf, by the type name found on disk.
 
-        Of two handlers with this name, that of the more general type is taken: one for a subclass
-        of `np.ndarray` may store it as `np.ndarray` without taking over all arrays.
+        If two handlers have this name, the one of the more general type is used: a handler for a subclass of
+        `np.ndarray` may store it as `np.ndarray` without taking over all arrays.
 
         Raises:
             NoHandlerError: If no handler has this type name.
@@ -199,7 +199,7 @@ class HandlerRegistry:
                 plugged_in.setdefault(entry.type_, []).append(entry)
 
         self._state.plugged_in = plugged_in
-        self._state.to_load = False  # not before, so that what is broken is told each time
+        self._state.to_load = False  # only now, so that a broken entry point is reported each time
 
 
 def _named(typestr: str, entries: Iterable[Entry]) -> list[Entry]:
@@ -207,7 +207,7 @@ def _named(typestr: str, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _most(closer: Callable[[type, type], bool], types: list[type]) -> list[type]:
-    """Keep the types that no other one is closer than."""
+    """Keep the most specific types."""
     return [a for a in types if not any(closer(b, a) and not closer(a, b) for b in types)]
 
 

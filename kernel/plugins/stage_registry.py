@@ -1,4 +1,4 @@
-"""Which stage a name in a config file means: ours, or one that another distribution brings along."""
+"""Stages by name: built-in ones and those of other distributions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StageRegistry(Generic[StageT]):
 
     The class of a stage that is a dataclass is such a factory. Other distributions add stages
     through the entry-point group `penstock.stages`; the name of the entry point is the name of the
-    stage. One is imported only when it is asked for, and none replaces a stage registered by hand.
+    stage. One is imported only when it is looked up, and none replaces a stage registered by hand.
 
     Args:
         factories: Stages to begin with.
@@ -54,7 +54,7 @@ class StageRegistry(Generic[StageT]):
         self._factories[name] = factory
 
     def factory(self, name: str) -> Callable[..., StageT]:
-        """Find what makes the stage called `name`.
+        """Return the factory of the stage called `name`.
 
         Raises:
             PipelineError: If there is none, if two distributions claim the name, or if the entry
@@ -79,7 +79,7 @@ class StageRegistry(Generic[StageT]):
         return factory(**options)
 
     def names(self) -> tuple[str, ...]:
-        """Names that mean a stage, those of entry points included; sorted. Imports nothing."""
+        """All known stage names, including those of entry points; sorted. Imports nothing."""
         return tuple(sorted({*self._factories, *(plugin.name for plugin in self._plugins())}))
 
     def copy(self) -> StageRegistry[StageT]:

@@ -36,7 +36,7 @@ class FoundItems:
 
 @runtime_checkable
 class ListedItems(Protocol):
-    """What a `Layout` adds that reads checkpoints of several items."""
+    """A `Layout` that reads checkpoints of several items."""
 
     def items(self, store: Store, path: str) -> FoundItems:
         """Name the items of the checkpoint at `path`. Blocking.
@@ -50,7 +50,7 @@ class ListedItems(Protocol):
 
 @runtime_checkable
 class StorageDetails(Protocol):
-    """What a `StoredCheckpoint` adds that knows what its leaves take on the medium."""
+    """A `StoredCheckpoint` that knows how much room its leaves take on the medium."""
 
     @property
     def started_at_ns(self) -> int | None:
@@ -58,38 +58,38 @@ class StorageDetails(Protocol):
         ...
 
     def codec(self, number: int) -> str | None:
-        """What the chunks of a leaf went through, as in `zstd:3`; None if nothing. `number`: in `leaves`."""
+        """The codec of leaf `number` in `leaves`, such as `zstd:3`; None if it is not encoded."""
         ...
 
     def stored_nbytes(self, number: int) -> int:
-        """Bytes that the chunks of a leaf take, encoded as they are. Reads none of them."""
+        """Bytes that the encoded chunks of a leaf take. Reads none of them."""
         ...
 
 
 @runtime_checkable
 class ZarrDetails(Protocol):
-    """What a `StoredCheckpoint` adds whose arrays are of zarr."""
+    """A `StoredCheckpoint` whose arrays are in a zarr format."""
 
     @property
     def uses_zarr3(self) -> bool:
-        """Whether they are of version 3; else of 2."""
+        """Whether they are in zarr version 3; otherwise in version 2."""
         ...
 
 
 @runtime_checkable
 class NamedTensors(Protocol):
-    """What a `StoredCheckpoint` adds that has names and no structure: its reader says which tree they are."""
+    """A `StoredCheckpoint` that has names but no structure: the reader says what tree they form."""
 
     def split(self, separator: str) -> StoredCheckpoint:
         """Return the same leaves as a tree, their names split at `separator`.
 
         Raises:
-            SpecError: If one name is another's beginning.
+            SpecError: If one name is a prefix of another.
         """
         ...
 
     def following(self, wanted: Sequence[tuple[ParamInfo, Any]]) -> StoredCheckpoint:
-        """Return the same leaves at the places that a target has for their names.
+        """Return the same leaves at the places where the target has their names.
 
         Args:
             wanted: The leaves of the target and its empty containers.
@@ -99,10 +99,10 @@ class NamedTensors(Protocol):
 
 @runtime_checkable
 class PackedCheckpoint(Protocol):
-    """What a `StoredCheckpoint` may add, so that many small leaves can be found at once."""
+    """A `StoredCheckpoint` that can locate many small leaves at once."""
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
-        """Say where leaves lie that are one raw chunk each.
+        """Return where leaves of one raw chunk each lie.
 
         Args:
             numbers: Places in `leaves`.
@@ -112,9 +112,9 @@ class PackedCheckpoint(Protocol):
 
 @runtime_checkable
 class LeafColumns(Protocol):
-    """What the leaves of a `StoredCheckpoint` may offer beside being a sequence: the same in columns.
+    """Leaves of a `StoredCheckpoint` that are also available in columns.
 
-    Looking at columns costs a fraction of making an object for each leaf.
+    Reading columns costs a fraction of creating an object for each leaf.
     """
 
     @property
@@ -132,7 +132,7 @@ class StoredCheckpoint(Protocol):
     def path(self) -> str: ...
     @property
     def directory(self) -> str:
-        """What holds the tree: `path`, or an item in it. Data files are named from here."""
+        """The directory that holds the tree: `path` or an item in it. Data file names are relative to it."""
         ...
 
     @property
@@ -142,28 +142,28 @@ class StoredCheckpoint(Protocol):
 
     @property
     def custom_metadata(self) -> Mapping[str, Any] | None:
-        """The caller's own, of the checkpoint or step."""
+        """The caller's metadata of the checkpoint or step."""
         ...
 
     @property
     def tree_custom_metadata(self) -> object:
-        """The caller's own, kept with the tree; None if there is none."""
+        """The caller's metadata stored with the tree; None if there is none."""
         ...
 
     @property
     def root_custom_metadata(self) -> Mapping[str, Any] | None:
-        """The caller's own, of the directory of steps that was asked for."""
+        """The caller's metadata of the directory of steps that was opened."""
         ...
 
     @property
     def committed_at_ns(self) -> int | None: ...
     @property
     def digests(self) -> Mapping[str, bytes]:
-        """The digest of each leaf's bytes, by stored name, as far as they were recorded."""
+        """The digest of each leaf's bytes, by stored name, where one was recorded."""
         ...
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
-        """Say where the bytes of a leaf lie, as whoever wrote them said.
+        """Return where the bytes of a leaf lie, as recorded when they were written.
 
         Returns:
             Parts that tile every chunk, as plain bytes with known checksums, in files named from
@@ -172,7 +172,7 @@ class StoredCheckpoint(Protocol):
         ...
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
-        """Plan the reads that fill `region`, each of at most about `piece_bytes`. Opens nothing.
+        """Plan the reads that fill `region`, each of at most about `piece_bytes`. Opens no file.
 
         Args:
             index: What to put into `Read.leaf`.

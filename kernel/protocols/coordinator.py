@@ -1,4 +1,4 @@
-"""What processes agree through, where there is only one."""
+"""How the processes of a job agree, and the implementation for a single process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 
 
 class Coordinator(Protocol):
-    """What the processes of one job agree through. Every wait has a deadline."""
+    """How the processes of one job agree. Every wait has a deadline."""
 
     @property
     def process_index(self) -> int: ...
@@ -22,13 +22,13 @@ class Coordinator(Protocol):
     @property
     def is_primary(self) -> bool: ...
     async def barrier(self, name: str, timeout_s: float) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has reached this call."""
         ...
 
 
 @final
 class SingleProcessCoordinator:
-    """The `Coordinator` of a job with one process: it is the primary, and always all there."""
+    """The `Coordinator` of a job with one process, which is the primary. It never waits."""
 
     __slots__ = ()
 
@@ -51,6 +51,6 @@ class SingleProcessCoordinator:
         """Return at once.
 
         Cancellation:
-            A checkpoint, as waiting for others is.
+            A checkpoint, as a real wait would be.
         """
         await checkpoint()

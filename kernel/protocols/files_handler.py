@@ -14,7 +14,7 @@ from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Work of a handler that goes on when whoever waits for it is cancelled."""
+    """Background work of a handler. It goes on if the task that waits for it is cancelled."""
 
     key_path: str  #: the leaves, or what else it is for
     handler: str  #: its name
@@ -24,10 +24,10 @@ class Background:
 
 @runtime_checkable
 class FilesHandler(Protocol):
-    """What a `LeafHandler` adds that stores its leaves in files of its own, many leaves in one call.
+    """A `LeafHandler` that stores its leaves in files of its own, many leaves in one call.
 
-    Its leaves travel in a `LeafBatch` of their own, which names the handler. They have no pieces and
-    no regions: `pieces` and `build` are never asked of it.
+    Its leaves travel in a `LeafBatch` of their own, which names the handler. They have no pieces and no
+    regions: `pieces` and `build` are never called.
     """
 
     @property
@@ -37,7 +37,7 @@ class FilesHandler(Protocol):
 
     @property
     def inner(self) -> object:
-        """Who does the work. Leaves with the same `inner` are saved together, whatever their types."""
+        """What does the work. Leaves with the same `inner` are saved together, whatever their types."""
         ...
 
     def write_size(self, leaves: Sequence[StagedLeaf]) -> int:
@@ -45,13 +45,13 @@ class FilesHandler(Protocol):
         ...
 
     def read_sizes(self, leaves: Sequence[FilledLeaf]) -> Sequence[int | None]:
-        """Host bytes that restoring each leaf holds; None where that cannot be told beforehand."""
+        """Host bytes that restoring each leaf holds; None where that is not known in advance."""
         ...
 
     async def save(self, leaves: Sequence[StagedLeaf], threads: Threads, place: object = None) -> Background:
-        """Copy the leaves, which lie in one directory, and begin to write them.
+        """Copy the leaves, which go to one directory, and begin to write them.
 
-        Nobody can interrupt the writing. A wait for it can be cancelled, and the writing goes on.
+        The writing cannot be interrupted: if a wait for it is cancelled, the writing goes on.
 
         Args:
             leaves: To be saved into `info.directory`, in flatten order.
@@ -60,7 +60,7 @@ class FilesHandler(Protocol):
                 thread, whether that is awaited or not.
 
         Returns:
-            The writing; what waits for it raises what went wrong.
+            The writing; waiting for it raises its errors.
         """
         ...
 
@@ -71,8 +71,7 @@ class FilesHandler(Protocol):
     def finalizing(self, directory: str, threads: Threads, place: object = None) -> Background:
         """Return the call that completes the files in `directory`; it begins when first waited for.
 
-        Nobody can interrupt it once it has begun. If it has not begun when a wait for it is
-        cancelled, it never does.
+        Once it has begun it cannot be interrupted. If a wait is cancelled before it begins, it never begins.
 
         Args:
             directory: Where the files are.

@@ -1,4 +1,4 @@
-"""What only some layouts, handlers and checkpoints can do: small protocols, looked for where it matters."""
+"""On-disk formats: the required protocol and the optional capabilities."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Layout(Protocol):
         ...
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
-        """Refuse leaves that could not be stored beside each other, before anything is written.
+        """Refuse leaves that cannot be stored together, before anything is written.
 
         Raises:
             SpecError: If two have one stored name, or one has a name that cannot be stored.
@@ -56,13 +56,13 @@ class Layout(Protocol):
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
-        Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by
-        stored name, are kept with the checkpoint.
+        Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by stored
+        name, are stored with the checkpoint.
         """
         ...
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether the directory at `path` is of this layout, or empty: it may be overwritten then."""
+        """Whether the directory at `path` is of this layout or empty, and so may be overwritten."""
         ...
 
     def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
@@ -91,7 +91,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """All places of a checkpoint whose format wants them decided before anything is written."""
+    """All places in a checkpoint whose format needs them decided before anything is written."""
 
     heads: tuple[Document, ...]  #: what each data file begins with
     places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
@@ -100,7 +100,7 @@ class Arrangement:
 
 @runtime_checkable
 class ArrangedLayout(Protocol):
-    """What a `Layout` adds whose files begin with where everything lies in them."""
+    """A `Layout` whose files begin with a header that says where everything lies."""
 
     def arrange(
         self,
@@ -117,13 +117,13 @@ class ArrangedLayout(Protocol):
         ...
 
     def file_of(self, path: str) -> str | None:
-        """The file of the arrangement that alone becomes `path`; None if `path` becomes a directory."""
+        """The one file of the arrangement that becomes `path`; None if `path` becomes a directory."""
         ...
 
 
 @runtime_checkable
 class FormattedLayout(Protocol):
-    """What a `Layout` adds that has a choice of how arrays are stored."""
+    """A `Layout` that offers a choice of how arrays are stored."""
 
     @property
     def save_format(self) -> SaveFormat:
@@ -131,7 +131,7 @@ class FormattedLayout(Protocol):
         ...
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
-        """Say how a leaf is stored: `spec` as its handler described it, with chunks, dtype and codec chosen.
+        """Return the spec as stored: the handler's `spec` with chunks, dtype and codec chosen.
 
         Raises:
             InvalidLeafError: If the leaf cannot be stored as `args` ask for.
@@ -139,11 +139,11 @@ class FormattedLayout(Protocol):
         ...
 
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        """Encode whole chunks, each by itself. Blocking. `codec` is one that `fit` chose, and not `auto`."""
+        """Encode whole chunks, each by itself. Blocking. `codec` is one that `fit` chose, never `auto`."""
         ...
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
-        """The file in which a chunk must lie, alone, relative to the checkpoint directory.
+        """The file that a chunk must have to itself, relative to the checkpoint directory.
 
         None for all chunks if they may lie in any data files, together.
         """
@@ -152,7 +152,7 @@ class FormattedLayout(Protocol):
 
 @runtime_checkable
 class ItemLayout(Protocol):
-    """What a `Layout` adds that can write a tree as an item of a checkpoint."""
+    """A `Layout` that can write a tree as an item of a checkpoint."""
 
     def item_documents(
         self,
@@ -169,7 +169,7 @@ class ItemLayout(Protocol):
 
 @runtime_checkable
 class ItemsLayout(Protocol):
-    """What a `Layout` adds whose leaves lie in directories below the checkpoint, each with data files."""
+    """A `Layout` whose leaves lie in directories below the checkpoint, each with its own data files."""
 
     @property
     def only_folder(self) -> str | None:
@@ -177,23 +177,23 @@ class ItemsLayout(Protocol):
         ...
 
     def folder(self, leaf: StagedLeaf) -> str:
-        """The directory, relative to the checkpoint, from which the data files of a leaf are named."""
+        """The directory, relative to the checkpoint, that a leaf's data file names are relative to."""
         ...
 
     def within(self, leaf: StagedLeaf) -> ParamInfo:
-        """Return a leaf's place in that directory: its keys there. For people it keeps its whole path."""
+        """Return a leaf's place within that directory. Its `key_path` stays whole, for messages."""
         ...
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Sort out what is known of leaves, by stored name, into directories and the names there."""
+        """Split values by stored name into directories, each by the names used there."""
         ...
 
     def from_folders(self, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Put together what is known of leaves in directories; the reverse of `by_folder`."""
+        """Merge values by directory into one mapping by stored name; the reverse of `by_folder`."""
         ...
 
     def open_all(self, store: Store, path: str) -> StoredCheckpoint:
-        """Open the items of the checkpoint `path` that would be written, as the one tree that would be saved.
+        """Open the items of the checkpoint `path` that this save writes, as one tree.
 
         Data files are named from `path`.
 
@@ -203,4 +203,4 @@ class ItemsLayout(Protocol):
         ...
 
 
-"""What an item is, as far as its value is not simply what is restored of it."""
+"""How an item's value is made when it is not simply the restored tree."""

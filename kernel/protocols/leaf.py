@@ -1,4 +1,4 @@
-"""What a leaf is, apart from its value: where it stands in its tree, and what is stored of it."""
+"""A leaf without its value: its place in the tree, and what is stored of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 EMPTY_MARKERS: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
-"""The typestrs of None and of containers with nothing in them, for which nothing is stored."""
+"""The typestrs of None and of empty containers, for which no bytes are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ KeyPath: TypeAlias = tuple[str, ...]
 
 
 class KeyKind(IntEnum):
-    """What container a key indexes; the numbers are those of the on-disk format, as far as it has them."""
+    """The kind of container a key indexes. The numbers are those of the on-disk format, where it has them."""
 
     SEQUENCE = 1  #: an index of a list, a tuple, or a node registered without key names
     MAPPING = 2  #: a dict key, a namedtuple field, an attribute
@@ -73,19 +73,19 @@ class LeafSpec:
     sharding: str | None = None  #: of a jax.Array: its sharding as a JSON text
     random_key_impl: str | None = None  #: of a typed PRNG key: the name of its implementation
     codec: str | None = None
-    """How a save encodes each chunk: `zstd:3`, or `auto` while that is not decided; None: not at all."""
+    """How a save encodes each chunk: `zstd:3`, `auto` while that is undecided, or None for not at all."""
     n_replicas: int = 1  #: of a jax.Array to be saved: devices that hold the same shard, over all processes
     shapes_recorded: bool = (
         True  #: of a jax.Array to be saved: whether its `write_shape` and key are recorded
     )
 
     nbytes: int = field(init=False, compare=False, repr=False)
-    """Array bytes stored in all, uncompressed."""
+    """Array bytes stored in total, uncompressed."""
     chunk_nbytes: int = field(init=False, compare=False, repr=False)
     """Bytes of one whole chunk, uncompressed; 0 if the array has no elements."""
 
     def __post_init__(self) -> None:
-        # Counted once: every stage asks, and thousands of leaves share one spec.
+        # Computed once: every stage asks, and thousands of leaves share one spec.
         nbytes = 0 if self.shape is None else math.prod(self.shape) * self.itemsize
         object.__setattr__(self, "nbytes", nbytes)
         object.__setattr__(self, "chunk_nbytes", math.prod(self.chunk_shape) * self.itemsize if nbytes else 0)
@@ -97,5 +97,5 @@ class LeafSpec:
 
     @property
     def is_empty_marker(self) -> bool:
-        """Whether this stands for None or for a container with nothing in it."""
+        """Whether this stands for None or an empty container."""
         return self.typestr in EMPTY_MARKERS

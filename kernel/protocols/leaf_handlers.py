@@ -1,4 +1,4 @@
-"""What handles leaves: the streaming protocol, what a handler may add to it, and the batch protocol."""
+"""Leaf handlers: the streaming protocol, its optional capabilities, and the batch protocol."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from penstock.kernel.protocols.written import PiecePlan
 
 @runtime_checkable
 class ChunkingHandler(Protocol):
-    """What a `LeafHandler` may add, so that its leaves may be cut, cast and encoded as was asked for."""
+    """A `LeafHandler` whose leaves can be chunked, cast and encoded as requested."""
 
     @property
     def follows_spec(self) -> bool:
-        """Whether `pieces` yields chunks of `leaf.spec.chunk_shape` in `leaf.spec.dtype`, whatever they are.
+        """Whether `pieces` honours any `leaf.spec.chunk_shape` and `leaf.spec.dtype`.
 
         The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
         allows it.
@@ -41,24 +41,24 @@ class ChunkingHandler(Protocol):
 
 @runtime_checkable
 class PartsHandler(Protocol):
-    """What a `LeafHandler` may add, so that a leaf larger than the memory budget is restored in parts.
+    """A `LeafHandler` that can restore a leaf larger than the memory budget in parts.
 
-    What its value becomes out of lies in the parts' `Target.detail`: the handler itself holds no state.
+    The state of the value under construction is in the parts' `Target.detail`; the handler has none.
     """
 
     def parts(
         self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
     ) -> Sequence[Target]:
-        """Cut what `target` decided into parts that are filled, and put in their places, one by one.
+        """Split a target into parts that are filled and put in place one by one.
 
         Allocates nothing.
 
         Args:
             stored: The leaf on disk.
             target: What the handler's own `target` returned for it.
-            part_bytes: Upper bound for the regions of a part, unless that is less than an element or,
-                with `whole_chunks`, a row of chunks.
-            whole_chunks: Cut only where the stored chunks end, for each is decoded as a whole.
+            part_bytes: Upper bound for the regions of a part; one element or, with `whole_chunks`, one row
+                of chunks may exceed it.
+            whole_chunks: Cut only at chunk boundaries, because each chunk is decoded as a whole.
 
         Returns:
             Targets whose regions together hold what those of `target` would, and whose `staging_bytes`
@@ -67,14 +67,14 @@ class PartsHandler(Protocol):
         ...
 
     def place(self, part: FilledLeaf) -> None:
-        """Put what the filled regions of a part hold in its place. Blocking; their memory is let go of.
+        """Put the filled regions of a part in place and free their memory. Blocking.
 
         Called once for each part, in any order, perhaps by several threads at once.
         """
         ...
 
     def join(self, part: FilledLeaf) -> Any:
-        """Return the value. Called once, with any of the parts, when every one is in its place."""
+        """Return the value. Called once, with any of the parts, when all of them are in place."""
         ...
 
 
@@ -82,7 +82,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Waitable(Protocol):
-    """All that is asked of the futures a `TypeHandler` returns: a blocking `result`."""
+    """What penstock needs of the futures a `TypeHandler` returns: a blocking `result`."""
 
     def result(self, timeout: float | None = None) -> object: ...
 
@@ -121,7 +121,7 @@ class TypeHandler(Protocol):
 class LeafHandler(Protocol):
     """The streaming protocol: a leaf to its pieces on the host, and buffers back to a value.
 
-    One instance serves many saves and restores at once, so it holds no state of theirs.
+    One instance serves many saves and restores at once and keeps no state of any of them.
     """
 
     @property
@@ -139,11 +139,11 @@ class LeafHandler(Protocol):
         ...
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Plan how the leaf gets to the host, each piece that is copied of at most about `piece_bytes`.
+        """Plan how the leaf gets to the host; each copied piece has at most about `piece_bytes`.
 
         Together the pieces cover every chunk of `leaf.spec` once, chunk by chunk, in order of
-        `start` within a chunk. A piece with `cost` 0 looks at memory that nobody will change; it may
-        be larger, since `limit_bytes` cuts it.
+        `start` within a chunk. A piece with `cost` 0 is a view of memory that will not change; it may be
+        larger, since `limit_bytes` splits it.
 
         Raises:
             DeletedLeafError: From here or from `take`, if the array is gone.
@@ -151,12 +151,12 @@ class LeafHandler(Protocol):
         ...
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Decide what to read so that `build` can make what `like` asks for, or say what differs.
+        """Decide what to read so that `build` can make what `like` describes, or return the difference.
 
         Args:
             stored: The leaf on disk; of any typestr.
             like: A concrete value, an abstract one, or a type; ignored unless `has_like`.
-            has_like: False for a restore without a target: the saved type, where it can be had here.
+            has_like: False for a restore without a target, which gives the saved type where it is available.
         """
         ...
 
@@ -171,10 +171,10 @@ class LeafHandler(Protocol):
 
 @runtime_checkable
 class PackingHandler(LeafHandler, Protocol):
-    """What a `LeafHandler` may add, so that its small leaves are read and built many at a time."""
+    """A `LeafHandler` whose small leaves can be read and built many at a time."""
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
-        """Decide for many leaves at once what `target` would.
+        """Do for many leaves at once what `target` does for one.
 
         Args:
             specs: Of the leaves on disk, of any typestr.
@@ -193,12 +193,12 @@ class PackingHandler(LeafHandler, Protocol):
 
 @runtime_checkable
 class BufferHandler(Protocol):
-    """What a `LeafHandler` may add, so that its small leaves are gathered and not staged one by one."""
+    """A `LeafHandler` whose small leaves can be packed instead of staged one by one."""
 
     def buffer(self, leaf: StagedLeaf) -> Any:
-        """Return an object whose buffer (PEP 688) is the one chunk of `leaf`, to be copied at once; or None.
+        """Return an object whose buffer (PEP 688) is the only chunk of `leaf`, to be copied at once.
 
-        None sends the leaf through `pieces`, and so does whatever is raised while the bytes are copied.
+        On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
         Blocking.
         """
         ...
@@ -206,36 +206,36 @@ class BufferHandler(Protocol):
 
 @runtime_checkable
 class SigningHandler(Protocol):
-    """What a `LeafHandler` may add, so that a tree that is saved again need not be described again."""
+    """A `LeafHandler` whose descriptions can be reused when the same tree is saved again."""
 
     def signature(self, value: Any) -> object:
-        """Return a value that is cheap to make and to compare: while it is equal, so is the `LeafSpec`.
+        """Return a value that is cheap to make and compare. Equal signatures mean equal `LeafSpec`s.
 
-        None if there is no such value. What `describe` would refuse for another reason than its
-        signature (a deleted array) has none.
+        None if there is no such value, or if `describe` would refuse the leaf for a reason that the
+        signature does not show (a deleted array).
         """
         ...
 
 
 @runtime_checkable
 class SnapshotHandler(Protocol):
-    """What a `LeafHandler` may add, so that the same object need not be written twice."""
+    """A `LeafHandler` that knows which values are immutable and need not be written twice."""
 
     @property
     def immutable(self) -> bool:
-        """Whether a value never changes: while it is the same object, its bytes are the same."""
+        """Whether a value is immutable: the same object always has the same bytes."""
         ...
 
 
 class HandlerLookup(Protocol):
-    """What the stages ask of a registry."""
+    """What stages need of a registry."""
 
     def lookup(self, type_: type, key_path: str) -> LeafHandler:
         """Find the handler for leaves of a type.
 
         Args:
             type_: Of the leaf.
-            key_path: Where the leaf stands, for the error.
+            key_path: Of the leaf, for the error.
 
         Raises:
             HandlerError: If there is none.

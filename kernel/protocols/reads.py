@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias, final, runtime_checkable
 
 
 class Destination(Protocol):
-    """A host buffer for one rectangular part of a global array, allocated when first looked at."""
+    """A host buffer for one rectangular part of a global array, allocated on first access."""
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -37,39 +37,39 @@ class Destination(Protocol):
 
 @runtime_checkable
 class Adopting(Protocol):
-    """What a `Destination` may add: it can live in memory that is filled already."""
+    """A `Destination` that can use memory that is already filled."""
 
     @property
     def nbytes(self) -> int: ...
 
     def adopt(self, memory: memoryview) -> None:
-        """Be these bytes, read-only, instead of memory of its own. Before anybody looked at it."""
+        """Use these read-only bytes instead of memory of its own. Called before the first access."""
         ...
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeChunks:
-    """Where leaves lie that are each one raw chunk: columns, of one length but for `files`."""
+    """Where leaves of one raw chunk each lie, in columns of one length (except `files`)."""
 
     files: Sequence[str]  #: absolute
-    ids: Sequence[int]  #: which of `files`; -1 of a leaf that has to be read in another way
+    ids: Sequence[int]  #: index in `files`; -1 for a leaf that has to be read in another way
     offsets: Sequence[int]  #: bytes from the start of the file
     crc32cs: Sequence[int]  #: of the bytes as they were written; -1 if it is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a handler wants read for one leaf."""
+    """What a handler needs read for one leaf."""
 
     regions: tuple[Destination, ...] = ()  #: distinct parts of the global array; together all that is needed
-    staging_bytes: int = 0  #: host bytes that die once the value is built (0 if the value keeps them)
+    staging_bytes: int = 0  #: host bytes that are freed once the value is built (0 if the value keeps them)
     detail: object = None  #: the handler's own, for `build`
 
 
 @dataclass(frozen=True, slots=True)
 class DirectRead:
-    """A range of a file that goes, as it is, to one place in the destination."""
+    """A range of a file that goes unchanged to one place in the destination."""
 
     leaf: int
     file: str  #: absolute
@@ -86,9 +86,9 @@ class DirectRead:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueChunk:
-    """What a range of a file is whose bytes mean nothing until a stage has undone what another one did."""
+    """An opaque range: its bytes are meaningless until a stage undoes what the save did."""
 
-    codec: str  #: as the stage that saved it calls it
+    codec: str  #: the name the saving stage gave it
     name: str  #: stored name of the leaf
     key_path: str
     chunk: tuple[int, ...]
@@ -105,12 +105,12 @@ class ScatterRead:
     nbytes: int
     scatter: Callable[[memoryview], None]  #: blocking; copies out of the buffer it is given
     crc32c: int | None = None  #: of these bytes as they were written, if that is known
-    opaque: OpaqueChunk | None = None  #: if `scatter` wants other bytes than those that are stored
+    opaque: OpaqueChunk | None = None  #: set if `scatter` needs bytes other than those stored
 
 
 @dataclass(frozen=True, slots=True)
 class DriverRead:
-    """A read that somebody else's driver performs (TensorStore for chunks with a codec)."""
+    """A read that another library's driver performs (TensorStore, for chunks with a codec)."""
 
     leaf: int
     nbytes: int

@@ -1,6 +1,6 @@
-"""What only some stores can do: small protocols, looked for with `isinstance` where they matter.
+"""Optional capabilities of stores: small protocols, tested with `isinstance` where they matter.
 
-A store that wraps another one has the capabilities of that one, and no others.
+A store that wraps another one has exactly the capabilities of that one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Exchanges(Protocol):
     """A store that can replace a checkpoint. On any other, `overwrite=True` is refused."""
 
     def exchange(self, token: BuildToken) -> None:
-        """Publish as `Store.publish` does, over what lies at `final`, which is then at the place instead.
+        """Publish as `Store.publish` does, swapping the build place with what lies at `final`.
 
         In one step, so that `final` is never absent.
         """
@@ -56,15 +56,15 @@ class Renames(Protocol):
 
 @runtime_checkable
 class SharedFiles(Protocol):
-    """A store that can put a file into a second checkpoint without sending its bytes once more."""
+    """A store that can put a file into a second checkpoint without sending its bytes again."""
 
     def share(self, source: str, destination: str) -> Literal["link", "copy"]:
-        """Make the content of the file `source` the file `destination`, too, which must not exist.
+        """Make `destination`, which must not exist, a second file with the content of `source`.
 
         Either may be removed without the other. The content is as durable as that of `source`.
 
         Returns:
-            `link` if both are one file, which takes its room once; `copy` if the store copied it.
+            `link` if both are one file that takes its room once; `copy` if the store copied it.
 
         Raises:
             StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP if the store cannot do it there.
@@ -74,10 +74,10 @@ class SharedFiles(Protocol):
 
 @runtime_checkable
 class MappedFiles(Protocol):
-    """A store whose files can be looked at as memory. On any other, `restore(mmap=True)` is refused."""
+    """A store whose files can be mapped into memory. On any other, `restore(mmap=True)` is refused."""
 
     def map_file(self, path: str) -> memoryview:
-        """Return the bytes of a file that nobody changes, read-only; they are read when looked at.
+        """Return the bytes of an unchanging file, read-only. They are read on access.
 
         They stay until the last view of them is gone, also when the file is removed.
         """
@@ -86,13 +86,13 @@ class MappedFiles(Protocol):
 
 @runtime_checkable
 class ForeignFiles(Protocol):
-    """A store whose paths are those of the operating system, so that others can write files there.
+    """A store whose paths are those of the operating system, so that other libraries can write there.
 
-    On any other, a leaf handler that writes files by itself is refused.
+    On any other, leaf handlers that write files themselves are refused.
     """
 
     def sync_tree(self, path: str) -> None:
-        """Make durable every file and directory at and below `path`, whoever wrote it."""
+        """Make every file and directory at and below `path` durable, whoever wrote it."""
         ...
 
 
@@ -138,7 +138,7 @@ class PreferredPlacement(Protocol):
 
 
 class Hold(Protocol):
-    """A directory held against others. The hold also ends with the process that has it."""
+    """A held directory. The hold also ends with its process."""
 
     def release(self) -> None:
         """Give up the hold. Idempotent; never fails."""
@@ -147,10 +147,10 @@ class Hold(Protocol):
 
 @runtime_checkable
 class BuildHolds(Protocol):
-    """A store whose directories can be held alone, so that one save at a time builds there."""
+    """A store whose directories can be held exclusively, so that only one save at a time builds there."""
 
     def hold(self, path: str) -> Hold:
-        """Hold the directory at `path` alone.
+        """Hold the directory at `path` exclusively.
 
         Raises:
             StorageError: With `errno.EBUSY` if anybody holds it, in this process or another.
@@ -163,10 +163,10 @@ class ReadHolds(Protocol):
     """A store whose directories can be held by readers, so that nothing is deleted while it is read."""
 
     def hold_reading(self, path: str) -> Hold:
-        """Hold the directory at `path` beside other readers; `BuildHolds.hold` fails meanwhile.
+        """Hold the directory at `path`, shared with other readers; `BuildHolds.hold` fails meanwhile.
 
         Raises:
-            StorageError: With `errno.EBUSY` if somebody holds it alone or is replacing it just now;
+            StorageError: With `errno.EBUSY` if it is held exclusively or is being replaced;
                 with `errno.ENOENT` if there is nothing.
         """
         ...
@@ -174,7 +174,7 @@ class ReadHolds(Protocol):
 
 @runtime_checkable
 class FolderListing(Protocol):
-    """A store that tells directories from files without looking at each."""
+    """A store that tells directories from files without one call for each."""
 
     def list_folders(self, path: str) -> Sequence[str]:
         """Return the names of the directories in the directory at `path`."""
@@ -183,7 +183,7 @@ class FolderListing(Protocol):
 
 @runtime_checkable
 class ManyFiles(Protocol):
-    """A store that reads or measures many small files at a lower price than one by one."""
+    """A store that reads or measures many small files more cheaply than one by one."""
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
         """Return the content of each file; None where there is no file."""

@@ -35,7 +35,7 @@ class DataFile(Protocol):
         ...
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write all buffers one after another, beginning at `offset`. Never writes a part of them only.
+        """Write all buffers one after another from `offset`. Writes everything or raises.
 
         The buffers may be reused as soon as this returns.
         """
@@ -73,7 +73,7 @@ class ReadableFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BuildToken:
-    """What a store gives to one save: a place to build, and the right to publish what is built there."""
+    """A store's grant to one save: a place to build, and the right to publish what is built there."""
 
     final: str  #: the path that will be published
     place: str  #: the directory to build in; files have the paths below it that they will have below `final`
@@ -97,7 +97,7 @@ class Store(Protocol):
     """
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
-        """Say what lies at `path`; None if nothing does. Nothing lies at `final` before `publish`."""
+        """Return what lies at `path`; None if nothing does. Before `publish`, nothing lies at `final`."""
         ...
 
     def size(self, path: str) -> int:
@@ -130,7 +130,7 @@ class Store(Protocol):
     def remove_tree(self, path: str) -> None:
         """Remove the directory at `path` with all that is in it. It may be absent.
 
-        Unless the store is a `Renames`, a published checkpoint is none any more after the first step.
+        Unless the store is a `Renames`, the first step makes a published checkpoint invalid.
         """
         ...
 
@@ -148,8 +148,8 @@ class Store(Protocol):
                 nobody ever reads a part of the content. By default an existing file is replaced.
 
         Returns:
-            True if this call wrote the file. False, only with `create`, if it was there already with
-            this very content: then it may be somebody else's, and is not the caller's to remove.
+            True if this call wrote the file. False, only with `create`, if it already existed with the same
+            content. Then another writer may own it, and the caller must not remove it.
 
         Raises:
             StorageError: With `errno.EEXIST` if `create` is set and the file has another content.
@@ -176,7 +176,7 @@ class Store(Protocol):
             file: The one file, relative to the place, that will become `final`; None if all will.
 
         Raises:
-            StorageError: With `errno.EBUSY` if somebody else is building there. A store that is a
+            StorageError: With `errno.EBUSY` if another save is building there. A store that is a
                 `BuildHolds` need not look: the caller holds the place.
         """
         ...

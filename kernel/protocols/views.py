@@ -1,4 +1,4 @@
-"""What a handler or a layout sees of a message: the leaf itself, and not who else works on it."""
+"""What a handler or a layout sees of a message: only the leaf itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StagedLeaf(Protocol):
     def spec(self) -> LeafSpec: ...
     @property
     def nbytes(self) -> int:
-        """Array bytes that are stored of it."""
+        """Its stored array bytes."""
         ...
 
 
@@ -75,7 +75,7 @@ class FilledPack(Protocol):
 
 
 class PackedLeaves(Protocol):
-    """Where the bytes of small leaves came to lie, one after the other without a gap."""
+    """Where the bytes of small leaves were written, one after the other without a gap."""
 
     @property
     def leaves(self) -> Sequence[StagedLeaf]: ...
@@ -102,7 +102,7 @@ class PackedLeaves(Protocol):
 
 
 class WrittenLeaves(Protocol):
-    """Where the bytes of leaves came to lie."""
+    """Where the bytes of leaves were written."""
 
     @property
     def written(self) -> Sequence[Written]: ...

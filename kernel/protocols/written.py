@@ -14,20 +14,20 @@ STAGE_RECORD: Final = "_PENSTOCK_STAGES"
 
 @dataclass(frozen=True, slots=True)
 class PiecePlan:
-    """How to get one piece to the host; made by a handler, carried out by `device_to_host`."""
+    """How to get one piece to the host: planned by a handler, carried out by `device_to_host`."""
 
     chunk: tuple[int, ...]  #: grid index of the chunk that the piece belongs to
     start: int  #: offset of the piece in its chunk, bytes
     nbytes: int
-    cost: int  #: host bytes that `take` allocates: 0 if it only looks at memory that exists
+    cost: int  #: host bytes that `take` allocates: 0 if it returns a view of existing memory
     take: Callable[[], memoryview]  #: blocking; returns `nbytes` contiguous bytes
     begin: Callable[[], None] | None = None
-    """Starts what `take` waits for, and returns at once; to be called once `cost` is leased, or never."""
+    """Starts what `take` waits for, and returns at once. Called once `cost` is leased, or never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a piece came to lie."""
+    """Where a piece was written."""
 
     leaf: int  #: index of the leaf
     chunk: tuple[int, ...]
@@ -36,7 +36,7 @@ class Written:
     offset: int  #: of the piece in that file, bytes; the chunk begins at `offset - start`
     nbytes: int
     crc32c: int
-    coded: int | None = None  #: if the chunk is encoded: how many bytes all of it became
+    coded: int | None = None  #: if the chunk is encoded: its encoded length, bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Places to build, holds on directories, and paths: what penstock does with a store of any kind."""
+"""What penstock does on top of any store: workspaces, holds on directories, deletion and paths."""

@@ -1,4 +1,4 @@
-"""Deleting a checkpoint so that nobody finds half of it."""
+"""Deleting a checkpoint so that no reader finds half of it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.kernel.storage.holds import hold_alone
 
 
 def delete_checkpoint(store: Store, path: str, hidden: str) -> None:
-    """Remove the checkpoint at `path`, which is none any more after the first step. Blocking.
+    """Remove the checkpoint at `path`; the first step already makes it invisible. Blocking.
 
-    A store with renames hides it first, under a name that no reader takes for a checkpoint's; a crash
-    leaves it there. On any other store `remove_tree` removes first what makes it a checkpoint.
+    On a store with renames it is first renamed to a name that no reader takes for a checkpoint, and a crash
+    leaves it there. On any other store `remove_tree` first removes what makes it a checkpoint.
 
     Args:
         store: Where it lies.
         path: Of the checkpoint.
-        hidden: The name to hide it under. What lies there is the rest of an earlier deletion.
+        hidden: The name to hide it under. Anything already there is left from an earlier deletion.
 
     Raises:
         StorageError: With `errno.EBUSY` if it is being read or built, or if the medium refuses.
@@ -57,7 +57,7 @@ def move_checkpoint(store: Store, path: str, destination: str) -> None:
 
 
 def _hide(store: Store, rename: Callable[[str, str], None], path: str, hidden: str) -> None:
-    # Readers hold it as long as they read; from one that comes now the rename hides it.
+    # Readers hold it as long as they read; the rename hides it from later ones.
     held = hold_alone(store, path)
     try:
         store.remove_tree(hidden)

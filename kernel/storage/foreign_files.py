@@ -1,4 +1,4 @@
-"""Directories that others write into, by the paths of the operating system."""
+"""Directories that other libraries write into, by operating system paths."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.kernel.protocols.stores import Store
 
 
 def foreign_files(store: Store, path: str) -> ForeignFiles:
-    """Return the store, if others can write files at `path` and below.
+    """Return the store, if other libraries can write files at `path` and below.
 
     Raises:
-        UnsupportedByStoreError: If they cannot: the paths of the store are its own.
+        UnsupportedByStoreError: If the store's paths are not operating system paths.
     """
     if not isinstance(store, ForeignFiles):
         raise UnsupportedByStoreError("let a leaf handler write files at", path, store, ForeignFiles)

@@ -1,6 +1,6 @@
-"""Holding directories: alone while something is built or deleted there, together while it is read.
+"""Holds on directories: exclusive while something is built or deleted there, shared while it is read.
 
-Every hold of the library is taken here. On a store without holds they are all `NoHold`s.
+Every hold in the library is taken here. On a store without holds each is a `NoHold`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
 
 _WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""Whoever publishes or deletes a checkpoint holds it alone, but not for long."""
+"""Publishing and deleting hold a checkpoint exclusively, but only briefly."""
 
 
 @final
 class NoHold:
-    """The hold on a directory of a store that has none."""
+    """The hold on a directory of a store without holds."""
 
     __slots__ = ()
 
@@ -41,10 +41,10 @@ class NoHold:
 
 
 def hold_alone(store: Store, path: str) -> Hold:
-    """Hold the directory at `path` alone, if the store has such holds. Blocking.
+    """Hold the directory at `path` exclusively, if the store has such holds. Blocking.
 
     Raises:
-        StorageError: With `errno.EBUSY` if anybody holds it.
+        StorageError: With `errno.EBUSY` if it is already held.
     """
     return store.hold(path) if isinstance(store, BuildHolds) else NoHold()
 
@@ -53,7 +53,7 @@ def hold_alone(store: Store, path: str) -> Hold:
 async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGenerator[None]:
     """Hold the directory at `path` against deletion, if the store has such holds.
 
-    Never fails because of `path`: if nothing lies there, the read that follows says so.
+    Never fails because of `path`: if nothing lies there, the following read reports it.
     """
     held = await take_hold(store, threads, path)
     try:
@@ -71,7 +71,7 @@ async def take_hold(store: Store, threads: Threads, path: str) -> Hold:
         try:
             return await _take(store, threads, path)
         except StorageError as error:
-            # A medium that has no holds can still be read, and that is what was asked for.
+            # A medium without holds can still be read, which is all the caller needs.
             if error.errno != errno.EBUSY or wait_s is None:
                 break
 

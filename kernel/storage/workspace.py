@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @final
 class Workspace:
-    """Gets a place from the store, makes directories in it, and publishes or discards what was built.
+    """Gets a place to build from the store, creates directories in it, and publishes or discards it.
 
     Nothing is written before `open` is first called, so that bad input leaves no trace.
 
@@ -39,8 +39,8 @@ class Workspace:
         temporary: A path beside `final` that the store may use as the place to build. If it is `final`
             itself, the caller made that directory, and publishes or discards it.
         overwrite: Whether an existing checkpoint may be replaced.
-        recognises: Says whether what lies at a path is a checkpoint, and so may be replaced; by
-            default any directory is. Blocking.
+        recognises: Returns whether a path holds a checkpoint that may be replaced; by default any directory
+            does. Blocking.
         file: The one file in the workspace that becomes the checkpoint; None if all of it does.
     """
 
@@ -76,8 +76,8 @@ class Workspace:
     ) -> None:
         self.final = final
         self.temporary = temporary  #: where it is built; once `open` was called, the place the store gave
-        self.left_behind: StorageError | None = None  #: why something is left at the place after all
-        self.published = False  #: whether the checkpoint has its own name by now
+        self.left_behind: StorageError | None = None  #: why something could not be removed from the place
+        self.published = False  #: whether the checkpoint is visible under its own name
         self._beside = temporary
         self._store = store
         self._threads = threads
@@ -88,7 +88,7 @@ class Workspace:
         self._made: set[str] = set()
         self._is_checked = False
         self._token: BuildToken | None = None
-        self._is_ours = False  # whether what lies at the place, if anything, is ours to remove
+        self._is_ours = False  # whether anything at the place is ours to remove
         self._hold: Hold | None = None
 
     def path(self, relative: str) -> str:
@@ -103,18 +103,18 @@ class Workspace:
         return self._beside == self.final
 
     async def check(self) -> None:
-        """Make sure that the save could be published, before anything is written.
+        """Check that the save can be published, before anything is written.
 
         Raises:
             DestinationExistsError: If something is there and `overwrite` is off.
-            PathError: If something is there that is no checkpoint.
+            PathError: If something is there that is not a checkpoint.
             UnsupportedByStoreError: If something is there and the store cannot replace it.
             StorageError: If it could not be created.
         """
         await self._threads.run(self.check_now)
 
     def check_now(self) -> None:
-        """Do what `check` does, blocking: for a caller that is in a worker thread already."""
+        """Blocking form of `check`, for a caller in a worker thread."""
         self._check()
         self._is_checked = True
 
@@ -143,24 +143,24 @@ class Workspace:
         """Make the checkpoint visible under its own path, in one step and durably.
 
         Raises:
-            DestinationExistsError: If somebody else put something there meanwhile.
-            StorageError: If the store refuses. `published` says on which side of the step.
+            DestinationExistsError: If another writer put something there meanwhile.
+            StorageError: If the store refuses. `published` tells whether the checkpoint is visible.
         """
         await self._threads.run(self.publish_now)
 
     async def discard(self) -> None:
-        """Remove whatever was built and is not published; nothing if nothing was."""
+        """Remove everything built and not published, if there is anything."""
         if self._is_ours and not self.published:
             await self._threads.run(self.discard_now)
 
     def discard_now(self) -> None:
-        """Do what `discard` does, blocking."""
+        """Blocking form of `discard`."""
         if self._is_ours and not self.published and self._token is not None:
             self._store.discard(self._token)
             self._token = None
 
     def release(self) -> None:
-        """Let others build here. Idempotent; to be called when the save is over, well or not."""
+        """Let other saves build here. Idempotent. Called when the save has ended, successfully or not."""
         if self._hold is not None:
             self._hold.release()
 
@@ -180,14 +180,14 @@ class Workspace:
         if not self._overwrite:
             raise DestinationExistsError(self.final)
         if kind != ("directory" if self._file is None else "file"):
-            raise PathError(self.final, f"is a {kind}, and no checkpoint to be overwritten")
+            raise PathError(self.final, f"is a {kind}, not a checkpoint; it is not overwritten")
         if not self._recognises(self.final):
-            raise PathError(self.final, f"is a {kind} of something else; only a checkpoint is overwritten")
+            raise PathError(self.final, f"is a {kind} but not a checkpoint; only checkpoints are overwritten")
         if not isinstance(self._store, Exchanges):
             raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
 
     def open_now(self) -> None:
-        """Make the place to build, blocking; see `open`."""
+        """Blocking form of `open`."""
         if not self._is_checked:
             self.check_now()
         if self._in_place:
@@ -200,7 +200,7 @@ class Workspace:
 
         # Without holds, the store gave the place to this save alone.
         self._is_ours = not isinstance(store, BuildHolds)
-        # Whoever holds what lies there is building a checkpoint in it right now.
+        # If the place is held, another save is building there right now.
         stale = hold_alone(store, self.temporary) if store.kind(self.temporary) else None
         self._is_ours = True
         try:
@@ -213,12 +213,12 @@ class Workspace:
         try:
             self._hold = hold_alone(store, self.temporary)
         except StorageError as error:
-            # Somebody was faster: what lies there now, if anything, is theirs to remove.
+            # Another writer was faster: anything there now is not ours to remove.
             self._is_ours = error.errno not in {errno.EBUSY, errno.ENOENT}
             raise
 
     def publish_now(self) -> None:
-        """Do what `publish` does, blocking."""
+        """Blocking form of `publish`."""
         token = self._token
         if token is None:
             self.published = True

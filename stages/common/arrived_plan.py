@@ -1,4 +1,4 @@
-"""The plan of a restore, as the last stages find it in their messages."""
+"""The plan of a restore, taken from the messages of the last stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def require_plan(plan: RestorePlan | None) -> RestorePlan:
     """
     if plan is None:
         raise PipelineError(
-            "no batch brought the plan of the restore; a stage that makes batches of its own passes on"
+            "no batch brought the plan of the restore; a stage that makes new batches must pass on"
             " the `plan` of those it takes"
         )
 

@@ -1,4 +1,4 @@
-"""How leaves are grouped into messages, and pieces and reads into what is in flight at once."""
+"""Groups leaves into messages, and pieces and reads into units in flight."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 def batched(
     leaves: list[L], limits: RunLimits, *, prioritised: bool = False, plan: Any = None
 ) -> Iterator[LeafBatch[L]]:
-    """Yield the leaves in order, as many together as the limits allow; one above `batch_bytes` goes alone.
+    """Yield the leaves in order, grouped within the limits; a leaf above `batch_bytes` goes alone.
 
     All leaves of a handler that keeps files of its own are one batch, which comes before the others.
-    The list is emptied on the way: a leaf that was passed on is not kept alive by those that wait.
+    The list is emptied as it goes, so that leaves already passed on are not kept alive.
     """
     yield from _owned(leaves, plan, prioritised=prioritised)
     leaves.reverse()
@@ -51,8 +51,9 @@ def batched(
 
 
 def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBatch[L]]:
-    """Take the leaves out of the list whose handlers keep files of their own; yield those of each."""
-    handlers = {id(leaf.handler): leaf.handler for leaf in leaves}  # handlers need not be hashable
+    """Remove the leaves whose handlers keep files of their own from the list; yield them by handler."""
+    # Keyed by identity: handlers need not be hashable.
+    handlers = {id(leaf.handler): leaf.handler for leaf in leaves}
     owners = {number: each for number, each in handlers.items() if isinstance(each, FilesHandler)}
     if not owners:
         return
@@ -76,7 +77,7 @@ def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBat
 def grouped(
     items: Iterable[W], most: int, weigh: Callable[[W], int] | None = None
 ) -> Iterator[tuple[W, ...]]:
-    """Yield the items in order, as many at a time as weigh at most `most` bytes together.
+    """Yield the items in order, in groups that weigh at most `most` bytes.
 
     An item that weighs more is yielded alone. Without `weigh` an item weighs its `nbytes`.
     """

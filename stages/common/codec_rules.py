@@ -18,12 +18,12 @@ AUTO: Final = "auto"
 
 
 def encoding_room(nbytes: int) -> int:
-    """Bytes that encoding a chunk of `nbytes` may take: more than any codec here makes of noise."""
+    """Upper bound for the encoded length of a chunk of `nbytes`: above what any codec here makes of noise."""
     return nbytes + nbytes // 128 + 1024
 
 
 def saved_by_encoding(batch: StagedBatch) -> int:
-    """Bytes that encoding saved of the chunks whose last piece a batch holds; fewer than none of noise."""
+    """Bytes saved by encoding, over the chunks whose last piece is in the batch; negative for noise."""
     return sum(
         [
             piece.leaf.spec.chunk_nbytes - piece.coded
@@ -34,14 +34,14 @@ def saved_by_encoding(batch: StagedBatch) -> int:
 
 
 def check_encoded(piece: Piece) -> None:
-    """Refuse to write a chunk as it is whose metadata will say that it is encoded.
+    """Refuse to write an unencoded chunk whose metadata will say that it is encoded.
 
     Raises:
-        PipelineError: If it is one.
+        PipelineError: If it is such a chunk.
     """
     leaf = piece.leaf
     if piece.coded is None and leaf.spec.codec is not None:
-        problem = f"has the codec {leaf.spec.codec}, and no stage `encode` is in the pipeline"
+        problem = f"has the codec {leaf.spec.codec}, but the pipeline has no stage `encode`"
         error = PipelineError(f"{leaf.info.key_path} {problem}")
         error.key_path = leaf.info.key_path
         raise error

@@ -1,4 +1,4 @@
-"""What the stages of a save ask of handlers that write files of their own."""
+"""Calls to handlers that write files of their own, for the stages of a save."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.kernel.storage.foreign_files import foreign_files
 
 
 def by_folder(run: SaveRun, leaves: Iterable[Leaf]) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
-    """Yield the leaves of each directory, in order, and its name, relative to the checkpoint."""
+    """Yield the leaves of each directory, in order, with its name relative to the checkpoint."""
     items = run.layout if isinstance(run.layout, ItemsLayout) else None
     found: dict[str, list[Leaf]] = {}
     for leaf in leaves:
@@ -30,15 +30,15 @@ def by_folder(run: SaveRun, leaves: Iterable[Leaf]) -> Iterator[tuple[str, tuple
 async def save_by_handler(
     run: SaveRun, leaves: Sequence[Leaf], handler: FilesHandler, folder: str
 ) -> Pending:
-    """Have leaves copied by their handler, which writes them into the directory `folder`.
+    """Have the handler copy leaves and write them into the directory `folder`.
 
     Raises:
         HandlerFailedError: If the handler raised.
-        UnsupportedByStoreError: If nobody but penstock can write files to the store.
+        UnsupportedByStoreError: If only penstock itself can write files to the store.
 
     Cancellation:
-        A coroutine that withstands it is waited for: nobody can end it. After `run.undo_s`,
-        `run.on_hang` is told of it.
+        A handler's coroutine that resists it is waited for, because it cannot be ended. After `run.undo_s`,
+        `run.on_hang` is called.
     """
     foreign_files(run.store, run.path)
     await run.workspace.open(folder)
@@ -57,7 +57,7 @@ async def save_by_handler(
         try:
             writing = await handler.save(placed, run.threads, run.workspace)
         except Exception as error:
-            failure = error  # raised below, as it is and not in a group
+            failure = error  # raised below, not wrapped in an exception group
         finally:
             ended.set()
 
@@ -69,14 +69,14 @@ async def save_by_handler(
         finally:
             del failure  # its traceback refers to this frame
 
-    assert writing is not None, "a cancellation that the group was not asked for leaves it"
+    assert writing is not None, "a cancellation from outside the group leaves it"
     run.background.append(writing)
     staged = tuple([leaf.without_value() for leaf in leaves])
     return Pending(staged, handler, folder, writing.wait)
 
 
 async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:
-    """Once the save is given up, tell of a coroutine that does not come to its end."""
+    """Once the save is abandoned, report a coroutine that does not end."""
     try:
         await sleep_forever()
     except get_cancelled_exc_class():
@@ -90,7 +90,7 @@ async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:
 
 
 async def finalize_handlers(run: SaveRun, handled: Iterable[Pending]) -> None:
-    """Have handlers complete their files, once for each directory, and make those durable.
+    """Have handlers complete their files, once per directory, and make the files durable.
 
     Raises:
         HandlerFailedError: If a handler raised.
@@ -105,6 +105,6 @@ async def finalize_handlers(run: SaveRun, handled: Iterable[Pending]) -> None:
         run.background.append(call)
         await call.wait()
 
-    # They need not sync what they wrote.
+    # Handlers need not sync what they wrote.
     place = run.workspace.temporary
     await run.threads.run(foreign_files(run.store, place).sync_tree, place)

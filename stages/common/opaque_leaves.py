@@ -1,4 +1,4 @@
-"""Leaves whose stored bytes mean nothing until a stage of the restore has undone what one of the save did."""
+"""Opaque leaves: their bytes are meaningless until a stage undoes what a stage of the save did."""
 
 from __future__ import annotations
 

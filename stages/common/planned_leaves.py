@@ -1,4 +1,4 @@
-"""Comparing what arrives with what was planned, so that nothing else is ever published."""
+"""Compares what arrives with the plan, so that nothing else is ever published."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class _Planned(Protocol):
 
 
 def plan_of(batches: Iterable[_Planned]) -> SavePlan:
-    """Return the plan of a save, which every batch refers to.
+    """Return the plan of a save, which every batch carries.
 
     Raises:
-        PipelineError: If no batch does: a stage made new ones and left it out.
+        PipelineError: If no batch has it: a stage made new batches without it.
     """
     for batch in batches:
         if batch.plan is not None:
             return batch.plan
 
-    raise PipelineError("no batch refers to the plan of the save; make new ones of old ones, with `replace`")
+    raise PipelineError("no batch has the plan of the save; make new batches from old ones with `replace`")
 
 
 def check_planned(leaf: Leaf, plan: SavePlan) -> None:
-    """Refuse a leaf that is not as planned: its metadata and its place are decided by the plan.
+    """Refuse a leaf that differs from its plan, which decides its metadata and its place.
 
     Raises:
-        ChangedLeafError: If a stage changed it and had not declared that.
+        ChangedLeafError: If a stage changed it without declaring that.
     """
     planned = plan.specs[leaf.index]
     if leaf.spec is not planned and not same_spec(leaf.spec, planned):
@@ -52,7 +52,7 @@ def same_spec(spec: LeafSpec, planned: LeafSpec) -> bool:
 
 
 def described(spec: LeafSpec) -> str:
-    """Say in a few words how a leaf is stored."""
+    """Describe briefly how a leaf is stored."""
     shape = "" if spec.shape is None else f"{spec.dtype}{list(spec.shape)}, {spec.nbytes} bytes"
     chunks = "" if spec.chunk_shape == spec.shape else f" in chunks of {list(spec.chunk_shape)}"
     return f"{shape or spec.typestr}{chunks}" + (f", {spec.codec}" if spec.codec else "")

@@ -1,4 +1,4 @@
-"""`_PENSTOCK_STAGES`: what stages did to leaves of a checkpoint. A file of ours, which Orbax ignores."""
+"""`_PENSTOCK_STAGES`: what stages did to leaves of a checkpoint. Orbax ignores this file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.kernel.protocols.written import STAGE_RECORD, Document
 
 
 def stage_record(plan: SavePlan) -> Document | None:
-    """Say what stages declared that they do to which leaves; None if there is nothing to say. Pure.
+    """Return the document of the changes that stages declared; None if there are none. Pure.
 
-    A JSON object: for each changed leaf, by stored name, the stages in order, and what the leaf was before
-    and is now. Options of a stage are not recorded, for a key may be among them.
+    A JSON object: for each changed leaf, by stored name, the stages in order, and the leaf before and after.
+    Options of a stage are not recorded, because one may be a key.
     """
     if not plan.changes:
         return None

@@ -26,7 +26,7 @@ _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class _OpenFile:
-    """The file of a chunk of which some pieces have not been written yet."""
+    """The file of a chunk that is not completely written."""
 
     file: DataFile
     absent_bytes: int
@@ -116,7 +116,7 @@ class ChunkFileWriter:
         opened.file.close()
 
     def _make_folder(self, path: str) -> None:
-        # Twice at once does no harm; but nobody may go on before it is there.
+        # Creating it twice is harmless, but no worker may go on before it exists.
         if path not in self._folders:
             self._run.store.make_directory(path)
             self._folders.add(path)

@@ -1,4 +1,4 @@
-"""Closes the files of a stage, however the stage ends."""
+"""Closes a stage's files, however the stage ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _File(Protocol):
 
 @asynccontextmanager
 async def closing(threads: Threads, files: Callable[[], Iterable[_File]]) -> AsyncGenerator[None]:
-    """Close all of `files()` on the way out, even if closing one of them fails.
+    """Close all of `files()` at the end of the block, even if closing one of them fails.
 
     Raises:
         StorageError: If a file could not be closed. If the body failed, its own error is raised instead:

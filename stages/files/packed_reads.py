@@ -16,15 +16,15 @@ from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.protocols.stores import ReadableFile
 
 GAP: Final = 4096
-"""Bytes. A gap of up to this size between two leaves is read along: that costs less than another call."""
+"""Bytes. A gap of up to this size between two leaves is read too: that is cheaper than another call."""
 
 
 def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
     """Read the bytes of all leaves into one buffer.
 
     Raises:
-        TruncatedDataError: If the file ends too early; it names the first leaf that is cut off.
-        ChecksumError: If bytes differ from those that were written; it names the leaf.
+        TruncatedDataError: If the file ends too early; names the first leaf that is cut off.
+        ChecksumError: If bytes differ from those that were written; names the leaf.
     """
     order: Sequence[int] = range(len(pack))
     if any(map(gt, pack.offsets, pack.offsets[1:])):

@@ -284,7 +284,7 @@ class TestPaths:
         (tmp_path / "home").mkdir()
         (tmp_path / "home" / "thesis.tex").write_bytes(b"precious")
         async with Checkpointer() as checkpointer:
-            with pytest.raises(SpecError, match="is a directory of something else"):
+            with pytest.raises(SpecError, match="is a directory but not a checkpoint"):
                 await checkpointer.save(tmp_path / "home", {"x": 1}, overwrite=True)
 
         assert (tmp_path / "home" / "thesis.tex").read_bytes() == b"precious"

@@ -75,7 +75,7 @@ async def test_what_is_kept_comes_though_nothing_is_read(rig: Rig) -> None:
 
 
 async def test_without_a_plan_it_says_what_is_missing(rig: Rig) -> None:
-    with pytest.raises(PipelineError, match="passes on the `plan`"):
+    with pytest.raises(PipelineError, match="pass on the `plan`"):
         await derived(rig, *batches(None, {0: 1}))
 
 

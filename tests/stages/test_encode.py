@@ -258,7 +258,7 @@ async def test_a_chunk_that_is_not_whole_is_refused_with_its_key_path(rig: Rig) 
     (piece,) = batch.pieces
     half = replace(piece, data=piece.data[:50_000])
 
-    with pytest.raises(PenstockError, match="no whole chunk") as caught:
+    with pytest.raises(PenstockError, match="not a whole chunk") as caught:
         await run_one(rig.save_run(), Encode(), StagedBatch(pieces=(half,)))
 
     assert caught.value.key_path == "['a']"

@@ -182,7 +182,7 @@ async def test_a_tree_without_leaves_is_a_tree(rig: Rig) -> None:
 
 
 async def test_without_a_plan_it_says_what_is_missing(rig: Rig) -> None:
-    with pytest.raises(PipelineError, match="passes on the `plan`"):
+    with pytest.raises(PipelineError, match="pass on the `plan`"):
         await run_one(rig.restore_run(), Assemble(), RestoredBatch([(0, 1)]))
 
 

@@ -1,6 +1,6 @@
 """JSON from a medium that may be damaged: every surprise is a `CorruptCheckpointError`.
 
-Each function takes the path of the document and the name of the member it looks at, for the message.
+Each function takes the document's path and the member's name, for the message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def parse_object(path: str, data: bytes) -> dict[str, object]:
 
 
 def parse_value(path: str, data: bytes | str) -> object:
-    """Parse a JSON document of any kind. Of two members of one name, the last one counts.
+    """Parse a JSON document of any kind. If a name occurs twice, the last member counts.
 
     Raises:
         CorruptCheckpointError: If it is empty, not JSON, or nested without end.
@@ -45,7 +45,7 @@ def parse_value(path: str, data: bytes | str) -> object:
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError):
-        # Python writes NaN and lone surrogates, which are not JSON; what it wrote, it can read.
+        # Python writes NaN and lone surrogates, which are not JSON, but reads them back.
         return _parse(path, data)
 
 
@@ -83,7 +83,7 @@ def distinct_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def convert_member(path: str, name: str, value: object, type_: type[T]) -> T:
-    """Make a parsed value into an object of a msgspec type.
+    """Convert a parsed value to a msgspec type.
 
     Raises:
         CorruptCheckpointError: If it does not fit; says where in the value.

@@ -1,4 +1,4 @@
-"""Cuts reads where written pieces begin and end, so that each can be compared with its checksum. Pure."""
+"""Splits reads at the boundaries of written pieces, so that each can be checked. Pure."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """(start, stop) along each axis of a global array."""
 
 DIRECT_BYTES: Final = 256 * 1024
-"""Shorter contiguous runs are read together and scattered, for a read call costs more than the copy."""
+"""Shorter contiguous runs are read together and scattered: a read call costs more than the copy."""
 
-# Elements are only moved, so any type of the right size will do; numpy copies integers fastest.
+# Elements are only moved, so any type of the right size works; numpy copies integers fastest.
 _MOVED_AS: Final[dict[int, np.dtype[Any]]] = {
     1: np.dtype("u1"),
     2: np.dtype("u2"),
@@ -63,7 +63,7 @@ def chunks_in(bounds: Bounds, chunk_shape: Sequence[int]) -> Bounds:
 def chunk_reads(
     leaf: int, chunk: StoredChunk, region: Destination, piece_bytes: int
 ) -> Iterator[DirectRead | ScatterRead]:
-    """Plan the reads that bring the part of `chunk` that lies in `region` there.
+    """Plan the reads that fill the part of `region` that `chunk` overlaps.
 
     Args:
         leaf: What to put into `Read.leaf`.

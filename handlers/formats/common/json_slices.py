@@ -1,7 +1,7 @@
 """Long JSON documents, decoded with msgspec slice by slice.
 
-One decode holds the interpreter for its whole length, and with it every other thread, that of the event
-loop among them. So a long object or array is cut between its entries, and the slices are decoded one by one.
+A decode holds the interpreter lock until it ends and so stops every other thread, including the event
+loop's. So a long object or array is cut between its entries, and the slices are decoded one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLICE_BYTES: Final = 1 << 16
 
 
 class UnusualFormError(ValueError):
-    """The document is not written in the one form that is cut into slices; it may be sound all the same."""
+    """The document is not in the one form that can be sliced. It may still be valid."""
 
 
 def decode_slices(
@@ -29,16 +29,16 @@ def decode_slices(
 ) -> Iterator[tuple[EntriesT, bytes]]:
     """Decode the entries in `data[start:end]`, the inside of an object or of an array.
 
-    A slice begins where an entry begins. If a boundary that ends it lay inside of a string, or deeper than
-    between two entries, the slice would not be JSON. So whatever is decoded is what the document says.
+    A slice begins where an entry begins. If its end boundary were inside a string or a nested value, the
+    slice would not be valid JSON. So a slice that decodes is decoded correctly.
 
     Args:
         decoder: Of a whole object or array of such entries.
         data: The document.
         start: Where its entries begin.
         end: Where they end.
-        boundary: What stands between two entries if there are no blanks, as in `}},"`. Documents with one
-            blank behind each comma are of the usual form, too.
+        boundary: The text between two entries without blanks, as in `}},"`. Documents with one blank after
+            each comma are also of the usual form.
         brackets: The opening and the closing one of such an object or array.
 
     Yields:

@@ -1,4 +1,4 @@
-"""Key paths that were read from a document: how they are shown, and how long they may be."""
+"""Key paths read from a document: how they are shown, and how long they may be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath
 
 MOST_LEVELS: Final = 256
-"""How deep containers may be nested in a document. jax takes trees apart by recursion, too."""
+"""How deep containers may be nested in a document. jax flattens trees by recursion, too."""
 
 
 def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
@@ -29,7 +29,7 @@ def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
 
 @final
 class KeyPathBudget:
-    """Limits the key paths of a document together, since each repeats the keys above it.
+    """Limits the total length of a document's key paths, each of which repeats the keys above it.
 
     A small document with long keys near its root could otherwise take gigabytes.
 

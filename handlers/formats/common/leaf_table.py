@@ -1,4 +1,4 @@
-"""The leaves of a checkpoint in columns. The object of a leaf is made when somebody looks at it."""
+"""The leaves of a checkpoint in columns. The object for a leaf is created on access."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class LeafTable:
     keys: Sequence[KeyPath]
     kinds: Sequence[tuple[KeyKind, ...]]
     specs: Sequence[LeafSpec]
-    formats: Sequence[ArrayFormat | None]  #: None of what has no array bytes, and of what `details` has
+    formats: Sequence[ArrayFormat | None]  #: None for leaves without array bytes and for those in `details`
     rows: Mapping[bytes, int]  #: of the keys in the index
     details: Mapping[int, object] = field(default_factory=dict[int, object])
-    """`StoredLeaf.detail` of the few leaves, by number, whose bytes lie elsewhere than such arrays' do."""
+    """`StoredLeaf.detail`, by number, of the few leaves whose bytes lie outside zarr arrays."""
 
     @cached_property
     def only_chunks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -73,7 +73,7 @@ class StoredLeaves(Sequence[StoredLeaf]):
 
     @classmethod
     def of(cls, directory: str, leaves: Iterable[StoredLeaf]) -> StoredLeaves:
-        """Put leaves that are at hand into columns."""
+        """Build the columns from existing leaves."""
         known = tuple(leaves)
         table = LeafTable(
             keys=[leaf.info.keys for leaf in known],

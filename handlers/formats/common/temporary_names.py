@@ -1,4 +1,4 @@
-"""The names under which an unfinished checkpoint lies."""
+"""Names of unfinished checkpoints."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Final
 from penstock.kernel.errors import PathError
 
 TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
-"""In the name of a directory in which a checkpoint is being made, or was when the save was interrupted."""
+"""Part of the name of a directory in which a checkpoint is being built, or was when the save was
+interrupted."""
 
 PARTIAL_SUFFIX: Final = ".partial_save"
 """In the name of the directory in which Orbax's v1 API gathers a partial save until it is finalized."""
 
 
 def temporary_path(path: str) -> str:
-    """Return where the checkpoint `path` is made before it is published.
+    """Return the path where the checkpoint `path` is built before it is published.
 
     Raises:
-        PathError: If `path` itself is named like an interrupted save: nobody could read it.
+        PathError: If `path` itself is named like an interrupted save, which no reader would open.
     """
     if TEMPORARY_SUFFIX in os.path.basename(path):
         raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")

@@ -38,7 +38,7 @@ METADATA_KEYS: Final = (".zarray", "zarr.json")
 """The key of an array's metadata, in version 2 and in version 3."""
 
 _OPAQUE: Final = {"opaque": True}
-"""What tells a codec that a stage invented from one that zarr may know one day."""
+"""Prefix that tells a stage's own codec from one that zarr may define one day."""
 
 _V2_CODES: Final = {
     "bool": "|b1",
@@ -125,7 +125,7 @@ def v2_compressor(codec: str | None) -> dict[str, object] | None:
 
 
 def opaque_codec(form: ArrayFormat) -> str | None:
-    """Return the codec that a stage of penstock gave an array to make it opaque; None if it has none."""
+    """Return the codec under which a penstock stage made an array opaque; None if it has none."""
     version_2 = form.version == 2
     step: Any = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
     options: Any = step if version_2 else step.get("configuration")
@@ -136,7 +136,7 @@ def opaque_codec(form: ArrayFormat) -> str | None:
 
 
 def _is_opaque(codec: str) -> bool:
-    """Whether it is no codec of zarr, but what a stage calls the thing it did."""
+    """Whether it is not a zarr codec but a name that a stage gave its transformation."""
     return codec.partition(":")[0] != "zstd"
 
 
@@ -183,7 +183,7 @@ def decode(path: str, data: bytes) -> ArrayFormat:
 
     Raises:
         CorruptCheckpointError: If it is not the metadata of an array.
-        UnsupportedFormatError: If it is, and of a kind that penstock does not read.
+        UnsupportedFormatError: If it is, but of a kind that penstock does not read.
     """
     document = parse_object(path, data)
     match document.get("zarr_format"):

@@ -28,7 +28,7 @@ from penstock.kernel.protocols.written import Document
 class CompositeLayout(ItemsLayoutBase):
     """Writes one checkpoint of several items, as Orbax's `Composite` is laid out.
 
-    What is saved is one tree; the leaves below some of its keys are what one item holds.
+    The saved value is one tree; each item holds the leaves below some of its keys.
 
     Args:
         base: Says how arrays are stored.
@@ -39,7 +39,7 @@ class CompositeLayout(ItemsLayoutBase):
 
     @property
     def only_folder(self) -> None:
-        """None, for each item has a directory of its own."""
+        """None, because each item has a directory of its own."""
         return
 
     def folder(self, leaf: StagedLeaf) -> str:
@@ -51,7 +51,7 @@ class CompositeLayout(ItemsLayoutBase):
         return _within(self._part(leaf), leaf.info)
 
     def by_folder(self, named: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Sort what is known of leaves by item; nothing if a dot in an item's name makes names ambiguous."""
+        """Split values by stored name into items; empty if a dot in an item's name makes names ambiguous."""
         found: dict[str, dict[str, Any]] = {part.directory: {} for part in self._parts.tree_parts}
         if any("." in key for part in self._parts.tree_parts for key in part.keys):
             return found
@@ -92,7 +92,7 @@ class CompositeLayout(ItemsLayoutBase):
         return JoinedCheckpoint.of(path, opened)
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
-        """Say where a chunk lies if arrays have a directory each."""
+        """Return the chunk's own file, if each array has a directory."""
         if self.save_format.ocdbt:
             return None
 
@@ -101,7 +101,7 @@ class CompositeLayout(ItemsLayoutBase):
         return f"{part.directory}/{name}{chunk_key(chunk, self.save_format.zarr)}"
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
-        """Look at the names in each item; see `check_names` for what it raises."""
+        """Check the names in each item; see `check_names` for the errors."""
         for part, found in self._by_part(leaves):
             check_names(found, self.save_format, single=part.single)
 
@@ -144,6 +144,6 @@ class CompositeLayout(ItemsLayoutBase):
 
 
 def _within(part: TreePart, info: ParamInfo) -> ParamInfo:
-    """The place of a leaf in its item. For people it keeps its whole path."""
+    """The place of a leaf in its item. Its `key_path` stays whole, for messages."""
     n = len(part.keys)
     return replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:])

@@ -1,4 +1,4 @@
-"""What is written for each item: a part of one tree, and documents. Pure."""
+"""The contents of each item: a part of one tree, and documents. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HANDLERS: Final[Mapping[type, str]] = {
     NumpyRandomKey: f"{_V0}random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler",
     Proto: f"{_V0}proto_checkpoint_handler.ProtoCheckpointHandler",
 }
-"""What Orbax is told to read each kind with."""
+"""The Orbax handler recorded for each kind."""
 
 _METRICS: Final = "metrics"  # an item of this name has a file of this name, as Orbax's managers write it
 
@@ -67,10 +67,10 @@ class Parts:
 
 
 def take_apart(items: Composite) -> Parts:
-    """Say what is written for each item.
+    """Return what is written for each item.
 
     Raises:
-        SpecError: If there is no item, or one cannot be what it is said to be.
+        SpecError: If there is no item, or a value does not fit its item's kind.
     """
     if not items:
         raise SpecError("a Composite has at least one item")
@@ -112,7 +112,7 @@ def _add(parts: Parts, name: str, item: object) -> None:
         case PyTree() if name == _METRICS:
             raise SpecError(f"the item {name!r} must be Json: that is what Orbax takes it for")
         case PyTree(tree, custom_metadata):
-            _json(name, custom_metadata)  # so that what is wrong with it is told before anything is written
+            _json(name, custom_metadata)  # so that errors in it are raised before anything is written
             parts.tree[name] = tree
             parts.tree_parts.append(TreePart((name,), name, custom_metadata))
         case _:
@@ -161,7 +161,7 @@ def _text(name: str, message: Any) -> bytes:
 
 
 def _check_name(name: object) -> None:
-    """Refuse a name that no directory can have, or that Orbax uses for something else."""
+    """Refuse a name that is not a valid directory name or that Orbax reserves."""
     if not isinstance(name, str) or not name or name in {".", "..", "AUTO", "_CHECKPOINT_DELETION"}:
         raise SpecError(f"an item cannot be called {name!r}")
     if "/" in name or "\0" in name or name.startswith("_") or ".orbax-checkpoint-tmp" in name:
@@ -169,4 +169,4 @@ def _check_name(name: object) -> None:
     if len(name.encode(errors="replace")) > _LONGEST_NAME:
         raise SpecError(f"an item cannot be called {name!r}: that is longer than a file's name may be")
     if name in {"commit_success.txt", "orbax.checkpoint", "manifest.ocdbt", "checkpoint", "descriptor"}:
-        raise SpecError(f"an item cannot be called {name!r}: something else in a checkpoint is")
+        raise SpecError(f"an item cannot be called {name!r}: the name is reserved")

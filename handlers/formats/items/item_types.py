@@ -1,4 +1,4 @@
-"""Several named items to be saved as one checkpoint, and the kinds that items are of.
+"""Several named items saved as one checkpoint, and the kinds of items.
 
 Source:
     ORBAX_FORMAT.md §5 for what lies in the directory of each kind.
@@ -16,7 +16,7 @@ from typing import Any, final
 @final
 @dataclass(frozen=True, slots=True)
 class PyTree:
-    """A pytree. A value that is of no other kind is taken for one."""
+    """A pytree. Values of no other kind are treated as one."""
 
     tree: object
     custom_metadata: Mapping[str, Any] | None = None  #: JSON values, kept with this tree
@@ -41,7 +41,7 @@ class Array:
 @final
 @dataclass(frozen=True, slots=True)
 class RandomKey:
-    """A jax PRNG key, typed or as uint32 data. Orbax takes every typed one for one of jax's default kind."""
+    """A jax PRNG key, typed or as uint32 data. Orbax restores typed keys with jax's default kind."""
 
     key: Any
 

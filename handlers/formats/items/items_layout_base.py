@@ -1,4 +1,4 @@
-"""What the layouts of checkpoints with items share: all that they leave to the layout of a tree."""
+"""The common base of layouts with items, which leaves trees to another layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.kernel.protocols.written import Document
 
 
 class ItemsLayoutBase:
-    """Leaves to another layout how arrays are stored, what files are called and how they are opened.
+    """Delegates array storage, file names and opening to another layout.
 
     Args:
         base: That layout; also a `FormattedLayout`.

@@ -12,14 +12,14 @@ from penstock.kernel.errors import CorruptCheckpointError
 
 
 def message_target(like: Any, path: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the target to restore to, and what makes the result of what is restored.
+    """Return the target to restore to, and a function from the restored value to the result.
 
     Args:
         like: A target. A message, or a class of messages, stands for a message of that class. Any other
             target is returned as it is.
         path: What is restored, for the error.
     """
-    protobuf = sys.modules.get("google.protobuf.message")  # whoever has a message has imported it
+    protobuf = sys.modules.get("google.protobuf.message")  # a caller that has a message has imported protobuf
     cls: type = like if isinstance(like, type) else type(like)
     if protobuf is None or not issubclass(cls, protobuf.Message):
         return like, _same

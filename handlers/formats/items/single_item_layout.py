@@ -1,4 +1,4 @@
-"""The layout of a checkpoint whose only tree is an item: a step of a run, with its metrics beside it."""
+"""The layout of a checkpoint whose only tree is an item, such as a training step with its metrics."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from penstock.kernel.protocols.written import Document
 class SingleItemLayout(ItemsLayoutBase):
     """Writes a tree into the directory of an item. Its leaves keep their own key paths.
 
-    So what is cached of a tree that is saved or restored again and again is of use here, too. In a
-    `CompositeLayout` it is not, for there all key paths begin with the name of an item.
+    So caches for trees that are saved or restored repeatedly work here. In a `CompositeLayout` they do not,
+    because all key paths there begin with the name of an item.
 
     Args:
         base: Writes the tree; also a `FormattedLayout` and an `ItemLayout`.
@@ -69,7 +69,7 @@ class SingleItemLayout(ItemsLayoutBase):
         return JoinedCheckpoint.of(path, [opened])
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
-        """Say where a chunk lies if arrays have a directory each."""
+        """Return the chunk's own file, if each array has a directory."""
         file = self._formatted.chunk_file(leaf, chunk)
         return None if file is None else f"{self.only_folder}/{file}"
 

@@ -16,7 +16,7 @@ from penstock.kernel.protocols.written import Written
 @final
 @dataclass(frozen=True, slots=True)
 class LeafInItem:
-    """A leaf in its item; without its value, which nobody needs by then."""
+    """A leaf in its item, without its value, which is no longer needed."""
 
     index: int
     info: ParamInfo
@@ -56,7 +56,7 @@ class _WrittenInItem:
 
 
 def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[WrittenLeaves]:
-    """Say what was written into an item's directory, in files named from there."""
+    """Return what was written into an item's directory, with file names relative to it."""
     prefix = f"{directory}/"
     n = len(prefix)
     found: list[WrittenLeaves] = []

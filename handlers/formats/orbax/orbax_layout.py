@@ -28,13 +28,13 @@ from penstock.kernel.protocols.written import Document
 
 @final
 class OrbaxLayout:
-    """Writes what any Orbax since 0.11 reads, and reads what Orbax writes. Thread-safe.
+    """Writes checkpoints that any Orbax since 0.11 reads, and reads all that Orbax writes. Thread-safe.
 
     It writes the flat layout, with arrays as `form` says: by default OCDBT, zarr v2 and no codec. It reads
-    any of that, whatever `form` says, and also items of a step, the latest step in a directory of steps, and
-    what early Orbax kept in a msgpack file.
+    all of these forms, whatever `form` says, and also items of a step, the latest step in a directory of
+    steps, and the msgpack files of early Orbax.
 
-    What documents say of the trees written last, and the documents read last, are cached.
+    The encoded documents of recent trees, and the documents read last, are cached.
 
     Args:
         form: How arrays are written.
@@ -55,7 +55,7 @@ class OrbaxLayout:
         """The name of the same folder while it is being written.
 
         Raises:
-            PathError: If `path` itself is named as an interrupted save is: nobody could read it.
+            PathError: If `path` itself is named like an interrupted save, which no reader would open.
         """
         return temporary_path(path)
 
@@ -68,7 +68,7 @@ class OrbaxLayout:
         return self._form
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
-        """Say where a chunk lies if arrays have a directory each."""
+        """Return the chunk's own file, if each array has a directory."""
         if self._form.ocdbt:
             return None
 
@@ -88,7 +88,7 @@ class OrbaxLayout:
         return encode(codec, chunks)
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
-        """Look at names alone; see `check_names` for what it raises."""
+        """Check only the names; see `check_names` for the errors."""
         check_names(leaves, self._form)
 
     def documents(

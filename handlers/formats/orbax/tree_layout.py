@@ -31,7 +31,7 @@ class TreeLayout:
     Args:
         form: How arrays are written.
         coded_chunk: Bytes of a chunk with a codec, about.
-        single: Whether the tree is one array, whose name Orbax keeps for itself otherwise.
+        single: Whether the tree is one array, under a name that is otherwise reserved by Orbax.
     """
 
     __slots__ = ("_form", "_layout", "_single", "_trees")
@@ -66,7 +66,7 @@ class TreeLayout:
         return self._layout.encode(codec, chunks)
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
-        """Look at names alone; see `check_names` for what it raises."""
+        """Check only the names; see `check_names` for the errors."""
         check_names(leaves, self._form, single=self._single)
 
     def documents(
@@ -88,7 +88,7 @@ class TreeLayout:
         return tree.item_documents(batches, time.time_ns(), digests or {})
 
     def recognises(self, store: Store, path: str) -> bool:
-        """True: whoever made the directory allows it."""
+        """True: the caller made the directory and allows it."""
         return True
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:

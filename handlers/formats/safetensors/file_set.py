@@ -1,4 +1,4 @@
-"""Which files make up a safetensors checkpoint, and the tensors of all of them together."""
+"""The files of a safetensors checkpoint, and the tensors in all of them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _read_index(store: Store, path: str) -> Mapping[str, str]:
     weights = as_object(path, "weight_map", document.get("weight_map"))
     found = {name: as_string(path, f"weight_map[{name!r}]", file) for name, file in weights.items()}
     for name, file in found.items():
-        # An index may come from anywhere; it must not make its reader open other files.
+        # An untrusted index must not make its reader open other files.
         if os.path.basename(file) != file or not file.endswith(SUFFIX):
             raise CorruptCheckpointError(path, f"{name!r} is said to lie in {file!r}, which is no file here")
 
@@ -113,7 +113,7 @@ def _file_of_each(headers: Sequence[FileHeader]) -> dict[str, str]:
         for tensor in header.tensors:
             first = found.setdefault(tensor.name, header.path)
             if first != header.path:
-                problem = f"holds {tensor.name!r}, which {os.path.basename(first)!r} holds, too"
+                problem = f"holds {tensor.name!r}, which {os.path.basename(first)!r} also holds"
                 raise CorruptCheckpointError(header.path, problem, key_path=f"[{tensor.name!r}]")
 
     return found

@@ -1,7 +1,7 @@
-"""The header of one safetensors file: eight bytes of length, JSON, and after it nothing but data.
+"""The header of a safetensors file: eight bytes of length, then JSON. Only data follow it.
 
 Source:
-    The format's description in the README of safetensors; what its reader refuses was tried with 0.8.
+    The format's description in the README of safetensors; what its reader refuses was tested with 0.8.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The JSON of a safetensors header, decoded and checked before any of it is used.
 
-A file may come from anywhere. Writers have one form, member for member and without blanks, and this one is
-read in slices. A header of any other form, or in which anything is wrong, is parsed as a whole.
+A file may be untrusted. Writers all use one form, without blanks, which is read in slices. A header of any
+other form, or with any error in it, is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _decode_usual(data: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
 
 def _decode_any(path: str, data: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
     try:
-        # Decoded first, for Python's parser would take UTF-16 for JSON, too.
+        # Decoded first, because Python's parser would also accept UTF-16.
         document: object = json.loads(data.decode(), object_pairs_hook=distinct_members)
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(path, f"its header is not JSON: {error}") from error

@@ -1,8 +1,8 @@
-"""What penstock adds to the `__metadata__` of its files: everything about a tree that tensors cannot say.
+"""What penstock adds to the `__metadata__` of its files: what tensors cannot express of a tree.
 
 One member, `penstock`, holds a JSON text: the key paths that the names do not tell, strings, None and
 empty containers, typed PRNG keys, which kind of leaf each tensor was, and metadata that is not text.
-Other readers see a text that they do not know. It is written into the first file of a folder.
+Other readers see a text that they ignore. It is written into the first file of a folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Note:
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])  #: to the typestr, where not `kind`
     kind: str = "np.ndarray"  #: the typestr of every other tensor
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])  #: the caller's that is not text
-    added: Sequence[str] = ()  #: members of `__metadata__` that the caller did not ask for
+    added: Sequence[str] = ()  #: members of `__metadata__` that are not the caller's
 
 
 def steps_of(info: ParamInfo) -> Steps:

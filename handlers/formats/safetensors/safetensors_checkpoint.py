@@ -84,7 +84,7 @@ class SafetensorsCheckpoint:
         lists. Of any other, numbers between dots are keys of dicts: names do not tell lists.
 
         Raises:
-            SpecError: If one name is another's beginning, so that both cannot stand in one tree.
+            SpecError: If one name is a prefix of another, so that both cannot be in one tree.
         """
         note = self.note if self.note is not None and separator == "." else Note()
         leaves: list[StoredLeaf] = []
@@ -98,7 +98,7 @@ class SafetensorsCheckpoint:
         return replace(self, leaves=tuple(leaves))
 
     def following(self, wanted: Sequence[tuple[ParamInfo, Any]]) -> SafetensorsCheckpoint:
-        """Return the same leaves at the places that a target has for their names.
+        """Return the same leaves at the places where the target has their names.
 
         A target's keys joined by `.` make its names. Files that record no None and no empty containers
         are taken to have those of the target.
@@ -133,7 +133,7 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
 
 
 def _table(headers: Sequence[FileHeader], note: Note) -> LeafTable:
-    """Put together what is known of every leaf. Leaves that have a value in common share the object."""
+    """Build the spec of every leaf. Equal values are shared between leaves."""
     names: list[str] = []
     specs: list[LeafSpec] = []
     places: list[StoredTensor] = []

@@ -37,8 +37,8 @@ class SafetensorsLayout:
     A path that ends in `.safetensors` is one file. Any other is a folder, which holds
     `model.safetensors`, or several files with `model.safetensors.index.json`.
 
-    What a tensor cannot say (strings, None, empty containers, lists, PRNG keys) is kept in
-    `__metadata__`, where other readers pass over it; shardings are not kept.
+    What tensors cannot express (strings, None, empty containers, lists, PRNG keys) is stored in
+    `__metadata__`, which other readers ignore. Shardings are not stored.
 
     Args:
         max_shard_bytes: A file in a folder that would hold more data is followed by another one; by
@@ -55,7 +55,8 @@ class SafetensorsLayout:
         """The name of the folder in which the file or folder `path` is made.
 
         Raises:
-            PathError: If `path` is named as an interrupted save is, or is one file that is to be split.
+            PathError: If `path` is named like an interrupted save, or is one file that would have to be
+                split.
         """
         if self.max_shard_bytes is not None and path.endswith(SUFFIX):
             raise PathError(path, "is one file, which max_shard_bytes cannot split; name a folder")
@@ -66,7 +67,7 @@ class SafetensorsLayout:
         return SINGLE_FILE
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
-        """Look at each leaf; see `check_leaf` for what it raises. Names were compared before."""
+        """Check each leaf; see `check_leaf` for the errors. Names were compared before."""
         for leaf in leaves:
             check_leaf(leaf.info, leaf.spec)
 
@@ -79,7 +80,7 @@ class SafetensorsLayout:
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
-        """None: everything is said in the headers and in the index, which `arrange` made.
+        """None: the headers and the index, made by `arrange`, say everything.
 
         Digests are not kept, so such a checkpoint cannot be the base of another one.
         """
@@ -101,7 +102,7 @@ class SafetensorsLayout:
         return SINGLE_FILE if path.endswith(SUFFIX) else None
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether there is nothing but safetensors; anything else in a folder would be lost with it."""
+        """Whether `path` holds only safetensors; overwriting a folder would lose anything else in it."""
         if store.kind(path) == "file":
             return path.endswith(SUFFIX)
 
@@ -114,6 +115,8 @@ class SafetensorsLayout:
         if store.kind(path) is None:
             raise NotACheckpointError(path, "does not exist")
         if not holds_tensors(store, path):
-            raise NotACheckpointError(path, f"is no safetensors file ({SUFFIX}), nor a folder with one in it")
+            raise NotACheckpointError(
+                path, f"is not a safetensors file ({SUFFIX}), nor a folder with one in it"
+            )
 
         return open_checkpoint(store, path, item)

@@ -1,4 +1,4 @@
-"""From names to key paths: how names are split, and which cannot form one tree. Pure."""
+"""Splits names into key paths, and refuses names that cannot form one tree. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_name(name: str, separator: str, recorded: Steps | None) -> tuple[KeyPa
 
 
 def check_tree(path: str, names: Sequence[ParamInfo], split: Sequence[ParamInfo], separator: str) -> None:
-    """Refuse two equal key paths, and a key path that is the beginning of another.
+    """Refuse two equal key paths, and a key path that is a prefix of another.
 
     Args:
         path: Of the checkpoint, for the error.
@@ -47,7 +47,7 @@ def check_tree(path: str, names: Sequence[ParamInfo], split: Sequence[ParamInfo]
 
 
 def empty_marker(value: Any) -> str | None:
-    """Return what stands on disk for None or a container with nothing in it; None for anything else."""
+    """Return the stored marker for None or an empty container; None for anything else."""
     if value is None:
         return "None"
     for type_, marker in ((tuple, "Tuple"), (list, "List"), (dict, "Dict")):

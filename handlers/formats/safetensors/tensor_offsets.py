@@ -1,6 +1,6 @@
-"""Where each tensor of a new checkpoint will lie: in which file, at which offset. Pure.
+"""Decides the file and offset of each tensor of a new checkpoint. Pure.
 
-The header comes first and says where everything is, so all must be decided before the first byte is
+The header comes first and says where everything is, so all of it is decided before the first byte is
 written.
 """
 
@@ -28,7 +28,7 @@ SINGLE_FILE: Final = "model.safetensors"
 
 _FORMAT: Final = "format"
 _FORMAT_VALUE: Final = "pt"
-"""Whoever loads with transformers is refused a file whose metadata does not say which library wrote it."""
+"""transformers refuses to load a file whose metadata does not name the library that wrote it."""
 
 LeafAt: TypeAlias = "tuple[int, ParamInfo, LeafSpec]"
 """A leaf with its place in flatten order."""
@@ -167,7 +167,7 @@ def _index(names: Sequence[str], shards: Sequence[_Shard]) -> tuple[Document, ..
 def _metadata(
     infos: Sequence[ParamInfo], specs: Sequence[LeafSpec], custom_metadata: Mapping[str, Any] | None
 ) -> tuple[dict[str, str], Note]:
-    """Return the texts for `__metadata__`, and the note that holds what is no text."""
+    """Return the texts for `__metadata__`, and the note with everything that is not text."""
     custom = dict(custom_metadata or {})
     if notes.MEMBER in custom:
         raise SpecError(

@@ -273,10 +273,10 @@ class Half:
     ("type_", "handler", "problem"),
     [
         (int, Streaming, f"{name(Streaming)} is a class; register an instance of it"),
-        (int, Half(), f"{name(Half)} is no handler: it has no build, target"),
-        (int, 3, "int is no handler: it has no build, describe, pieces, target, typestr"),
+        (int, Half(), f"{name(Half)} is not a handler: it has no build, target"),
+        (int, 3, "int is not a handler: it has no build, describe, pieces, target, typestr"),
         (list[int], Streaming(), "list[int] cannot be registered: "),
-        (int | str, Streaming(), "int | str cannot be registered: it is no class"),
+        (int | str, Streaming(), "int | str cannot be registered: it is not a class"),
         ("int", Streaming(), "'int' cannot be registered: "),
         (Sized, Streaming(), f"{Sized!r} cannot be registered: "),
     ],
@@ -448,7 +448,7 @@ def test_two_entry_points_for_one_type_are_an_error_for_that_type_only(site: Sit
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("def handlers(): return 3", "it returned 3, not a mapping from type to handler"),
-        ("def handlers(): return {int: 3}", "int is no handler"),
+        ("def handlers(): return {int: 3}", "int is not a handler"),
         ("def handlers(): return {'int': 3}", "'int' cannot be registered"),
         ("def handlers(registry): pass", "TypeError: handlers() missing 1 required positional argument"),
         ("", "AttributeError: "),

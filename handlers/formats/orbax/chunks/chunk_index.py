@@ -83,7 +83,7 @@ class ChunkIndex:
         self._keys = [*keys, *(names[at] for at in long), *(names[at] for at in short)]
         self._inline = [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)]
         self._lengths = [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)]
-        # What a chunk with a codec becomes is another length each time.
+        # The encoded length of a chunk differs from save to save.
         coded = any(leaf.spec.codec is not None for leaf in arrays)
         self._plan = None if coded else IndexPlan(self._keys, self._inline, self._lengths)
 
@@ -102,8 +102,8 @@ class ChunkIndex:
             The index; its `nodes` are the whole content of `node_file`.
 
         Raises:
-            PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing: the
-                pipeline broke its promise, and the checkpoint must not be published.
+            PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing. That is an error
+                in the pipeline, and the checkpoint must not be published.
         """
         n_chunks = len(self._single) + len(self._chunks)
         located = _Located(self._lengths[: n_chunks + len(self._spilled)])
@@ -134,7 +134,7 @@ class ChunkIndex:
         return EncodedIndex(spill + encoded.nodes, encoded.manifest)
 
     def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> list[_Chunk]:
-        """Note where every chunk lies; return chunks that no array has."""
+        """Note where every chunk lies; return chunks that belong to no array."""
         parts: dict[_Chunk, list[Written]] = {}
         unknown: list[_Chunk] = []
         for batch in batches:
@@ -188,7 +188,7 @@ class ChunkIndex:
 
 @final
 class _Located:
-    """Where the value of each slot lies, in columns; -1 while that is not known.
+    """Where the value of each slot lies, in columns; -1 while unknown.
 
     Args:
         lengths: Of each slot's value, until another one is found.
@@ -214,7 +214,7 @@ class _Located:
 
 
 def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
-    """Return the file, the offset and the length of a chunk, after checking that its pieces are all of it."""
+    """Return the file, offset and length of a chunk, after checking that its pieces cover it."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     coded = ordered[0].coded
     if (coded is None) != (leaf.spec.codec is None) or any(piece.coded != coded for piece in ordered):

@@ -19,7 +19,7 @@ from penstock.kernel.protocols.store_capabilities import ManyFiles
 from penstock.kernel.protocols.stores import Store
 
 MOST_LOOKED_FOR: Final = 16
-"""Chunks of an array that are looked for one by one; the directory of one with more is listed."""
+"""An array with at most this many chunks is looked up chunk by chunk; for more its directory is listed."""
 
 
 def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[bytes, Value]:
@@ -84,7 +84,7 @@ def _few_chunks(path: str, document: bytes) -> Sequence[str] | None:
     try:
         form = zarr.decode(path, document)
     except PenstockError:
-        return None  # whoever needs it will say so
+        return None  # reported when it is needed
 
     if math.prod(form.grid_shape) > MOST_LOOKED_FOR:
         return None
@@ -134,13 +134,13 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
 
 
 def _check_inside(directory: str, name: str) -> None:
-    # A checkpoint may come from anywhere; it must not make its reader open other files.
+    # An untrusted checkpoint must not make its reader open other files.
     if os.path.isabs(name) or ".." in name.split("/"):
         raise CorruptCheckpointError(directory, f"{name!r} leads out of the checkpoint")
 
 
 def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
-    """Yield all that is below a directory, by its path from `directory`, and whether it is a file."""
+    """Yield every path below a directory, relative to it, and whether it is a file."""
     path = os.path.join(directory, name)
     if store.kind(path) != "directory":
         return

@@ -36,8 +36,8 @@ _CONTEXT: Final = {
     "cache_pool#ocdbt": {"total_bytes_limit": 64 * 1024 * 1024},
 }
 
-# How TensorStore begins a message about the medium; any other is about what lies on it. The types of
-# its exceptions do not tell: most are ValueError.
+# Prefix of TensorStore's messages about the medium; all others are about its content. Exception types do not
+# help: most are ValueError.
 _MEDIUM: Final = (
     "ABORTED",
     "DEADLINE_EXCEEDED",
@@ -117,7 +117,7 @@ class ArrayDriver:
             "kvstore": kvstore,
             "metadata": array.metadata,
             "open": True,
-            "assume_metadata": True,  # the index was read, so there is no need to read it once more
+            "assume_metadata": True,  # the index was read; do not read it again
             "recheck_cached_metadata": False,  # a finished checkpoint does not change
             "recheck_cached_data": False,
         }

@@ -1,4 +1,4 @@
-"""What lies at a path, told by names of files and by the few documents that say so.
+"""Finds out what lies at a path, by file names and a few documents.
 
 `find_item` is the entrance: from a path to the directory of one item. It asks `step_dirs` for the latest
 finished step, `item_kinds` what each directory is, and `tombstone` what is about to be deleted.

@@ -1,4 +1,4 @@
-"""Find what is to be read: a tree or another item, in a step, in a directory of steps.
+"""Find the tree or other item to read, in a checkpoint, a step or a directory of steps.
 
 Source:
     ORBAX_FORMAT.md §3.3 for half-written checkpoints, §3.5 for the order in which items are tried.
@@ -49,12 +49,12 @@ from penstock.kernel.protocols.stores import Store
 class ItemPlace:
     """Where a tree, or another item, lies."""
 
-    directory: str  #: holds `_METADATA` and the arrays, or what else there is of the item
+    directory: str  #: holds `_METADATA` and the arrays, or the item's other files
     names: frozenset[str]  #: of what is in it
     checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
     path: str = ""  #: of the checkpoint: as it was asked for, or a step there
     kind: ItemKind = ItemKind.TREE
-    root_metadata: Mapping[str, Any] | None = None  #: the caller's own, of the directory of steps
+    root_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the directory of steps
 
 
 def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
@@ -68,7 +68,7 @@ def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
     Raises:
         NotACheckpointError: If there is nothing, or nothing of this layout, or no such item.
         IncompleteCheckpointError: If a save was interrupted there.
-        UnsupportedFormatError: If it cannot be told what is meant.
+        UnsupportedFormatError: If it is ambiguous which item is meant.
         CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
     """
     at = checkpoint_at(store, path)
@@ -173,13 +173,13 @@ def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) ->
     if holds_arrays(store, directory, store.list_directory(directory)):
         return ItemKind.NAMED
 
-    raise UnsupportedFormatError(directory, f"is no item that penstock knows: it has no {METADATA}")
+    raise UnsupportedFormatError(directory, f"is not an item that penstock knows: it has no {METADATA}")
 
 
 def _choose(
     store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
 ) -> tuple[str, ItemKind]:
-    """Say which item is meant, by its name (empty if it is no item of `path` but all of it) and kind."""
+    """Return the name and kind of the item to read; the name is empty if it is all of `path`."""
     kind = kind_of_item(store, path, names)
     if kind in KINDS_WITHOUT_ITEMS:
         return "", kind
@@ -187,7 +187,7 @@ def _choose(
     items = items_of(store, path, names)
     trees = [name for name, kind in items.items() if kind in KINDS_OF_TREES]
     usual = [name for name in USUAL_ITEMS if name in items][:1]
-    if not usual:  # then one that is lost may have been meant
+    if not usual:  # a lost one may have been meant
         _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
     for candidates in (usual, trees, list(items)):
         if len(candidates) == 1:
@@ -220,7 +220,7 @@ def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
 def _nothing_to_open(
     path: str, names: frozenset[str], items: Mapping[str, ItemKind]
 ) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
-    """Make the error that says what lies at `path` instead of a tree."""
+    """Return the error that says what lies at `path` instead of a tree."""
     unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
     if unfinished:
         return IncompleteCheckpointError(path, f"a save was interrupted: there is {unfinished[0]!r}")

@@ -1,4 +1,4 @@
-"""What an item of a checkpoint is, told by the names in its directory.
+"""The kind of an item, by the names in its directory.
 
 Source:
     ORBAX_FORMAT.md §1, §5.
@@ -41,7 +41,7 @@ from penstock.kernel.protocols.written import STAGE_RECORD
 _JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics
 PROTO_FILE: Final = "proto.pbtxt"
 ROOT_FOLDER: Final = "metadata"
-"""What a directory of steps has beside them."""
+"""Other entries of a directory of steps."""
 
 USUAL_ITEMS: Final = ("default", "state", "pytree")
 """What Orbax calls the tree: its manager, its v1 API since 0.12, and before."""
@@ -54,9 +54,9 @@ _BESIDE_TREES: Final = frozenset({COMMIT_MARK, CHECKPOINT_METADATA, V1_MARK, INT
 class ItemKind(Enum):
     """How an item is stored."""
 
-    TREE = auto()  #: with `_METADATA`, or with what lies beside it and nowhere else
+    TREE = auto()  #: with `_METADATA`, or with files that occur only beside it
     PACKED = auto()  #: the structure, perhaps all of it, is in a msgpack file
-    NAMED = auto()  #: nothing but the names of arrays tells the structure
+    NAMED = auto()  #: only the names of arrays tell the structure
     JSON = auto()
     PROTO = auto()  #: a protobuf message as text
     JAX_KEY = auto()
@@ -69,11 +69,11 @@ RANDOM_KEYS: Final = {ItemKind.JAX_KEY: "jax_random_key", ItemKind.NUMPY_KEY: "n
 
 KINDS_OF_TREES: Final = frozenset({ItemKind.TREE, ItemKind.PACKED})
 KINDS_WITHOUT_ITEMS: Final = KINDS_OF_TREES | frozenset(RANDOM_KEYS)
-"""Directories of these forms have no items, although what lies in them may look like some."""
+"""Directories of these kinds have no items, although their entries may look like items."""
 
 
 def kind_of_item(store: Store, directory: str, names: Collection[str]) -> ItemKind | None:
-    """Say what lies in `directory`, whose entries are `names`; None if it is no item.
+    """Return the kind of item in `directory`, whose entries are `names`; None if it is not an item.
 
     A directory with nothing but arrays is not recognised here: see `holds_arrays`.
     """
@@ -101,7 +101,7 @@ def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bo
 
 
 def kind_of_item_at(store: Store, directory: str) -> ItemKind | None:
-    """Say what lies at `directory`; None if it is no directory, or no item."""
+    """Return the kind of item at `directory`; None if it is not a directory or not an item."""
     if store.kind(directory) != "directory":
         return None
 
@@ -143,9 +143,9 @@ def proto_file(names: Collection[str]) -> str | None:
 
 
 def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
-    """Whether `directory` holds arrays, each in a directory of its own, and nothing tells their structure.
+    """Whether `directory` holds arrays in directories of their own, and no document of their structure.
 
-    If there is any other document, the one that told the structure is lost, and nothing is guessed.
+    If there are other documents, the one with the structure is lost, and nothing is guessed.
     """
     return _BESIDE_TREES.isdisjoint(names) and any(is_array(store, directory, name) for name in ("", *names))
 

@@ -1,4 +1,4 @@
-"""Directories of steps: which of their children are steps, which is the latest finished one.
+"""Directories of steps: which entries are steps, and which is the latest finished one.
 
 Source:
     ORBAX_FORMAT.md §3.1 to §3.4.
@@ -91,10 +91,11 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
 
 
 def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:
-    """Whether a directory under its final name is still being written, or was when its writer died.
+    """Whether a directory under its final name is still being written, or its writer died.
 
-    Orbax does so if told to, as on object stores: its document says when the save began and not when
-    it ended, and there is no commit mark. Finished checkpoints before 0.12.3 have no mark either.
+    Orbax writes this way on request, for example on object stores: the document then has the start of the
+    save but not its end, and there is no commit mark. Finished checkpoints before 0.12.3 have no mark
+    either.
     """
     return COMMIT_MARK not in names and found.started_at_ns is not None and found.committed_at_ns is None
 
@@ -103,7 +104,7 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     """Read the caller's own metadata of a directory of steps; None if there is none.
 
     Raises:
-        CorruptCheckpointError: If it is no JSON object.
+        CorruptCheckpointError: If it is not a JSON object.
     """
     folder = os.path.join(root, ROOT_FOLDER)
     if store.kind(folder) == "file":
@@ -141,7 +142,7 @@ def is_finished_step(store: Store, directory: str) -> bool | None:
 
 
 def _steps_in(names: Iterable[str]) -> list[_Step]:
-    """Pick the names of steps, latest first. What lies there is not looked at."""
+    """Return the entries named like steps, latest first, without looking at their content."""
     steps: list[_Step] = []
     for name in names:
         found = None if TEMPORARY_SUFFIX in name else _STEP.fullmatch(name)

@@ -1,8 +1,8 @@
-"""The mark that Orbax leaves while it takes one item out of a checkpoint.
+"""The mark that Orbax leaves while it deletes one item from a checkpoint.
 
 Source:
-    ORBAX_FORMAT.md §3.5, and what Orbax 0.12.8 does: the item is gone, though its files may still be there;
-    the others are read. Its v0 API knows nothing of the mark.
+    ORBAX_FORMAT.md §3.5, and what Orbax 0.12.8 does: the item counts as gone, even if its files remain; the
+    others are read. Its v0 API ignores the mark.
 """
 
 from __future__ import annotations

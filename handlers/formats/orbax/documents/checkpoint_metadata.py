@@ -1,7 +1,7 @@
-"""`_CHECKPOINT_METADATA`: what wrote a checkpoint, when, and the caller's own metadata.
+"""`_CHECKPOINT_METADATA`: when and how a checkpoint was written, and the caller's metadata.
 
 Source:
-    ORBAX_FORMAT.md §3.2. An unknown member at the top breaks Orbax, so there is none of ours.
+    ORBAX_FORMAT.md §3.2. An unknown top-level member breaks Orbax, so penstock adds none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.kernel.errors import CorruptCheckpointError, SpecError
 from penstock.kernel.protocols.stores import Store
 
 PYTREE_HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
-"""What Orbax is told to read a flat checkpoint with; v0 and v1 know it."""
+"""The handler recorded for a flat checkpoint; Orbax v0 and v1 know it."""
 
 
 @final
@@ -35,7 +35,7 @@ class CheckpointMetadata:
 
     @property
     def items(self) -> Collection[str]:
-        """Names of the items that are recorded; none of a flat checkpoint."""
+        """Names of the recorded items; empty for a flat checkpoint."""
         return self.item_handlers.keys() if isinstance(self.item_handlers, Mapping) else ()
 
 

@@ -38,4 +38,4 @@ V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 
 MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, V1_MARK, LEGACY_MSGPACK})
-"""Each of these tells that a directory is a checkpoint, or holds one."""
+"""Any of these shows that a directory is a checkpoint, or holds one."""

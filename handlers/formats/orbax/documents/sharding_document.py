@@ -1,6 +1,6 @@
 """`_sharding`: the sharding of each jax.Array, as JSON as text within JSON.
 
-What the texts mean is the array handler's business.
+Only the array handler interprets the texts.
 
 Source:
     ORBAX_FORMAT.md §1.3.
@@ -29,8 +29,8 @@ _TEXTS: Final = Decoder(dict[str, str])
 def encode(shardings: Iterable[tuple[str, str]]) -> bytes:
     """Encode stored names with their sharding texts.
 
-    Orbax fails to restore an array that the file lacks while the file is there, so either every
-    jax.Array is in it or there is no file.
+    If the file exists, Orbax fails to restore arrays that are not in it. So either every jax.Array is in it,
+    or there is no file.
     """
     quoted: dict[str, str] = {}  # many arrays, few shardings
     entries: list[str] = []

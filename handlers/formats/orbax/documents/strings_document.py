@@ -3,7 +3,7 @@ r"""`_strings.json`: the string leaves, each at the JSON pointer that its name s
 The name is not escaped, so a `/` in it nests, and `~0` and `~1` in it stand for `~` and `/`.
 
 Source:
-    ORBAX_FORMAT.md §1.8; RFC 6901; which names TensorStore refuses was tried with 0.1.86.
+    ORBAX_FORMAT.md §1.8; RFC 6901; the names that TensorStore refuses were tested with 0.1.86.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def encode(leaves: Iterable[StagedLeaf]) -> bytes:
     """Encode the document for the string leaves of a checkpoint.
 
     Raises:
-        InvalidLeafError: If the name of a leaf is no JSON pointer, or leads through another string.
+        InvalidLeafError: If the name of a leaf is not a JSON pointer, or leads through another string.
     """
     document: dict[str, object] = {}
     for leaf in leaves:

@@ -1,8 +1,8 @@
 """The entries of `_METADATA`, one for each leaf, read into columns.
 
 Source:
-    ORBAX_FORMAT.md §1.1. The checkpoints of ten versions of Orbax are all written in one form, blank for
-    blank; it is this one that is read in slices. Any other form is parsed as a whole.
+    ORBAX_FORMAT.md §1.1. Ten versions of Orbax all write the same form, down to the blanks. That form is
+    read in slices; any other is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
 
 @final
 class Columns(NamedTuple):
-    """What the document says of each leaf, a list for each attribute."""
+    """What the document says about each leaf, one list per attribute."""
 
     keys: list[KeyPath]
     kinds: list[tuple[KeyKind, ...]]
@@ -70,7 +70,7 @@ def decode_entries(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
         data: All of it.
 
     Returns:
-        The entries, and the members of the document beside them.
+        The entries, and the other members of the document.
 
     Raises:
         CorruptCheckpointError: If it is not JSON, an entry is not one, or a name occurs twice.
@@ -78,7 +78,7 @@ def decode_entries(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
     try:
         return _decode_usual(path, data)
     except (UnusualFormError, CorruptCheckpointError):
-        return _decode_any(path, data)  # it may be sound; if it is not, this says why
+        return _decode_any(path, data)  # it may be valid; if it is not, this raises the reason
 
 
 def _decode_usual(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
@@ -108,7 +108,7 @@ def _decode_any(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
 
 @final
 class _Collected:
-    """The entries so far. Equal values of many leaves are kept as one object."""
+    """The entries so far. Equal values of many leaves are stored as one object."""
 
     __slots__ = ("_kinds", "_shapes", "_typestrs", "columns")
 

@@ -22,13 +22,13 @@ from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, Leaf
 from penstock.kernel.protocols.views import StagedLeaf
 
 _DEFAULT: Final = SaveFormat()
-_EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is told as None
+_EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is recorded as None
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TreeMetadata:
-    """The whole document. What it says of each leaf or empty marker is kept in columns of equal length.
+    """The whole document. Its entries for leaves and empty markers are in columns of equal length.
 
     Columns of strings and of tuples of strings cost the garbage collector next to nothing.
     """
@@ -38,12 +38,12 @@ class TreeMetadata:
     typestrs: Sequence[str]
     write_shapes: Sequence[tuple[int, ...] | None]
     skips: Sequence[bool]
-    """Nothing is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack."""
+    """No array is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack."""
 
     use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
     use_zarr3: bool
     all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
-    custom_metadata: object = None  #: the caller's own, any JSON
+    custom_metadata: object = None  #: the caller's metadata, any JSON
     value_metadata_tree: object = None  #: as recorded; see `rich_types`
 
     def in_msgpack(self, at: int) -> bool:
@@ -58,8 +58,8 @@ def encode(
 ) -> bytes:
     """Encode the document for leaves in flatten order, empty markers among them, stored as `form` says.
 
-    The bytes are those of `json.dumps`. They are put together from texts, for thousands of leaves
-    have few kinds: dicts for all of them would take four times as long, and wake the collector.
+    The bytes are those of `json.dumps`. They are assembled from text fragments, because thousands of leaves
+    have few kinds: dicts for all of them would take four times as long and trigger the garbage collector.
     """
     values: dict[int, str] = {}  # by identity: most leaves share a few specs
     entries: list[str] = []

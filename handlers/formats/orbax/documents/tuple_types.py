@@ -1,4 +1,4 @@
-"""`value_metadata_tree` in `_METADATA`: which sequences were tuples, if the save was asked to record it.
+"""`value_metadata_tree` in `_METADATA`: which sequences were tuples, if the save recorded it.
 
 Source:
     ORBAX_FORMAT.md §1.2.

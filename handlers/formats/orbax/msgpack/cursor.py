@@ -1,4 +1,4 @@
-"""Steps through a msgpack file without reading long byte strings: they stay where they are.
+"""Steps through a msgpack file without reading its long byte strings.
 
 Source:
     The msgpack specification.
@@ -40,7 +40,7 @@ class Token(NamedTuple):
     size: int = 0  #: items that follow, pairs that follow, or bytes that follow and were not taken
 
 
-# First byte: what it is, and how the bytes behind it are to be understood.
+# By first byte: the kind of value, and how to read the bytes after it.
 _NUMBERS: Final = {
     0xCA: Struct(">f"),
     0xCB: Struct(">d"),
@@ -78,7 +78,7 @@ _SIGNED_BYTE: Final = Struct(">b")
 
 @final
 class Cursor:
-    """Reads tokens one after another. Every size is checked against the file before it is believed.
+    """Reads tokens one after another. Every size is checked against the file before it is used.
 
     Args:
         path: Of the file, for errors.
@@ -130,7 +130,7 @@ class Cursor:
         raise self.corrupt(f"byte {self.at - 1} is {first:#x}, which begins no msgpack value")
 
     def skip(self, nbytes: int) -> None:
-        """Leave out bytes that a token announced."""
+        """Skip bytes that a token announced."""
         self.at += nbytes
 
     def peek(self, nbytes: int) -> bytes:
@@ -146,16 +146,16 @@ class Cursor:
         return self._window[offset : offset + nbytes]
 
     def holds(self, nbytes: int) -> bool:
-        """Whether so many bytes may follow."""
+        """Whether this many bytes can follow."""
         return self.at + nbytes <= self._end
 
     def since(self, at: int) -> bytes:
-        """What was taken since it stood there, as far as it is at hand; nothing if not all of that is."""
+        """The bytes taken since `begin`, if the window still holds all of them; otherwise nothing."""
         return self._window[at - self._start : self.at - self._start] if at >= self._start else b""
 
     @contextmanager
     def inside(self, nbytes: int) -> Generator[None]:
-        """Let what is announced to be `nbytes` long be neither longer nor shorter.
+        """Check that what is taken in the block is exactly `nbytes` long.
 
         Raises:
             CorruptCheckpointError: If what is taken in the `with` is shorter, or wants to be longer.

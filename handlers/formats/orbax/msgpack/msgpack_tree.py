@@ -1,7 +1,6 @@
-"""The tree that early Orbax kept in one msgpack file: values, or the word that they lie elsewhere.
+"""The tree that early Orbax kept in one msgpack file: values, or placeholders for arrays elsewhere.
 
-The bytes of arrays stay in the file until they are wanted, and a hostile file is refused before it
-takes memory.
+Array bytes are read from the file only when needed, and a hostile file is refused before it takes memory.
 
 Source:
     ORBAX_FORMAT.md §1.9.
@@ -47,7 +46,7 @@ class PackedLeaf:
 
     keys: KeyPath
     kinds: tuple[KeyKind, ...]
-    typestr: str  #: as `_METADATA` would call it; of what lies elsewhere no more is known than this
+    typestr: str  #: as in `_METADATA`; all that is known of a value that lies elsewhere
     array: PackedArray | None = None
     text: str | None = None
     elsewhere: bool = False  #: the value lies in an array of its own
@@ -58,7 +57,7 @@ def read_tree(store: Store, path: str) -> list[PackedLeaf]:
 
     Raises:
         CorruptCheckpointError: If it is no msgpack, or not what Orbax would have written.
-        UnsupportedFormatError: If it holds a value that no tree of penstock could.
+        UnsupportedFormatError: If it holds a value that penstock cannot represent in a tree.
     """
     size = store.size(path)
     file = store.open_data_file(path)
@@ -74,7 +73,7 @@ def read_tree(store: Store, path: str) -> list[PackedLeaf]:
 
 
 class _Head(NamedTuple):
-    """What an array began with: those of one shape and dtype begin alike."""
+    """The head of an array. Arrays of one shape and dtype have equal heads."""
 
     data: bytes  #: up to the first byte of its elements
     nbytes: int
@@ -93,7 +92,7 @@ class _Reader:
         self.leaves: list[PackedLeaf] = []
 
     def node(self, keys: KeyPath, kinds: tuple[KeyKind, ...]) -> None:
-        """Take one value, which may be a whole tree."""
+        """Read one value, which may be a whole tree."""
         if len(keys) > MOST_LEVELS:
             raise UnsupportedFormatError(self._path, f"is nested more than {MOST_LEVELS} levels deep")
 
@@ -154,7 +153,9 @@ class _Reader:
                 assert array is not None, "msgpack has no wider ints"
                 return PackedLeaf(keys, kinds, "scalar", array)
             case _:
-                raise UnsupportedFormatError(self._path, "holds bytes as a leaf, which is no type of a tree")
+                raise UnsupportedFormatError(
+                    self._path, "holds bytes as a leaf, which penstock does not support"
+                )
 
     def _extension(self, token: Token, keys: KeyPath, kinds: tuple[KeyKind, ...], begin: int) -> None:
         match token.value:
@@ -181,7 +182,7 @@ class _Reader:
                 )
 
     def _like_another(self) -> PackedArray | None:
-        """Take an array that begins as one before it did, byte for byte; None if none does."""
+        """Read an array whose head equals an earlier one, byte for byte; None if there is no such head."""
         ahead = self.cursor.peek(_LONGEST)
         head = self._heads.get(ahead[:_TELLING])
         if head is None or not ahead.startswith(head.data):
@@ -196,10 +197,10 @@ class _Reader:
         return PackedArray(self._path, head.array.shape, head.array.dtype, (run,))
 
     def _array(self, begin: int | None = None) -> PackedArray:
-        """Take shape, name of the dtype, and head of the bytes; leave the bytes where they are.
+        """Read the shape, the dtype's name and the head of the bytes; the bytes stay in the file.
 
         Args:
-            begin: Where the whole of it began, if others may follow that begin alike.
+            begin: Where the array began, if others with an equal head may follow.
         """
         if self._sized("an array", Kind.ARRAY) != 3:
             raise self.cursor.corrupt("an array is not stored as shape, dtype and bytes")
@@ -254,7 +255,7 @@ class _Reader:
         return token.size
 
     def _joined(self, members: list[PackedLeaf], keys: KeyPath, kinds: tuple[KeyKind, ...]) -> PackedLeaf:
-        """Make one array of what a record of chunks holds."""
+        """Make one array from a record of chunks."""
         array = joined(self._path, [(leaf.keys[len(keys) :], leaf.array) for leaf in members])
         return PackedLeaf(keys, kinds, "np.ndarray", array)
 

@@ -1,4 +1,4 @@
-"""Documents that were decoded before. The checkpoints of one run differ in their arrays alone."""
+"""A cache of decoded documents. The checkpoints of one run differ only in their arrays."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _BYTES_OF_A_LEAF: Final = 200
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class RememberedDocuments:
-    """Decodes documents, the last few only once. Thread-safe.
+    """Decodes documents and remembers the last few. Thread-safe.
 
     A document is recognised by a cryptographic digest of its bytes, so the result can never be that of
-    another document. Nobody may change what is returned.
+    another document. Callers must not change the result.
     """
 
     keys: RememberedKeys = field(default_factory=RememberedKeys, init=False, repr=False)
@@ -56,10 +56,10 @@ class RememberedDocuments:
         return found
 
     def table(self, parts: Parts, index: Index) -> LeafTable | None:
-        """Return the table made of these very documents and of an index that says the same."""
+        """Return the table made from these very documents and an equivalent index."""
         return self._tables.get((ByIdentity(*parts), index.what_it_says()))
 
     def keep_table(self, parts: Parts, index: Index, table: LeafTable) -> None:
-        """Remember a table that depends on nothing else."""
+        """Remember a table that depends only on these."""
         nbytes = _BYTES_OF_A_LEAF * len(table.keys)
         self._tables.put((ByIdentity(*parts), index.what_it_says()), table, nbytes)

@@ -1,4 +1,4 @@
-"""What the documents together say of each leaf."""
+"""Combines what the documents say about each leaf."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 
 
 def has_value(typestr: str, skip: bool, /) -> bool:
-    """Whether something may lie in the index under the leaf's name."""
+    """Whether the index may have a value under the leaf's name."""
     return not skip and typestr not in EMPTY_MARKERS and typestr != "string"
 
 
@@ -96,7 +96,7 @@ def leaf_table(
     packed: Mapping[KeyPath, PackedLeaf],
     ocdbt: bool = True,
 ) -> LeafTable:
-    """Put together what is known of every leaf. Leaves that have a value in common share the object.
+    """Build the spec of every leaf. Equal values are shared between leaves.
 
     Args:
         directory: Of the tree.

@@ -1,4 +1,4 @@
-"""How a leaf is stored, and what it takes on the medium, told by the index alone. Pure."""
+"""How a leaf is stored and how much room it takes, from the index alone. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
 from penstock.handlers.ocdbt.index_entries import Index
 
-# Parts of a zarr v3 chain that say where bytes lie, and not what was done to them.
+# Parts of a zarr v3 codec chain that only order bytes and do not encode them.
 _TRANSPARENT: Final = frozenset({"bytes", "sharding_indexed"})
-_LEVELS: Final = ("cname", "level", "clevel")  # what beside its name tells a codec from another one
+_LEVELS: Final = ("cname", "level", "clevel")  # options that are part of a codec's description
 
 
 def codec_of(form: ArrayFormat) -> str | None:
-    """Say what the chunks of an array went through, in that order: `zstd:3`, `blosc:lz4:5`, `shuffle+zlib:6`.
+    """Describe the codecs of an array's chunks, in order: `zstd:3`, `blosc:lz4:5`, `shuffle+zlib:6`.
 
     None if there was no codec. The order of bytes and axes, and inner chunks, do not count as one.
     """
@@ -37,13 +37,13 @@ def codec_of(form: ArrayFormat) -> str | None:
 
 
 def leaf_codec(leaves: StoredLeaves, number: int) -> str | None:
-    """Say what the chunks of one leaf went through."""
+    """Describe the codecs of one leaf's chunks."""
     array = _array(leaves, number)
     return codec_of(array.format) if isinstance(array, StoredArray) else None
 
 
 def leaf_nbytes(leaves: StoredLeaves, index: Index, number: int) -> int:
-    """Count what the chunks of one leaf take."""
+    """Count the stored bytes of one leaf's chunks."""
     array = _array(leaves, number)
     if isinstance(array, PackedArray):
         return array.nbytes

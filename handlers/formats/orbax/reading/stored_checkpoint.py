@@ -66,14 +66,14 @@ class OrbaxCheckpoint:
     checksums: Mapping[str, Checksums]  #: by data file; empty if Orbax wrote it
     index: Index  #: where every chunk lies
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
-    tree_custom_metadata: object = None  #: the caller's own, kept with the tree: any JSON
+    tree_custom_metadata: object = None  #: the caller's metadata stored with the tree: any JSON
     root_custom_metadata: Mapping[str, Any] | None = None  #: of the directory of steps it was found in
     started_at_ns: int | None = None  #: when its save began
     uses_zarr3: bool = False  #: as it is recorded of the tree
 
     @property
     def has_checksums(self) -> bool:
-        """Whether penstock wrote it, and so recorded what each byte should be."""
+        """Whether penstock wrote it, and so recorded checksums."""
         return bool(self.checksums)
 
     def expected_crc32c(self, file: str) -> Sequence[Checksum]:
@@ -85,11 +85,11 @@ class OrbaxCheckpoint:
         return tuple(self.checksums.get(file, ()))
 
     def codec(self, number: int) -> str | None:
-        """Say what the chunks of a leaf went through; see `StorageDetails`."""
+        """Describe the codecs of a leaf's chunks; see `StorageDetails`."""
         return leaf_codec(self.leaves, number)
 
     def stored_nbytes(self, number: int) -> int:
-        """Count the bytes that the chunks of a leaf take; see `StorageDetails`."""
+        """Count the stored bytes of a leaf's chunks; see `StorageDetails`."""
         return leaf_nbytes(self.leaves, self.index, number)
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
@@ -179,7 +179,7 @@ class OrbaxCheckpoint:
     def _opaque_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, codec: str
     ) -> Iterator[Read]:
-        """Read whole chunks, as they are; what they are made of is spread when a stage has made it plain."""
+        """Read whole opaque chunks; their content is scattered after a stage has decoded it."""
         form, info = array.format, stored.info
         for index in itertools.product(*itertools.starmap(range, chunks_in(region.bounds, form.chunk_shape))):
             value = self._chunk(stored, array, index, None)
@@ -264,7 +264,7 @@ def _spread(leaf: int, chunk: StoredChunk, region: Destination, key_path: str, d
     """Bring the part of a chunk that lies in a region there; `data` is the chunk."""
     nbytes = math.prod(chunk.shape) * chunk.itemsize
     if len(data) != nbytes:
-        problem = f"a chunk that was opaque became {len(data)} bytes, not {nbytes}"
+        problem = f"an opaque chunk was decoded to {len(data)} bytes, not {nbytes}"
         raise CorruptCheckpointError(chunk.file, problem, key_path=key_path)
 
     for read in chunk_reads(leaf, chunk, region, nbytes):
@@ -272,7 +272,7 @@ def _spread(leaf: int, chunk: StoredChunk, region: Destination, key_path: str, d
 
 
 def _fill(read: DirectRead | ScatterRead, data: memoryview, _: memoryview) -> None:
-    """Perform a read whose bytes are at hand."""
+    """Perform a read whose bytes are in memory."""
     if isinstance(read, DirectRead):
         read.into()[:] = data
     else:

@@ -1,4 +1,4 @@
-"""Read the documents of a tree, and put together what they say of each leaf.
+"""Read the documents of a tree and combine what they say about each leaf.
 
 No array byte is read and no jax is imported.
 """
@@ -45,7 +45,7 @@ from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.stores import Store
 
 NONE: Final[dict[str, Any]] = {}
-"""What an absent document says: one object, for by that the same is known again. Nobody changes it."""
+"""What an absent document says. A single object, because results are cached by identity. Never changed."""
 
 
 @final
@@ -54,7 +54,7 @@ class Source:
     """What documents are read from, and how."""
 
     store: Store
-    remembered: RememberedDocuments  #: decoded before; takes up those decoded now
+    remembered: RememberedDocuments  #: documents decoded before; those decoded now are added
     whole: bool = True  #: whether every data file must be there in its whole length
 
 
@@ -110,7 +110,7 @@ def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> Le
         packed=structure.packed,
         ocdbt=documents.uses_ocdbt,
     )
-    # What lies elsewhere may have changed the next time.
+    # Values that lie elsewhere may have changed by the next time.
     if not arrays.far and not structure.packed:
         source.remembered.keep_table(parts, index, table)
 
@@ -171,7 +171,7 @@ class _Documents:
         return ({}, {}) if data is None else integrity.decode(path, data)
 
     def random_keys(self) -> dict[str, str]:
-        # Every process records the same, so one of the files will do.
+        # Every process records the same, so any one of the files is enough.
         folder = os.path.join(self.place.directory, ARRAY_METADATAS)
         files = (
             sorted(self.source.store.list_directory(folder)) if ARRAY_METADATAS in self.place.names else []

@@ -1,4 +1,4 @@
-"""Which leaves a tree has, as told by `_METADATA`, by the msgpack file, or by the names of arrays.
+"""Which leaves a tree has, from `_METADATA`, the msgpack file or the names of arrays.
 
 Source:
     ORBAX_FORMAT.md §1.1, §1.2, §1.9.
@@ -30,13 +30,13 @@ from penstock.kernel.errors import CorruptCheckpointError, MissingFileError, Uns
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath
 from penstock.kernel.protocols.stores import Store
 
-_MOST_LEVELS: Final = 64  # of directories, so that a link to a parent ends somewhere
+_MOST_LEVELS: Final = 64  # of directories, so that a link to a parent does not recurse for ever
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The leaves, and the values of those that no array holds."""
+    """The leaves, and the values of those not stored as arrays."""
 
     tree: TreeMetadata
     packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
@@ -47,7 +47,7 @@ def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocumen
 
     Raises:
         CorruptCheckpointError: If a document is damaged, or lacks a value that another says is in it.
-        UnsupportedFormatError: If it is sound, and no tree of penstock can hold it.
+        UnsupportedFormatError: If it is valid, but penstock cannot represent it.
     """
     if place.kind is ItemKind.PACKED:
         return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
@@ -66,7 +66,7 @@ def _recorded(store: Store, place: ItemPlace, remembered: RememberedDocuments) -
         raise MissingFileError(path, "is missing, and the structure of the tree with it")
 
     tree, first = remembered.decode(METADATA, _decode, path, store.read_file(path))
-    # The file was always written once, but read is only one that is said to hold values.
+    # Early Orbax always wrote this file, but it is read only if it is recorded to hold values.
     if first is None:
         return Structure(tree)
 
@@ -82,7 +82,7 @@ def _recorded(store: Store, place: ItemPlace, remembered: RememberedDocuments) -
 
 
 def _decode(path: str, data: bytes) -> tuple[TreeMetadata, int | None]:
-    """Read `_METADATA`, and say which leaf is the first whose value lies in the msgpack file."""
+    """Read `_METADATA`, and return the first leaf whose value lies in the msgpack file."""
     tree = metadata.decode(path, data)
     tuples = tuple_paths(path, tree.value_metadata_tree)
     if tuples:

@@ -14,7 +14,7 @@ _OF_A_PROCESS: Final = "ocdbt.process_"
 
 
 def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None) -> None:
-    """Raise if each process wrote its part, and the last step of the save is missing.
+    """Raise if each process wrote its part but the merge at the end of the save is missing.
 
     A process knows only its own chunks, and most know no array's shape, so parts are not read.
 
@@ -24,7 +24,7 @@ def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None)
         use_ocdbt: What is recorded, None if nothing is.
 
     Raises:
-        IncompleteCheckpointError: It names the parts.
+        IncompleteCheckpointError: The message names the parts.
     """
     parts = sorted(name for name in names if name.startswith(_OF_A_PROCESS))
     if parts and MANIFEST not in names and use_ocdbt is not False:

@@ -1,4 +1,4 @@
-"""A checkpoint at rest, compared with the checksums that were recorded when it was written."""
+"""Compares a stored checkpoint with the checksums that were recorded when it was written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RecordedRange:
 @final
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All ranges to check, and the damage that shows without reading a byte."""
+    """All ranges to check, and the damage that is visible without reading a byte."""
 
     ranges: tuple[RecordedRange, ...]  #: by file and offset
     damages: tuple[Damage, ...]  #: chunks that are not there or of the wrong length

@@ -24,7 +24,7 @@ def whole_chunks(
 ) -> WholeChunks:
     """Look the chunks up, and the checksums of their bytes.
 
-    A leaf is left out (its caller looks at it by itself) unless it is one chunk of the right length in a data
+    A leaf is left out (the caller handles it separately) unless it is one chunk of the right length in a data
     file; and also if that chunk was written in several pieces, each with its own checksum.
 
     Args:

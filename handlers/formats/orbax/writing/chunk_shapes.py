@@ -1,4 +1,4 @@
-"""Into what chunks a shard is cut. Pure.
+"""How a shard is cut into chunks. Pure.
 
 Source:
     ORBAX_FORMAT.md §2.1 for the rules of `chunk_byte_size` and `shard_axes`; tests/interop compares
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _SMALLEST_PART: Final = 16
-"""Equal chunks of which each is below this part of the size aimed at are worse than one that is above it."""
+"""If equal chunks would each be below this part of the target size, one chunk above it is better."""
 
 
 def orbax_chunk_shape(

@@ -1,7 +1,7 @@
 """Encoding whole chunks with TensorStore, in memory.
 
-A codec works on bytes whatever they mean, so chunks are encoded as rows of a matrix of bytes; those of
-one length together, for opening an array costs more than a small chunk does.
+Codecs work on plain bytes, so chunks are encoded as rows of a byte matrix. Chunks of equal length go
+together, because opening an array costs more than encoding a small chunk.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def _encode(codec: str, chunks: Sequence[memoryview], length: int) -> list[bytes
         "assume_metadata": True,
         "store_data_equal_to_fill_value": True,
     }
-    # A context of its own is a memory of its own, which is gone with it.
+    # A separate context has separate memory, which is freed with it.
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     array = _ts.open(spec, context=context).result()
     array.write(rows, can_reference_source_data_indefinitely=True).result()
-    kvstore = array.kvstore  # which is made anew each time it is asked for
+    kvstore = array.kvstore  # which is created anew on each access
     reads = [kvstore.read(f"{row}.0") for row in range(len(chunks))]
     return [read.result().value for read in reads]

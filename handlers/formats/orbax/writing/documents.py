@@ -59,7 +59,7 @@ class EncodedTrees:
         self._known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
 
     def of(self, leaves: Sequence[StagedLeaf]) -> EncodedTree:
-        """Return the encoded tree of these very leaves, told by identity; make it if need be.
+        """Return the encoded tree of these very leaves (by identity); encode it if needed.
 
         Raises:
             DuplicateNameError, InvalidLeafError: As `check_names`.
@@ -75,7 +75,7 @@ class EncodedTrees:
 
 @final
 class EncodedTree:
-    """All that the documents say of a tree, but where its bytes lie.
+    """Everything in a tree's documents except where its bytes lie.
 
     Args:
         leaves: All of them, empty markers among them, in flatten order.
@@ -168,7 +168,7 @@ def _directories(arrays: Sequence[StagedLeaf], version: int) -> list[Document]:
 def _tree(
     leaves: Sequence[StagedLeaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None
 ) -> list[Document]:
-    """Encode what is recorded of the leaves, beside where they lie."""
+    """Encode what is recorded about the leaves, except where they lie."""
     documents = [Document(METADATA, metadata.encode(leaves, form, custom_metadata))]
     arrays = [leaf for leaf in leaves if leaf.spec.typestr == "jax.Array" and leaf.spec.shape is not None]
     shardings = [(leaf.info.name, leaf.spec.sharding) for leaf in arrays if leaf.spec.sharding is not None]
@@ -188,7 +188,7 @@ def _tree(
 def check_names(
     leaves: Sequence[StagedLeaf], form: SaveFormat | None = None, *, single: bool = False
 ) -> None:
-    """Refuse two values under one name, and strings that could not be found under theirs.
+    """Refuse two values with one name, and strings that could not be found under their names.
 
     Empty markers are stored under no name.
 

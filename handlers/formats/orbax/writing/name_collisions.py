@@ -1,4 +1,4 @@
-"""Whether leaves can lie in a directory each, beside each other. Pure.
+"""Checks that leaves can each have a directory of their own. Pure.
 
 Source:
     ORBAX_FORMAT.md §1.7; and §1.1 for why a name is a path with whatever slashes are in it.
@@ -56,7 +56,7 @@ def check_directories(arrays: Iterable[StagedLeaf], version: int, *, single: boo
         single: Whether it is the one array of an item, which has a name that Orbax keeps for itself.
 
     Raises:
-        InvalidLeafError: If the name of a leaf is no path that its files could have.
+        InvalidLeafError: If the name of a leaf is not a usable path.
         DuplicateNameError: If two leaves would need one path; with both key paths.
     """
     files: dict[str, StagedLeaf] = {}

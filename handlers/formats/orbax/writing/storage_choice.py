@@ -1,4 +1,4 @@
-"""How a leaf is stored, of what its handler described and what was asked for. Pure."""
+"""Chooses how a leaf is stored, from its handler's description and the options. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.protocols.leaf import LeafSpec
 
 CODED_FROM: Final = 16 * 1024
-"""Bytes of a leaf below which a codec costs more than it saves: without one, small leaves go together."""
+"""Leaves below this many bytes get no codec: it would cost more than it saves, and keep them out of packs."""
 
 CODED_CHUNK: Final = 16 * 2**20
-"""Bytes of a chunk with a codec, unless asked otherwise: encoded as a whole, and several at once."""
+"""Default bytes of a chunk with a codec. Chunks are encoded whole, several at once."""
 
 _NOTHING: Final = SaveArgs()
 
@@ -58,7 +58,7 @@ def fitted(
     if codec and args.chunk_byte_size is None and form.chunk_byte_size is None:
         chunk_shape = roughly_equal_chunks(chunk_shape, spec.itemsize, coded_chunk)
     if chunk_shape == spec.chunk_shape and codec == spec.codec:
-        return spec  # the same object, for by that the same is known again
+        return spec  # the same object, because specs are compared by identity
 
     return replace(spec, chunk_shape=chunk_shape, codec=codec)
 
@@ -95,7 +95,7 @@ def _cast(spec: LeafSpec, key_path: str, wanted: object) -> LeafSpec:
 
 
 def _chunk_shape(spec: LeafSpec, key_path: str, form: SaveFormat, args: SaveArgs) -> tuple[int, ...]:
-    """Cut the chunks as it was asked for."""
+    """Cut the chunks as requested."""
     shape, whole = spec.shape or (), spec.chunk_shape
     most = args.chunk_byte_size or form.chunk_byte_size
     if most is not None and most < spec.itemsize:

@@ -1,4 +1,4 @@
-"""Trees, by penstock's pipelines: what `PyTreeCheckpointHandler` and others hand their work to."""
+"""Trees through penstock's pipelines: `PyTreeCheckpointHandler` and others delegate to this."""
 
 from __future__ import annotations
 
@@ -66,37 +66,37 @@ Resources: TypeAlias = tuple[Checkpointer, ...]
 
 
 class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
-    """Saves trees into directories that it is given, and restores them.
+    """Saves trees into given directories, and restores them.
 
-    It has an event loop in a thread of its own, from its first use until `close`, or until nobody
-    refers to it any more; all methods also work inside a running event loop.
+    It owns an event loop in a thread, from its first use until `close`, or until it is garbage
+    collected. All methods also work inside a running event loop.
 
     Args:
         save_concurrent_bytes: Host bytes that saves may hold.
         restore_concurrent_bytes: Host bytes that restores may hold.
-        save_device_host_concurrent_bytes: Bytes that are copied from devices at once; or `"auto"`, for
-            what the machine can spare.
-        memory_limit_options: The most that `"auto"` may mean.
+        save_device_host_concurrent_bytes: Bytes copied from devices at once; or `"auto"`, for as much as
+            the machine can spare.
+        memory_limit_options: The upper limit of `"auto"`.
         use_ocdbt: Whether all arrays lie in one OCDBT database; else each in a directory of its own.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         use_compression: Whether chunks that compress well are compressed, with zstd.
         multiprocessing_options: Which processes save.
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
-        enable_post_merge_validation: Without effect: every leaf is counted before a save is complete.
+        enable_post_merge_validation: Has no effect: every leaf is counted before a save is complete.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Looks at what is recorded of arrays, in `finalize`; what it raises fails
-            the save. By default nobody does: shapes and chunks are counted when a save is committed.
-        enable_pinned_host_transfer: Without effect: jax copies as it does.
-        is_prioritized_key_fn: Says which leaves are copied first.
+        array_metadata_validator: Checks the recorded array metadata in `finalize`; an error it raises fails
+            the save. None by default: shapes and chunks are counted when a save is committed.
+        enable_pinned_host_transfer: Has no effect: jax chooses how to copy.
+        is_prioritized_key_fn: Decides which leaves are copied first.
 
     Raises:
-        ValueError: If `"auto"` is asked for without `memory_limit_options`.
+        ValueError: If `"auto"` is given without `memory_limit_options`.
     """
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
 
     _DURABLE = True
-    _single = False  # whether the tree is one array, whose name is kept for it
+    _single = False  # whether the tree is one array, stored under its own name
 
     def __init__(
         self,
@@ -194,8 +194,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         Raises:
             FileNotFoundError: If there is none.
-            ValueError: If the item and the stored tree differ in structure, or a leaf cannot be had as
-                asked, or the directory is damaged.
+            ValueError: If the item and the stored tree differ in structure, or a leaf cannot be restored
+                as requested, or the directory is damaged.
         """
         args = args or BasePyTreeRestoreArgs()
         path = path_text(directory)
@@ -222,7 +222,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
 
     def finalize(self, directory: Any) -> None:
-        """Have what is recorded of arrays validated. What was written was merged when it was committed.
+        """Validate the recorded array metadata. What was written was merged when it was committed.
 
         Raises:
             Exception: What the validator raises.
@@ -232,7 +232,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             validate(self._validator, store, directory)
 
     def close(self) -> None:
-        """End the thread. Used again, the handler begins another one."""
+        """End the thread. Using the handler again starts another one."""
         self._loop.close()
 
     def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
@@ -240,7 +240,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     @property
     def _registry(self) -> Any:
-        """Of type handlers: that which was given, or the one of the process as it is now."""
+        """The registry of type handlers that was given, or else the current one of the process."""
         return self._type_handler_registry or default_registry()
 
     def _workers(self, **options: Any) -> StageWorkers:
@@ -282,14 +282,14 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 @register_with_handler(BasePyTreeCheckpointHandler, for_save=True)
 @dataclass
 class BasePyTreeSaveArgs(CheckpointArgs):
-    """What to save, and how.
+    """What to save and how.
 
     Attributes:
         item: A tree.
-        save_args: A tree of `SaveArgs` like it; None for a leaf, or for all, asks for nothing.
+        save_args: A tree of `SaveArgs` like it; None, for a leaf or for all, means the defaults.
         ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
         custom_metadata: JSON kept with the tree.
-        partial_save_mode: Whether the tree is a part of one that is saved bit by bit.
+        partial_save_mode: Whether the tree is one part of a tree saved in several calls.
     """
 
     item: Any
@@ -302,7 +302,7 @@ class BasePyTreeSaveArgs(CheckpointArgs):
 @register_with_handler(BasePyTreeCheckpointHandler, for_restore=True)
 @dataclass
 class BasePyTreeRestoreArgs(CheckpointArgs):
-    """What to restore, and how.
+    """What to restore and how.
 
     Attributes:
         item: A tree of the structure of the result; its leaves may be anything.
@@ -317,7 +317,7 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
 
 @asynccontextmanager
 async def _opened(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
-    """Yield what saves and what restores."""
+    """Yield the Checkpointer that saves and the one that restores."""
     chosen = AutoLayout(layout)
     async with AsyncExitStack() as stack:
         opened: list[Checkpointer] = []
@@ -338,7 +338,7 @@ async def _start_save(
             return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
         except (CorruptCheckpointError, StorageError) as error:
             if not error.path.startswith(base):
-                raise  # else somebody removed or damaged it, and it is not needed
+                raise  # otherwise the base is gone or damaged, and the save works without it
 
     return await checkpointer.save(path, item, overwrite=True, **keywords)
 
@@ -386,7 +386,7 @@ def _save_limit(
 
 
 def _by_name(args: Any, kind: type[T]) -> Mapping[str, T]:
-    """Return what is said of each leaf, by its stored name; made when a handler asks, which few do."""
+    """Return the arguments of each leaf by its stored name; computed on first use, as few handlers ask."""
     return {} if args is None else LazyMapping(partial(_named, args, kind))
 
 

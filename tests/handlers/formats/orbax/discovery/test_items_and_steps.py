@@ -197,7 +197,7 @@ class TestItems:
     def test_one_that_is_nothing_known(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("a", "x"), b__other="")
 
-        with pytest.raises(UnsupportedFormatError, match="/b: is no item that penstock knows"):
+        with pytest.raises(UnsupportedFormatError, match="/b: is not an item that penstock knows"):
             open_(tmp_path, "b")
 
     def test_inside_of_an_unfinished_save(self, tmp_path: Path) -> None:
