@@ -5,30 +5,23 @@ from __future__ import annotations
 __all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSaveArgs")
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 from jax import tree_util
 
 from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer import pipelines
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
-from penstock.kernel.memory.regulator import Flow
-from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.orbax.common.array_metadata_store import Store
-from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
@@ -45,24 +38,26 @@ from penstock.orbax.v0.common.v0_options import (
     check_primary_host,
 )
 from penstock.orbax.v0.handlers.checkpoint_handler import DeferredPathAsyncCheckpointHandler, wait_for_all
+from penstock.orbax.v0.handlers.pytree_calls import (
+    Serving,
+    describe,
+    note_moved,
+    open_checkpointers,
+    restore_value,
+    start_save,
+    with_type_handlers,
+)
 from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
 from penstock.orbax.v0.leaf_handlers.default_registry import default_registry
-from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers, UnknownTypeError
 from penstock.orbax.v0.trees.empty_node_leaves import with_markers
 from penstock.orbax.v0.trees.leaf_formats import leaf_formats
 from penstock.orbax.v0.trees.restore_tree import Asked, Calls, restore_tree
 from penstock.orbax.v0.trees.tree_description import describe_tree
 from penstock.stages.pytree.flattening import step
-from penstock.stages.reuse.value_cache import KnownValues
 
 T = TypeVar("T")
 _jax: Any = tree_util
-
-Limit: TypeAlias = int | None
-Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
-"""Gives a Checkpointer the type handlers of one save or restore."""
-Resources: TypeAlias = tuple[Checkpointer, ...]
-"""What saves, and what restores: the same if both have one budget."""
 
 
 class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
@@ -131,7 +126,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._layout = TreeLayout(self._form, single=self._single)
         self._type_handler_registry = type_handler_registry
-        self._loop = LoopThread(partial(_opened, self._layout, limits), name="penstock.orbax")
+        self._loop = LoopThread(partial(open_checkpointers, self._layout, limits), name="penstock.orbax")
 
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
@@ -168,16 +163,16 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
                 save_args=_by_name(args.save_args, SaveArgs),
             )
-            serves = partial(_serving, self._registry, workers)
+            serves = partial(with_type_handlers, self._registry, workers)
             path, marked = path_text(directory), with_markers(item)
 
         links = links_in_force()
         if links is not None:
             keywords["base"] = links.base_of(path)
-            links.when_published(path, partial(self._loop.call, _note_moved, path))
+            links.when_published(path, partial(self._loop.call, note_moved, path))
         try:
             with timed(f"{WRITE}blocking_d2h_duration_secs"):
-                save = await self._loop.acall(_start_save, serves, path, marked, keywords)
+                save = await self._loop.acall(start_save, serves, path, marked, keywords)
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
@@ -204,9 +199,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
-        serves = partial(_serving, self._registry, workers)
+        serves = partial(with_type_handlers, self._registry, workers)
         calls = Calls(
-            metadata=partial(self._loop.call, _describe, path),
+            metadata=partial(self._loop.call, describe, path),
             restore=partial(self._restore, serves, path),
         )
         return restore_tree(asked, calls)
@@ -218,7 +213,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        about = self._loop.call(_describe, path_text(directory))
+        about = self._loop.call(describe, path_text(directory))
         return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
 
     def finalize(self, directory: Any) -> None:
@@ -236,7 +231,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         self._loop.close()
 
     def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
-        return self._loop.call(_restore, serves, path, keywords)
+        return self._loop.call(restore_value, serves, path, keywords)
 
     @property
     def _registry(self) -> Any:
@@ -313,53 +308,6 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
     item: Any = None
     restore_args: Any = None
     partial_restore: bool = False
-
-
-@asynccontextmanager
-async def _opened(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
-    """Yield the Checkpointer that saves and the one that restores."""
-    chosen = AutoLayout(layout)
-    async with AsyncExitStack() as stack:
-        opened: list[Checkpointer] = []
-        for limit in dict.fromkeys(limits):
-            checkpointer = Checkpointer(layout=chosen, memory_limit=limit)
-            opened.append(await stack.enter_async_context(checkpointer))
-
-        yield tuple(opened)
-
-
-async def _start_save(
-    resources: Resources, serves: Serving, path: str, item: Any, keywords: dict[str, Any]
-) -> SaveFuture:
-    base = keywords.pop("base", None)
-    checkpointer = serves(resources[0], "save")
-    if base is not None:
-        try:
-            return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
-        except (CorruptCheckpointError, StorageError) as error:
-            if not error.path.startswith(base):
-                raise  # otherwise the base is gone or damaged, and the save works without it
-
-    return await checkpointer.save(path, item, overwrite=True, **keywords)
-
-
-async def _note_moved(resources: Resources, path: str, to: str) -> None:
-    engine = resources[0].engine
-    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
-
-
-async def _restore(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:
-    return await serves(resources[-1], "restore").restore(path, **keywords)
-
-
-def _serving(registry: Any, workers: StageWorkers, checkpointer: Checkpointer, flow: Flow) -> Checkpointer:
-    """Return the Checkpointer with the type handlers of one save or restore."""
-    limiters = Limiters.of(checkpointer.engine.memory, flow)
-    return checkpointer.with_handlers(StageRegistry(registry, replace(workers, limiters=limiters)))
-
-
-async def _describe(resources: Resources, path: str) -> CheckpointMetadata:
-    return await resources[-1].metadata(path)
 
 
 def _save_limit(
