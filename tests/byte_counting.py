@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import msgpack
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.stores import ReadableFile
 from penstock.kernel.protocols.transfers import Transfers
+
+
+def files_of_arrays(checkpoint: Path) -> set[str]:
+    """The data files that hold array bytes, as the checkpoint itself says; others hold its index."""
+    recorded = msgpack.unpackb((checkpoint / "_PENSTOCK_INTEGRITY").read_bytes())
+    return {str(checkpoint / name) for name in recorded["files"]}
+
 
 OCDBT_NODE = b"\x0c\xdb"  #: what a node of the index begins with, which is read from data files, too
 

@@ -27,6 +27,16 @@ PARTS = ("kernel", "stages", "handlers")
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_FILES_IN_A_ROOM = 15
+
+# Lines count as they are, docstrings and signatures included. What is longer is public, names and describes
+# each of some fifteen options, and hands them on by name.
+LONG_MODULES = {"src/penstock/steps/manager.py"}  # one class, with three such methods and five overloads
+LONG_FUNCTIONS = {
+    "src/penstock/checkpointer/checkpointer.py:restore",
+    "src/penstock/tools/convert.py:convert",
+    "src/penstock/tools/convert.py:export_safetensors",
+}
+
 FULLER_ROOMS = {"stages", "src/penstock/orbax"}  # an actor each, and a public module of Orbax each
 
 # Which parts of penstock a part may import. The face, src/penstock, composes them all.
@@ -186,36 +196,23 @@ def test_nothing_is_imported_around_penstock() -> None:
     assert wrong == []
 
 
-def code_lines(node: ast.AST, n_lines: int) -> int:
-    """Lines without docstrings: whoever documents every argument is not to be the longer for it."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = part.body[0] if part.body else None
-            if ast.get_docstring(part) and isinstance(first, ast.Expr):
-                n_lines -= (first.end_lineno or first.lineno) - first.lineno + 1
-
-    return n_lines
-
-
 def test_no_module_outgrows_its_limit() -> None:
-    texts = {str(path.relative_to(ROOT)): path.read_text() for path in library()}
-    lengths = {name: code_lines(ast.parse(text), len(text.splitlines())) for name, text in texts.items()}
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in library()}
+    long = {name: n for name, n in lengths.items() if n > MAX_MODULE_LINES}
 
-    assert {name: n for name, n in lengths.items() if n > MAX_MODULE_LINES} == {}
+    assert long.keys() <= LONG_MODULES, long
 
 
 def test_no_function_outgrows_its_limit() -> None:
-    long: list[str] = []
+    long: dict[str, int] = {}
     for path in library():
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            first = node.body[0].lineno  # a public function has as many parameters as it needs
-            n_lines = code_lines(node, (node.end_lineno or first) - first + 1)
-            if n_lines > MAX_FUNCTION_LINES:
-                long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {n_lines} lines")
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                n_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if n_lines > MAX_FUNCTION_LINES:
+                    long[f"{path.relative_to(ROOT)}:{node.name}"] = n_lines
 
-    assert long == []
+    assert long.keys() <= LONG_FUNCTIONS, long
 
 
 def test_a_cycle_is_found() -> None:

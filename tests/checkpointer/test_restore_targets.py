@@ -23,6 +23,7 @@ import optax
 import pytest
 from flax.core import freeze
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from tests.byte_counting import files_of_arrays
 
 import penstock
 from penstock.checkpointer.checkpointer import Checkpointer
@@ -407,8 +408,10 @@ class TestMetadata:
             before = len(store.operations)
             found = await checkpointer.metadata(tmp_path / "a")
 
-        done = {operation.name for operation in store.operations[before:]}
-        assert done <= {"identity", "kind", "size", "list_directory", "read_file", "hold_reading"}
+        looks = {"identity", "kind", "size", "list_directory", "read_file", "hold_reading"}
+        reads = [operation for operation in store.operations[before:] if operation.name not in looks]
+        assert {operation.name for operation in reads} <= {"open_data_file", "file.read_at", "file.close"}
+        assert not {operation.path for operation in reads} & files_of_arrays(tmp_path / "a")
         assert (found.path, found.custom_metadata) == (str(tmp_path / "a"), {"lr": [0.1]})
         assert found.committed_at_ns is not None
         assert found.nbytes == 24 + 8 + 8 + 16

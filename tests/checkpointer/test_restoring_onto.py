@@ -493,7 +493,7 @@ class TestTransforms:
     def test_a_pipeline_that_cannot_make_anything_is_refused(self, path: Path) -> None:
         pipeline = restore_pipeline()
         assert "derive" not in pipeline.names  # a restore without options has nothing to pay for it
-        with pytest.raises(penstock.PenstockError, match="assemble"):
+        with pytest.raises(penstock.PenstockError, match="RestoredTree"):
             Restored(path, like={}, transforms={}, pipeline=pipeline.without("assemble"))
 
 

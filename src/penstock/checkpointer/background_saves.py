@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-__all__ = ("BackgroundSaves",)
+__all__ = ("BackgroundSaves", "SaveOptions")
 
-from typing import final
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 from anyio import Lock
 
+from penstock.checkpointer.engine import Compare, Engine
+from penstock.checkpointer.pipelines import First, fitting_pipeline, prioritised
+from penstock.checkpointer.save_items import for_items
 from penstock.checkpointer.save_task import SaveTask
+from penstock.handlers.formats.items.item_types import Composite
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.messages.save import TreeToSave
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import SaveRun
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """The options of `Checkpointer.save`, which says what they mean."""
+
+    overwrite: bool
+    prioritise: First | None
+    custom_metadata: Mapping[str, Any] | None
+    pipeline: Pipeline[SaveRun] | None
+    save_args: object
+    base: str | os.PathLike[str] | None
+    compare: Compare
 
 
 @final
@@ -26,6 +51,49 @@ class BackgroundSaves:
     def turn(self, path: str) -> Lock:
         """Return the lock that serialises saves to `path`."""
         return self._turns.setdefault(path, Lock())
+
+    async def make(
+        self,
+        threads: Threads,
+        engine: Engine,
+        pipeline: Pipeline[SaveRun],
+        path: str,
+        tree: object,
+        options: SaveOptions,
+    ) -> SaveTask:
+        """Return a save that is not started yet. It alone holds the tree, once the caller lets go of it.
+
+        Args:
+            threads: For blocking calls.
+            engine: What all saves share.
+            pipeline: The stages, unless the options have others.
+            path: The destination, absolute.
+            tree: A tree, or a `Composite` of named items.
+            options: What was asked for.
+
+        Raises:
+            SpecError: If the options do not fit, or the pipeline cannot work.
+            PenstockError: If an earlier save failed and nobody was told yet.
+        """
+        self.raise_unseen()
+        save_args, first = options.save_args, options.prioritise
+        if isinstance(tree, Composite):
+            engine, tree, save_args, first = await threads.run(for_items, engine, tree, save_args, first)
+
+        run = engine.save_run(
+            path,
+            threads,
+            overwrite=options.overwrite,
+            custom_metadata=options.custom_metadata,
+            save_args=save_args,
+            base=options.base,
+            compare=options.compare,
+        )
+        chosen = pipeline if options.pipeline is None else fitting_pipeline(options.pipeline, engine.layout)
+        chosen = prioritised(chosen, first)
+        chosen.check(TreeToSave)
+        undo_s = engine.config.stopping.undo_s
+        return SaveTask(chosen, run, TreeToSave(tree, chosen.spec_changes), self.turn(path), undo_s)
 
     def add(self, save: SaveTask) -> None:
         """Add a save, and drop ended saves whose failure, if any, was seen."""

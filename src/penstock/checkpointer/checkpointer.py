@@ -12,6 +12,7 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
 
+from penstock.checkpointer.background_saves import SaveOptions
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Compare, Engine, make_engine
 from penstock.checkpointer.lifetime import Lifetime
@@ -23,11 +24,8 @@ from penstock.checkpointer.process_exit import Stopping
 from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import RestoreKeywords, asked_for, result_check, with_derive
 from penstock.checkpointer.restore_task import RestoreTask
-from penstock.checkpointer.save_items import for_items
-from penstock.checkpointer.save_task import SaveTask
 from penstock.checkpointer.streaming import LeafStream
 from penstock.checkpointer.verify import VerifyReport, verify_checkpoint
-from penstock.handlers.formats.items.item_types import Composite
 from penstock.handlers.formats.items.protobuf_targets import message_target
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.config.config import Config
@@ -171,9 +169,8 @@ class Checkpointer:
             save_args: How leaves are stored, where not as the format says: a `SaveArgs` for all; a tree
                 of them, each for every leaf at or below its place; or a function from the tuple of a
                 leaf's stored keys to one or None.
-            base: An earlier checkpoint. Leaves that have not changed since are linked, not written; each
-                checkpoint is whole by itself, whichever is deleted first. Leaves with a codec are
-                always written.
+            base: An earlier checkpoint. Leaves that have not changed since, and have no codec, are linked
+                and not written; each checkpoint is whole by itself, whichever is deleted first.
             compare: How an unchanged leaf is known. `"identity"`: it is the very jax.Array that this
                 Checkpointer saved there. `"digest"`: its bytes have the SHA-256 that a save with
                 `"digest"` recorded there.
@@ -190,28 +187,11 @@ class Checkpointer:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        life, final, engine = self._life, absolute_path(path), self._engine
-        _, threads = life.running()
-        life.background.raise_unseen()
-        if isinstance(tree, Composite):
-            made = await threads.run(for_items, engine, tree, save_args, prioritise)
-            engine, tree, save_args, prioritise = made
-
-        run = engine.save_run(
-            final,
-            threads,
-            overwrite=overwrite,
-            custom_metadata=custom_metadata,
-            save_args=save_args,
-            base=base,
-            compare=compare,
-        )
-        chosen = self._save_pipeline if pipeline is None else fitting_pipeline(pipeline, engine.layout)
-        chosen = prioritised(chosen, prioritise)
-        chosen.check(TreeToSave)
-        turn, undo_s = life.background.turn(final), engine.config.stopping.undo_s
-        task = SaveTask(chosen, run, TreeToSave(tree, chosen.spec_changes), turn, undo_s)
-        del tree
+        options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
+        life, final = self._life, absolute_path(path)
+        threads, engine = life.running()[1], self._engine
+        task = await life.background.make(threads, engine, self._save_pipeline, final, tree, options)
+        del tree  # a save in the background must not keep arrays that the caller dropped
         await life.start(task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
         return task.future
 
@@ -310,9 +290,8 @@ class Checkpointer:
             on_missing=on_missing,
             on_unexpected=on_unexpected,
         )
-        asked = asked_for(options, has_like=has_like)
-        target = target if has_like else None
-        request = RestoreRequest(final, target, has_like, asked, mmap, split, item, only)
+        asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
+        request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only)
         chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
         chosen.check(RestoreRequest)
         task = RestoreTask(self._engine, threads, with_derive(chosen, asked), request)
@@ -372,8 +351,7 @@ class Checkpointer:
             ClosedError: If the Checkpointer is not open. What `restore` raises comes with the first value.
         """
         tasks, threads = self._life.running()
-        has_like = like is not ...
-        target = like if has_like else None
+        target, has_like = (None, False) if like is ... else (like, True)
         request = RestoreRequest(absolute_path(path), target, has_like, item=item, only=only)
         chosen = self._restore_pipeline if pipeline is None else pipeline
         return self._life.streams.open(self._engine, tasks, threads, chosen, request, order)

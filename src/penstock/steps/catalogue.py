@@ -10,7 +10,7 @@ from typing import final
 
 from structlog.stdlib import BoundLogger
 
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.protocols.stores import Store
 from penstock.steps import step_directory as on_disk
 from penstock.steps.keep_policies import Needs, StepInfo
@@ -47,6 +47,18 @@ class Catalogue:
     def latest(self) -> int | None:
         """The last one; None if there is none."""
         return next(reversed(self._steps), None)
+
+    def require_latest(self) -> int:
+        """Return the last one.
+
+        Raises:
+            NotACheckpointError: If there is none.
+        """
+        latest = self.latest
+        if latest is None:
+            raise NotACheckpointError(self._root, "there is no step in it")
+
+        return latest
 
     def __contains__(self, step: int) -> bool:
         return step in self._steps

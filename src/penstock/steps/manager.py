@@ -7,13 +7,12 @@ __all__ = ("CheckpointManager",)
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, final, overload
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
 from penstock.checkpointer.engine import Compare
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_keywords import RestoreKeywords, result_check
-from penstock.handlers.formats.items.item_types import Composite
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
@@ -32,6 +31,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.steps import step_directory as on_disk
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
+from penstock.steps.own_checkpointer import own_or_given
 from penstock.steps.preemption import awaits_preemption
 from penstock.steps.restore_step import restore_step
 from penstock.steps.save_policies import Always, SavePolicy
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     import jax
 
 T = TypeVar("T")
+Step: TypeAlias = SupportsIndex | None
+"""Its number; None for the latest."""
 
 
 @final
@@ -79,20 +81,8 @@ class CheckpointManager:
         sigterm: Whether SIGTERM triggers `OnPreemption` instead of ending the process; by default if
             `save_when` contains it.
         checkpointer: An open Checkpointer that saves and restores, to share its memory budget.
-        config: Options, as for `penstock.Checkpointer`; and so is everything below. Not beside a
-            `checkpointer`, which has its own.
-        registry: Handlers for leaf types.
-        save_pipeline: The stages of a save.
-        restore_pipeline: The stages of a restore.
-        store: Where `root` lies.
-        save_format: How arrays are stored.
-        layout: The format on disk.
-        coordinator: How the processes of a job agree.
-        memory_limit: Host bytes that all saves and restores together may hold.
-        save_device_host_concurrent_bytes: Of these, how many saves may hold staged.
-        save_concurrent_bytes: Bytes that may be on their way to storage at once.
-        restore_concurrent_bytes: Bytes that may be on their way from storage at once.
-        memory: The budget of another Checkpointer, to share it.
+        config: As for `penstock.Checkpointer`, and so are all that follow. Not beside a `checkpointer`,
+            which has its own.
 
     Raises:
         SpecError, ConfigError: If an option does not fit.
@@ -145,22 +135,17 @@ class CheckpointManager:
         }
         save_when = Always() if save_when is None else save_when
         keep = KeepAll() if keep is None else keep
-        self._root = absolute_path(root)
+        self._root, self._read_only = absolute_path(root), read_only
         self._names: NameFormat = StepNames() if names is None else names
         self._ranking = ranking_of(keep) if metric is None else (metric, mode)
-        self._read_only = read_only
         self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
-        self._checkpointer = _own_or_given(checkpointer, options)
+        self._checkpointer = own_or_given(checkpointer, options)
         self._saves = StepSaves(
             self._checkpointer, self._root, self._names, save_when, keep, trash=trash, link=link
         )
-        opening = Opening(
-            owned=self._checkpointer if checkpointer is None else None,
-            metadata=metadata,
-            writes=not read_only,
-            clean=clean and not read_only,
-            sigterm=self.awaits_preemption if sigterm is None else sigterm,
-        )
+        owned = self._checkpointer if checkpointer is None else None
+        sigterm = self.awaits_preemption if sigterm is None else sigterm
+        opening = Opening(owned=owned, metadata=metadata, writes=not read_only, clean=clean, sigterm=sigterm)
         self._entered = EnteredOnce("CheckpointManager", partial(self._saves.live, opening))
 
     async def __aenter__(self) -> CheckpointManager:
@@ -248,14 +233,8 @@ class CheckpointManager:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        self._saves.check_open()
-        if self._read_only:
-            raise SpecError(f"{self._root!r} was opened read_only; nothing can be saved there")
-
-        number = step_number(step)
-        self._saves.raise_unseen()
-        self._saves.check_order(number, overwrite=overwrite)
-        if not force and not self._saves.is_wanted(number):
+        number = self._writable(step, "saved")
+        if not self._saves.admits(number, force=force, overwrite=overwrite):
             return None
 
         save = partial(
@@ -272,40 +251,23 @@ class CheckpointManager:
 
     @overload
     async def restore(
-        self,
-        step: SupportsIndex | None = None,
-        *,
-        as_type: type[T],
-        like: object = ...,
-        **options: Unpack[RestoreKeywords],
+        self, step: Step = None, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
     ) -> T: ...
     @overload
     async def restore(
-        self,
-        step: SupportsIndex | None = None,
-        *,
-        like: EllipsisType = ...,
-        **options: Unpack[RestoreKeywords],
+        self, step: Step = None, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]
     ) -> Any: ...
     @overload
-    async def restore(
-        self, step: SupportsIndex | None = None, *, like: type[T], **options: Unpack[RestoreKeywords]
-    ) -> T: ...
+    async def restore(self, step: Step = None, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
     @overload
     async def restore(
-        self,
-        step: SupportsIndex | None = None,
-        *,
-        like: jax.ShapeDtypeStruct,
-        **options: Unpack[RestoreKeywords],
+        self, step: Step = None, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreKeywords]
     ) -> jax.Array: ...
     @overload
-    async def restore(
-        self, step: SupportsIndex | None = None, *, like: T, **options: Unpack[RestoreKeywords]
-    ) -> T: ...
-    async def restore(
+    async def restore(self, step: Step = None, *, like: T, **options: Unpack[RestoreKeywords]) -> T: ...
+    async def restore(  # noqa: D417  # what it does not describe is as for `Checkpointer.restore`
         self,
-        step: SupportsIndex | None = None,
+        step: Step = None,
         *,
         like: Any = ...,
         as_type: type[Any] | None = None,
@@ -332,21 +294,7 @@ class CheckpointManager:
             step: Its number; by default the latest.
             like: As for `Checkpointer.restore`; or a `Composite` of such, for some items, where `...`
                 means as it was saved.
-            as_type: As for `Checkpointer.restore`; and so is everything below, for each item.
-            mmap: Whether leaves live in the page cache where they can.
-            split: What separates the keys in the names of a safetensors file.
-            item: The name of one item, which alone is restored.
-            prioritise: Says which leaves are read first, by stored key path.
-            pipeline: Stages for this restore alone.
-            on_report: Called with the `RestoreReport` when a tree is complete.
-            only: Which leaves are restored.
-            rename: Stored names to names in the result.
-            transforms: Regular expressions over key paths to `penstock.Transform`s.
-            transforms_default_to_original: Whether leaves without a transform come from the checkpoint.
-            dtype: What arrays are cast to.
-            strict: If False, arrays are padded or cut off to the shapes of `like`.
-            on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have.
-            on_unexpected: `"skip"` leaves out what the checkpoint has and `like` has not.
+            as_type: As for `Checkpointer.restore`, and so are all that follow, for each item.
 
         Returns:
             The tree, if the step holds one or `item` or one `like` is given; else a `Composite`.
@@ -355,7 +303,6 @@ class CheckpointManager:
             NotACheckpointError: If there is no such step, or none at all.
             PenstockError: As `Checkpointer.restore`.
         """
-        self._saves.check_open()
         number = self._chosen(step)
         restore = partial(
             self._checkpointer.restore,
@@ -374,11 +321,7 @@ class CheckpointManager:
             on_unexpected=on_unexpected,
         )
         path, check = self._saves.catalogue.path(number), result_check(self._root, as_type)
-        if item is not None or (like is not ... and not isinstance(like, Composite)):
-            found = await restore(path, like=like, item=item)
-        else:
-            found = await restore_step(self._checkpointer.engine, self._saves.threads, restore, path, like)
-
+        found = await restore_step(self._checkpointer.engine, self._saves.threads, restore, path, like, item)
         check(found)
         self._saves.note_base(number)
         return found
@@ -408,21 +351,18 @@ class CheckpointManager:
 
         return await self._saves.best_step(*ranking)
 
-    async def metadata(self, step: SupportsIndex | None = None) -> StepMetadata:
+    async def metadata(self, step: Step = None) -> StepMetadata:
         """Say what a step holds, by default the latest, without reading arrays or touching a device.
 
         Raises:
             NotACheckpointError: If there is no such step, or none at all.
             CorruptCheckpointError: If a document is damaged.
         """
-        self._saves.check_open()
         number = self._chosen(step)
-        path, engine = self._saves.catalogue.path(number), self._checkpointer.engine
-
-        async def describe() -> StepMetadata:
-            return await self._saves.threads.run(describe_step, engine.layout, engine.store, path, number)
-
-        return await engine.read_unchanged(path, self._saves.threads, describe)
+        path = self._saves.catalogue.path(number)
+        engine, threads = self._checkpointer.engine, self._saves.threads
+        describe = partial(threads.run, describe_step, engine.layout, engine.store, path, number)
+        return await engine.read_unchanged(path, threads, describe)
 
     async def root_metadata(self) -> Mapping[str, Any] | None:
         """Return what was given as `metadata` when the root was made; None if nothing was."""
@@ -440,10 +380,7 @@ class CheckpointManager:
         Cancellation:
             The step will be deleted nevertheless.
         """
-        self._saves.check_open()
-        number = step_number(step)
-        if self._read_only:
-            raise SpecError(f"{self._root!r} was opened read_only; nothing can be deleted there")
+        number = self._writable(step, "deleted")
         if number not in self._saves.catalogue:
             raise NotACheckpointError(self._saves.catalogue.path(number), "there is no such step")
 
@@ -501,28 +438,13 @@ class CheckpointManager:
         await self.wait()
         self._saves.close()
 
-    def _chosen(self, step: SupportsIndex | None) -> int:
-        if step is not None:
-            return step_number(step)
+    def _chosen(self, step: Step) -> int:
+        self._saves.check_open()
+        return self._saves.catalogue.require_latest() if step is None else step_number(step)
 
-        latest = self.latest_step()
-        if latest is None:
-            raise NotACheckpointError(self._root, "there is no step in it")
+    def _writable(self, step: SupportsIndex, what: str) -> int:
+        self._saves.check_open()
+        if self._read_only:
+            raise SpecError(f"{self._root!r} was opened read_only; nothing can be {what} there")
 
-        return latest
-
-
-def _own_or_given(given: Checkpointer | None, options: Mapping[str, Any]) -> Checkpointer:
-    """Return the one given, or one of one's own with the options.
-
-    Raises:
-        SpecError: If there are both.
-    """
-    if given is None:
-        return Checkpointer(**options)
-
-    unused = [name for name, value in options.items() if value is not None]
-    if unused:
-        raise SpecError(f"{', '.join(unused)}: an option of the checkpointer, which is given already")
-
-    return given
+        return step_number(step)

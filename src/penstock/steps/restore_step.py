@@ -16,17 +16,26 @@ from penstock.steps.step_directory import TREE
 
 
 async def restore_step(
-    engine: Engine, threads: Threads, restore: Callable[..., Awaitable[Any]], path: str, like: Any
+    engine: Engine,
+    threads: Threads,
+    restore: Callable[..., Awaitable[Any]],
+    path: str,
+    like: Any,
+    item: str | None,
 ) -> Any:
-    """Return the tree of the step at `path`, if it holds one; else a `Composite` of its items.
+    """Return the tree of the step at `path`, if it holds one or one is asked for; else a `Composite`.
 
     Args:
         engine: Of a Checkpointer.
         threads: For blocking calls.
         restore: `Checkpointer.restore`, with all options but `item` and `like`.
         path: Of the step.
-        like: `...` for everything; or a `Composite` of targets, which names the items wanted.
+        like: `...` for everything; a target of one tree; or a `Composite` of targets, which names the
+            items wanted.
+        item: The name of one item, which alone is restored.
     """
+    if item is not None or (like is not ... and not isinstance(like, Composite)):
+        return await restore(path, like=like, item=item)
 
     async def read() -> Any:
         if like is ...:

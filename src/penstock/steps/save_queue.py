@@ -187,6 +187,17 @@ class StepSaves:
         )
         return self._save_when.should_save(moment)
 
+    def admits(self, step: int, *, force: bool, overwrite: bool) -> bool:
+        """Whether `step` is to be saved now: the policy wants it, or it is forced.
+
+        Raises:
+            StepExistsError, OlderStepError: As `check_order`.
+            PenstockError: If something failed in the background and nobody was told yet.
+        """
+        self.raise_unseen()
+        self.check_order(step, overwrite=overwrite)
+        return force or self.is_wanted(step)
+
     def check_order(self, step: int, *, overwrite: bool) -> None:
         """Refuse a step that exists, or is older than the latest.
 

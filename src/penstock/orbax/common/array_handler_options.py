@@ -1,4 +1,4 @@
-"""What the options of an `ArrayHandler` change of how a jax.Array is stored in a pipeline. Pure."""
+"""How the options of an `ArrayHandler` change the storage of a jax.Array in a pipeline. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from penstock.kernel.protocols.leaf import LeafSpec
 @final
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Says of each array how it is to be stored, of what the handler itself would say.
+    """Adapts the handler's description of each array to the options.
 
     Attributes:
-        parallel: Whether the replicas of a shard write a part of it each.
+        parallel: Whether each replica of a shard writes a part of it.
         min_slice_bytes: Bytes of a part below which the shard is not divided.
-        max_replicas: Into how many parts it is divided at most.
+        max_replicas: The most parts that it is divided into.
         replica_id: Which replica writes a shard that is not divided; None for any.
         shardings: Whether shardings are recorded.
-        shapes: Whether it is recorded how arrays were cut, and the kind of typed keys.
+        shapes: Whether the chunks of arrays and the kind of typed keys are recorded.
     """
 
     parallel: bool = True
@@ -36,7 +36,7 @@ class Described:
     shapes: bool = True
 
     def __call__(self, spec: LeafSpec, key_path: str) -> LeafSpec:
-        """Return the spec as the options have it.
+        """Return the spec with the options applied.
 
         Raises:
             InvalidLeafError: If no replica would write the array; it is a ValueError.
@@ -46,7 +46,7 @@ class Described:
 
         n_parts = self._n_parts(spec)
         if n_parts == 1 and (self.replica_id or 0) >= spec.n_replicas:
-            problem = f"replica_id is {self.replica_id}, and its shards have {spec.n_replicas} replicas"
+            problem = f"replica_id is {self.replica_id}, but its shards have {spec.n_replicas} replicas"
             raise InvalidLeafError(key_path, problem)
 
         return replace(
@@ -69,6 +69,6 @@ class Described:
 
 
 def replicas_share_by_default() -> bool:
-    """Whether replicas share the work if nobody says: unless JAX_PLATFORMS names a GPU, as in Orbax."""
+    """Whether replicas share the work by default: unless JAX_PLATFORMS names a GPU, as in Orbax."""
     platforms = os.environ.get("JAX_PLATFORMS", "").lower()
     return "gpu" not in platforms and "cuda" not in platforms

@@ -36,7 +36,7 @@ class ArrayMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class SerializedArrayMetadata:
-    """What is recorded of that."""
+    """An `ArrayMetadata` as it is recorded."""
 
     param_name: str
     write_shape: tuple[int, ...]
@@ -48,14 +48,14 @@ class Store:
     """Writes and reads the document of one process.
 
     Args:
-        primary_host: Without effect here: every process makes the directory if it is not there.
-        write_timeout_secs: Without effect here: nobody waits for another process.
+        primary_host: Has no effect: every process creates the directory if it is missing.
+        write_timeout_secs: Has no effect: no process waits for another one.
     """
 
     def __init__(self, primary_host: int | None = 0, write_timeout_secs: int = 600) -> None:
         self._primary_host = primary_host
         self._write_timeout_secs = write_timeout_secs
-        self._lock = Lock()  # leaves that are handled one by one are recorded at once
+        self._lock = Lock()  # leaves handled separately are recorded concurrently
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -64,11 +64,11 @@ class Store:
         vars(self).update(state, _lock=Lock())
 
     def set_primary_host(self, primary_host: int | None) -> None:
-        """Without effect here."""
+        """Has no effect."""
         self._primary_host = primary_host
 
     async def write(self, checkpoint_dir: Any, array_metadatas: Sequence[Any], process_index: int) -> None:
-        """Record arrays beside those that are recorded already."""
+        """Record more arrays."""
 
         def write() -> None:
             with self._lock:
@@ -77,7 +77,7 @@ class Store:
         await in_thread(write)
 
     async def read(self, checkpoint_dir: Any, process_index: int | None = None) -> Any:
-        """Return what is recorded by one process, or by each: None if nothing is.
+        """Return what one process recorded, or each of them; None if there is nothing.
 
         Raises:
             ValueError: If there is no such directory.
@@ -86,7 +86,7 @@ class Store:
 
 
 class Validator:
-    """Looks at what all processes recorded of a tree, before the tree is published."""
+    """Checks what all processes recorded about a tree before the tree is published."""
 
     def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
         """Compare the entries of the processes.
@@ -95,7 +95,7 @@ class Validator:
             array_metadatas: By process.
 
         Raises:
-            ValueError: If one has none, or they are not the same.
+            ValueError: If a process has none, or they differ.
         """
         first: dict[str, Any] | None = None
         for process, entries in array_metadatas.items():
@@ -131,7 +131,7 @@ def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
 
 def _read(directory: Path, process_index: int | None) -> Any:
     if not directory.exists():
-        raise ValueError(f"the directory of the checkpoint is not there: {directory}")
+        raise ValueError(f"the directory of the checkpoint does not exist: {directory}")
 
     folder = directory / ARRAY_METADATAS
     if process_index is not None:
@@ -143,7 +143,7 @@ def _read(directory: Path, process_index: int | None) -> Any:
     for path in paths:
         number = path.name.removeprefix(_PREFIX)
         if not number.isdigit():
-            raise ValueError(f"no process has this document: {path}")
+            raise ValueError(f"the document does not exist: {path}")
         found[int(number)] = _entries(path)
 
     return found or None

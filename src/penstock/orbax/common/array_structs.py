@@ -1,4 +1,4 @@
-"""Structs that stand for arrays, and where arrays are placed."""
+"""Structs that describe arrays, and where arrays are placed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _jax: Any = jax
 def to_shape_dtype_struct(
     arr: Any, dtype: Any = None, scalar_dtype: Any = None, support_format: bool = False
 ) -> Any:
-    """Return a `jax.ShapeDtypeStruct` like an array, or like what describes one.
+    """Return a `jax.ShapeDtypeStruct` like an array or a description of one.
 
     Args:
         arr: A jax.Array, a NumPy array, a struct, `ArrayRestoreArgs`, `ArrayMetadata`, or a number.
         dtype: Of the result, instead of its own.
-        scalar_dtype: What a number is given to; it is returned as it is otherwise.
-        support_format: Whether the struct says how the array is laid out in memory, too.
+        scalar_dtype: What a number is converted to; by default it is returned unchanged.
+        support_format: Whether the struct includes the memory layout.
 
     Raises:
         ValueError: If it has no shape.
@@ -54,5 +54,5 @@ def placement_of(value: Any, layout: bool) -> Any:
 
 
 def key_data(value: Any) -> Any:
-    """Typed keys are restored by what is stored of them, and their kind by what is recorded."""
+    """Return the data of typed keys: that is what is stored; their kind is recorded."""
     return jax.random.key_data(value) if isinstance(value, jax.Array) and is_key(value.dtype) else value

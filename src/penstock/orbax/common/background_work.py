@@ -61,7 +61,7 @@ async def all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> lis
     """Wait for one TensorStore future per leaf.
 
     Raises:
-        Exception: What the first of them raises that fails; the others are cancelled.
+        Exception: The first error. The other futures are cancelled.
     """
     try:
         results: list[Any] = []
@@ -78,7 +78,7 @@ async def all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> lis
 
 @contextmanager
 def blaming(info: ParamInfo) -> Generator[None]:
-    """Have errors say which leaf they are about."""
+    """Add the name of the leaf to errors."""
     try:
         yield
     except Exception as error:
@@ -88,7 +88,7 @@ def blaming(info: ParamInfo) -> Generator[None]:
 
 @asynccontextmanager
 async def reserved(limiter: Any, nbytes: int) -> AsyncGenerator[None]:
-    """Hold bytes of a limiter, if there is one: what has `wait_for_bytes` and `release_bytes`."""
+    """Hold bytes of a limiter, if there is one: an object with `wait_for_bytes` and `release_bytes`."""
     if limiter is None:
         yield
         return

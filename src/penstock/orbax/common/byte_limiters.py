@@ -13,7 +13,7 @@ from penstock.kernel.memory.regulator import Flow, MemoryRegulator
 
 @final
 class ByteLimiter:
-    """What Orbax calls a `ByteLimiter`, over an account of penstock's. To be used in one event loop.
+    """What Orbax calls a `ByteLimiter`, over an account of penstock's. Use it in one event loop.
 
     Args:
         account: Where the bytes come from.
@@ -42,10 +42,10 @@ class ByteLimiter:
         self._held.append(lease)
 
     async def release_bytes(self, requested_bytes: int) -> None:
-        """Give bytes back. Never waits.
+        """Release bytes. Never waits.
 
         Raises:
-            ValueError: If more are given back than are reserved.
+            ValueError: If more are released than are reserved.
         """
         missing = requested_bytes
         while missing and self._held:
@@ -63,14 +63,14 @@ class ByteLimiter:
 @final
 @dataclass(frozen=True, slots=True)
 class Limiters:
-    """What handlers are given in one save or restore, with the limits of its memory budget.
+    """The byte limiters that handlers get in one save or restore, as large as its memory budget.
 
-    The accounts are their own. A handler's leaves have their lease when it is called, so it must not wait
-    for bytes of the budget again, perhaps its own; and what it never gives back ends with the call.
+    They have accounts of their own. A handler's leaves are leased already when it is called, so it must
+    not wait for the budget again, or it could wait for itself. What it never releases ends with the call.
 
     Attributes:
-        in_flight: Bounds what is on its way to or from storage.
-        device_host: Bounds what is copied from devices at once.
+        in_flight: Bounds the bytes being written or read.
+        device_host: Bounds the bytes being copied from devices.
     """
 
     in_flight: ByteLimiter
@@ -78,6 +78,6 @@ class Limiters:
 
     @classmethod
     def of(cls, memory: MemoryRegulator, flow: Flow) -> Limiters:
-        """Make those of one save or restore."""
+        """Make the limiters of one save or restore."""
         in_flight, held = memory.in_flight(flow).limit, memory.limit_of(flow)
         return cls(ByteLimiter(ByteAccount(in_flight)), ByteLimiter(ByteAccount(held)))

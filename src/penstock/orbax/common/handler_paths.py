@@ -1,4 +1,4 @@
-"""Paths as handlers get them."""
+"""The paths that handlers get."""
 
 from __future__ import annotations
 

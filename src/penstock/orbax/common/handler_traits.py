@@ -1,4 +1,4 @@
-"""What can be told of a handler, or of a value, that knows nothing of penstock."""
+"""Properties of handlers and values that do not know penstock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def leaf_size(value: object) -> int:
-    """Bytes of a value: what it says itself, or else the size of the Python object."""
+    """Bytes of a value: its `nbytes`, or else the size of the Python object."""
     nbytes = getattr(value, "nbytes", None)
     return nbytes if isinstance(nbytes, int) else sys.getsizeof(value)
 

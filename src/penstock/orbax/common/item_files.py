@@ -1,4 +1,4 @@
-"""The one file of an item that is no tree: JSON, or a protobuf message as text."""
+"""The file of an item that is not a tree: JSON, or a protobuf message as text."""
 
 from __future__ import annotations
 

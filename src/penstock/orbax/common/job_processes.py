@@ -35,7 +35,7 @@ def process_index() -> int:
 
 
 def is_primary_host(primary_host: int | None) -> bool:
-    """Whether this process writes what is written once. With None every process does."""
+    """Whether this is the process that writes what is written once. With None every process is."""
     return primary_host is None or primary_host == process_index()
 
 
@@ -46,7 +46,7 @@ def is_pathways_backend() -> bool:
 
 
 def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
-    """Give every process the values that one of them has, by default the first."""
+    """Broadcast the values of one process, by default the first, to all."""
     source = process_index() == 0 if is_source is None else is_source
     return _multihost.broadcast_one_to_all(in_tree, is_source=source)
 

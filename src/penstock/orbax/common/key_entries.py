@@ -1,4 +1,4 @@
-"""jax's key entries of a leaf, put together from what penstock notes of its place."""
+"""jax's key entries of a leaf, from its key path in penstock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def key_entries(info: ParamInfo) -> tuple[Any, ...]:
             if text.endswith(shown):
                 text = text[: -len(shown)]
                 break
-        else:  # an entry of somebody's own, or no text
+        else:  # a custom entry, or a key that is not a string
             entry = _jax.DictKey(key) if kind is KeyKind.MAPPING else _jax.SequenceKey(int(key))
 
         entries.append(entry)

@@ -1,6 +1,6 @@
-"""What is said of single leaves: where they lie, and how they are saved and restored.
+"""Arguments of single leaves: where they lie, and how they are saved and restored.
 
-Plain data under Orbax's names; what acts on it are the type handlers.
+Plain data under Orbax's names, for type handlers.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from penstock.kernel.events import get_logger
 
 
 class TransferPriority(enum.Enum):
-    """When an array is brought to the host, of those in one save."""
+    """When an array is brought to the host, among those of one save."""
 
-    SYNCHRONOUS = 0  #: before the call that saves returns: the array may change then
+    SYNCHRONOUS = 0  #: before the saving call returns; then the array may change
     ASYNCHRONOUS_PRIORITIZED = 1  #: in the background, before the others
     ASYNCHRONOUS_DEPRIORITIZED = 2  #: in the background, after the others
     UNKNOWN = 3
 
 
 class IsPrioritizedKeyFn(Protocol):
-    """Says of a key path, as `jax.tree_util` has it, when its array is brought to the host."""
+    """Decides from a key path of `jax.tree_util` when its array is brought to the host."""
 
     def __call__(self, keypath: tuple[Any, ...]) -> TransferPriority: ...
 
 
 @runtime_checkable
 class PathAwaitingCreation(Protocol):
-    """A path that somebody is creating meanwhile: known by what it can be asked."""
+    """A path that is still being created; any object with these methods."""
 
     async def await_creation(self) -> Any: ...
 
 
 class ParamInfo:
-    """Where one leaf of a checkpoint lies and how; made by whoever calls a type handler.
+    """Where and how one leaf of a checkpoint is stored; made by the caller of a type handler.
 
-    `parent_dir` may be a path that is still being created: then it, and `path`, can be looked at
+    `parent_dir` may be a path that is still being created: then it and `path` can be read only
     after `await_path_creation()`.
 
     Args:
@@ -63,7 +63,7 @@ class ParamInfo:
         parent_dir: The directory of the tree. Handlers with files of their own put them there.
         path: By default `parent_dir / name`.
         keypath: The keys of the leaf, as `jax.tree_util` has them.
-        skip_deserialize: Whether the leaf is not to be read.
+        skip_deserialize: Whether the leaf is not read.
         byte_limiter: Bounds the bytes that are read or written at once: what has `reserved_bytes`.
         device_host_byte_limiter: Likewise for copies from device to host.
         is_ocdbt_checkpoint: Whether arrays lie in one OCDBT database, or each in its own directory.
@@ -73,9 +73,9 @@ class ParamInfo:
         ts_context: The TensorStore context to share; None for one that penstock makes for the call.
         value_typestr: What `_METADATA` calls the leaf's type.
         enable_pinned_host_transfer: Whether accelerators copy through pinned host memory first.
-        raise_array_data_missing_error: Whether a chunk that is not there is an error, or zeros.
-        write_shape: Of the part of the array that one replica writes.
-        is_prioritized_key_fn: Says when the leaf is copied to the host.
+        raise_array_data_missing_error: Whether a missing chunk is an error; else it reads as zeros.
+        write_shape: The shape of the part of the array that one replica writes.
+        is_prioritized_key_fn: Decides when the leaf is copied to the host.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ParamInfo:
         """The directory of the tree.
 
         Raises:
-            ValueError: If it is being created still.
+            ValueError: If it is still being created.
         """
         return _created(self._parent_dir, "parent_dir")
 
@@ -135,10 +135,10 @@ class ParamInfo:
 
     @property
     def path(self) -> Any:
-        """What the leaf has to itself: `parent_dir / name`, unless it was given.
+        """The path of the leaf: `parent_dir / name`, unless it was given.
 
         Raises:
-            ValueError: If it is being created still.
+            ValueError: If it is still being created.
         """
         return _created(self._path, "path")
 
@@ -147,7 +147,7 @@ class ParamInfo:
         self._path = value
 
     def replace(self, **kwargs: Any) -> ParamInfo:
-        """Return a copy in which some attributes are others."""
+        """Return a copy with some attributes replaced."""
         changed = copy.copy(self)
         for name, value in kwargs.items():
             setattr(changed, name, value)
@@ -155,7 +155,7 @@ class ParamInfo:
         return changed
 
     async def await_path_creation(self) -> None:
-        """Wait until the directory is there; the paths can be looked at then."""
+        """Wait until the directory exists; then the paths can be read."""
         if _is_awaiting(self._parent_dir):
             directory = await self._parent_dir.await_creation()
             self._parent_dir, self._path = directory, directory / self.name
@@ -166,8 +166,8 @@ class SaveArgs:
     """How one leaf is to be saved.
 
     Attributes:
-        aggregate: Has had no effect in Orbax since 0.5, and has none here; that is logged.
-        dtype: What the elements are cast to, as C would; nothing records what they were.
+        aggregate: Has no effect, as in Orbax since 0.5; that is logged.
+        dtype: What the elements are cast to, as in C; the original dtype is not recorded.
         chunk_byte_size: Bytes of a chunk, at most.
         shard_axes: Axes that are cut first.
     """
@@ -187,8 +187,8 @@ class RestoreArgs:
     """How one leaf is to be restored.
 
     Attributes:
-        restore_type: The type of the result; by default that which was saved.
-        dtype: What the elements are cast to, as C would.
+        restore_type: The type of the result; by default the saved type.
+        dtype: What the elements are cast to, as in C.
     """
 
     restore_type: Any = None
@@ -204,12 +204,12 @@ class ArrayRestoreArgs(RestoreArgs):
         dtype: See `RestoreArgs`.
         mesh: With `mesh_axes`, the sharding of the result.
         mesh_axes: A `PartitionSpec` over the axes of `mesh`.
-        sharding: The sharding of the result, before `mesh` and `mesh_axes`: one of jax, a
+        sharding: The sharding of the result; overrides `mesh` and `mesh_axes`. One of jax, a
             `ShardingMetadata`, or a jax `Format` (a sharding with a memory layout).
         global_shape: The shape of the result; by default the stored one.
-        shape: The same; both must agree.
-        strict: Whether another shape than the stored one is an error. If not, the array is padded
-            with zeros or cut off at the end of each axis.
+        shape: Another name of `global_shape`; both must agree.
+        strict: Whether a shape other than the stored one is an error. If not, the array is padded
+            with zeros or truncated at the end of each axis.
 
     Raises:
         ValueError: If `shape` and `global_shape` differ.
@@ -249,7 +249,7 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
 
 
 def check_input_arguments(*args: Sized) -> None:
-    """Raise `ValueError` unless all have one length, which is not 0. One argument alone is not looked at."""
+    """Raise `ValueError` unless all have the same length, other than 0. A single argument is not checked."""
     lengths = {len(arg) for arg in args}
     if 0 in lengths and len(args) > 1:
         raise ValueError("a type handler was called with nothing to do: an input of length 0")
@@ -258,7 +258,7 @@ def check_input_arguments(*args: Sized) -> None:
 
 
 def keys_of(info: ParamInfo) -> Sequence[str]:
-    """Return the keys of a leaf as they are stored; without a key path, its name is taken apart."""
+    """Return the stored keys of a leaf; without a key path its name is split."""
     if info.keypath is None:
         return info.name.split(".") if info.name else ()
 
@@ -281,6 +281,6 @@ def _created(path: object, what: str) -> Any:
     if path is None:
         raise ValueError(f"{what} is None")
     if _is_awaiting(path):
-        raise ValueError(f"{what} is being created still: await info.await_path_creation() first")
+        raise ValueError(f"{what} is still being created: await info.await_path_creation() first")
 
     return cast("Any", path)

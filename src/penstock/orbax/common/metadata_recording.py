@@ -1,4 +1,4 @@
-"""How arrays were cut, recorded by a store of the caller's own, and looked at by a validator."""
+"""Array metadata, recorded by a store of the caller and checked by a validator."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from penstock.orbax.common.handler_paths import handler_path
 
 
 def store_of(registry: Any) -> Any:
-    """Return what records how arrays were cut, of a registry of type handlers; None if nobody does."""
+    """Return the array metadata store of a registry of type handlers; None if there is none."""
     try:
         return getattr(registry.get(jax.Array), "_array_metadata_store", None)
-    except ValueError:  # nobody handles arrays
+    except ValueError:  # no handler for arrays
         return None
 
 
 def validate(validator: Any, store: Any, directory: Any) -> None:
-    """Have a validator look at what all processes recorded, if anything is. Blocking.
+    """Have a validator check what all processes recorded, if anything. Blocking.
 
     Args:
         validator: Has `validate_all_array_metadatas`, which is given the entries of each process.
@@ -51,7 +51,7 @@ def validate(validator: Any, store: Any, directory: Any) -> None:
 
 
 def recorded_by(store: Any, form: SaveFormat, pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
-    """Return a pipeline for one save whose arrays are recorded by `store`, and not by the layout.
+    """Return a pipeline for one save whose array metadata `store` records in place of the layout.
 
     Args:
         store: Has the methods `write` and `read` of Orbax's.
@@ -71,7 +71,7 @@ def recorded_by(store: Any, form: SaveFormat, pipeline: Pipeline[SaveRun]) -> Pi
 @final
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Puts what the store writes in the place of what the layout wrote, and reads it again."""
+    """Replaces the array metadata of the layout by that of the store, and reads it back."""
 
     store: Any
     form: SaveFormat
@@ -121,7 +121,7 @@ def _check(arrays: Sequence[Leaf], found: Any, directory: Any) -> None:
     """Refuse a store that cannot read what it was given.
 
     Raises:
-        SpecError: If there is nothing, or not every array. It is a ValueError.
+        SpecError: If an array is missing. It is a ValueError.
     """
     if found is None:
         raise SpecError(

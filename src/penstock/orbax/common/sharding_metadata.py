@@ -1,4 +1,4 @@
-"""Shardings that need no devices: what a checkpoint records of those of jax."""
+"""Shardings without devices: what a checkpoint records about those of jax."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class DeviceMetadata:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DeviceMetadata:
-        """Make one of what `asdict` says."""
+        """Make one from a result of `asdict`."""
         return cls(id=data["id"])
 
     @classmethod
     def from_jax_device(cls, device: Device) -> DeviceMetadata:
-        """Make one of a device that is here."""
+        """Make one from a device of this process."""
         return cls(id=device.id)
 
 
@@ -56,17 +56,17 @@ class DeviceMetadataMesh:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DeviceMetadataMesh:
-        """Make one of what `asdict` says."""
+        """Make one from a result of `asdict`."""
         return cls(mesh=_mapped(DeviceMetadata.from_dict, data["mesh"]))
 
     @classmethod
     def from_jax_mesh(cls, mesh: Mesh) -> DeviceMetadataMesh:
-        """Make one of a mesh of devices that are here."""
+        """Make one from a mesh of devices."""
         devices = cast("npt.NDArray[np.object_]", mesh.devices)
         return cls(mesh=_mapped(DeviceMetadata.from_jax_device, devices.tolist()))
 
     def to_jax_device_mesh(self) -> Any:
-        """Return the devices themselves, likewise nested.
+        """Return the devices, nested in the same way.
 
         Raises:
             ValueError: If one is not here.
@@ -87,12 +87,12 @@ class DeviceMetadataMesh:
 
 @dataclass
 class ShardingMetadata(ABC):
-    """A sharding without its devices; of those that a checkpoint can record."""
+    """A sharding that a checkpoint can record, without its devices."""
 
     @classmethod
     @abstractmethod
     def from_jax_sharding(cls, jax_sharding: Any) -> ShardingMetadata:
-        """Say what a sharding of jax is."""
+        """Make one from a sharding of jax."""
 
     @abstractmethod
     def to_jax_sharding(self) -> Sharding:
@@ -105,7 +105,7 @@ class ShardingMetadata(ABC):
     @classmethod
     @abstractmethod
     def from_deserialized_dict(cls, deserialized_dict: dict[str, Any]) -> ShardingMetadata:
-        """Read what is recorded, as JSON values.
+        """Read one from recorded JSON values.
 
         Raises:
             ValueError: If something is missing.
@@ -113,7 +113,7 @@ class ShardingMetadata(ABC):
 
     @abstractmethod
     def to_serialized_string(self) -> str:
-        """Return what is recorded, as a JSON text."""
+        """Return the recorded JSON text."""
 
 
 @dataclass(eq=False)
@@ -197,7 +197,7 @@ class SingleDeviceShardingMetadata(ShardingMetadata):
     """A `jax.sharding.SingleDeviceSharding`.
 
     Attributes:
-        device_str: What jax calls the device; what it called `TFRT_CPU_0` once is `cpu:0` now.
+        device_str: jax's name of the device; `TFRT_CPU_0` of older versions is `cpu:0` now.
     """
 
     device_str: str
@@ -233,7 +233,7 @@ class SingleDeviceShardingMetadata(ShardingMetadata):
 
 
 def from_jax_sharding(jax_sharding: Any) -> ShardingMetadata | None:
-    """Say what a sharding of jax is; None, and a line in the log, for a kind that is not recorded."""
+    """Convert a sharding of jax. A kind that cannot be recorded gives None and is logged."""
     if isinstance(jax_sharding, NamedSharding):
         return NamedShardingMetadata.from_jax_sharding(jax_sharding)
     if isinstance(jax_sharding, SingleDeviceSharding):
@@ -244,11 +244,11 @@ def from_jax_sharding(jax_sharding: Any) -> ShardingMetadata | None:
 
 
 def from_serialized_string(serialized_str: str) -> ShardingMetadata:
-    """Read a sharding as it is recorded.
+    """Read a recorded sharding.
 
     Raises:
-        ValueError: If something is missing, or it is of a kind that jax has no more.
-        NotImplementedError: If it is of a kind that nobody records.
+        ValueError: If something is missing, or jax no longer has its kind.
+        NotImplementedError: If its kind is unknown.
     """
     fields = json.loads(serialized_str)
     match fields["sharding_type"]:
@@ -257,7 +257,7 @@ def from_serialized_string(serialized_str: str) -> ShardingMetadata:
         case "SingleDeviceSharding":
             return SingleDeviceShardingMetadata.from_deserialized_dict(fields)
         case "PositionalSharding":
-            raise ValueError("jax has no PositionalSharding any more: restore with a NamedSharding")
+            raise ValueError("jax no longer has PositionalSharding: restore with a NamedSharding")
         case kind:
             raise NotImplementedError(f"a sharding of the kind {kind} cannot be read")
 

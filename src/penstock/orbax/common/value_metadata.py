@@ -1,4 +1,4 @@
-"""What is known of a stored leaf without reading it."""
+"""Descriptions of stored leaves, made without reading them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.orbax.common.sharding_metadata import ShardingMetadata
 
 @dataclass
 class Metadata:
-    """What is known of any leaf. Two are equal if they say the same, wherever the leaf lies.
+    """The description of a leaf. Two are equal if all but their places are.
 
     Attributes:
         name: The stored name of the leaf.
@@ -52,7 +52,7 @@ class Compression:
 
 @dataclass(frozen=True, kw_only=True)
 class ZarrMetadata:
-    """What the metadata of a zarr array says, whatever its version.
+    """The metadata of a zarr array of either version.
 
     Attributes:
         zarr_format: 2 or 3.
@@ -70,7 +70,7 @@ class ZarrMetadata:
 
     @classmethod
     def from_json(cls, meta: dict[str, Any] | None) -> ZarrMetadata | None:
-        """Read the JSON of an array, of either version; None if it is of another one."""
+        """Read the JSON of an array, of either version; None for an unknown version."""
         match (meta or {}).get("zarr_format"):
             case 2:
                 return Zarr2Metadata.from_json(meta)
@@ -82,7 +82,7 @@ class ZarrMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class Zarr2Metadata(ZarrMetadata):
-    """What `.zarray` says.
+    """The content of `.zarray`.
 
     Attributes:
         order: Of the elements of a chunk: `C` or `F`.
@@ -110,7 +110,7 @@ class Zarr2Metadata(ZarrMetadata):
 
 @dataclass(frozen=True, kw_only=True)
 class Zarr3Metadata(ZarrMetadata):
-    """What `zarr.json` says.
+    """The content of `zarr.json`.
 
     Attributes:
         inner_chunk_shape: Of the chunks within a shard; None if there are no shards.
@@ -148,9 +148,9 @@ class StorageMetadata:
     """How an array is stored.
 
     Attributes:
-        chunk_shape: Of what is read at once.
+        chunk_shape: The shape of the smallest part that can be read.
         write_shape: Of the part that one replica wrote.
-        zarr_metadata: What the format says; not compared.
+        zarr_metadata: The metadata in the format; not compared.
     """
 
     chunk_shape: tuple[int, ...] | None
@@ -160,7 +160,7 @@ class StorageMetadata:
 
 @dataclass(eq=False)
 class ArrayMetadata(Metadata):
-    """What is known of an array.
+    """The description of an array.
 
     Attributes:
         shape: Of the array.
@@ -181,7 +181,7 @@ class ArrayMetadata(Metadata):
     def from_shape_dtype_struct(
         cls, s: jax.ShapeDtypeStruct, name: str | None = None, directory: Any = None
     ) -> ArrayMetadata:
-        """Say the same of an array as a struct of jax does."""
+        """Describe an array by a struct of jax."""
         return cls(
             name=cast("str", name),
             directory=directory,
@@ -193,7 +193,7 @@ class ArrayMetadata(Metadata):
 
 @dataclass(eq=False)
 class ScalarMetadata(ArrayMetadata):
-    """What is known of a number."""
+    """The description of a number."""
 
     shape: tuple[int, ...] = ()
     sharding: ShardingMetadata | None = None
@@ -205,7 +205,7 @@ class ScalarMetadata(ArrayMetadata):
 
 @dataclass(eq=False)
 class StringMetadata(Metadata):
-    """What is known of a string."""
+    """The description of a string."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StringMetadata)

@@ -1,4 +1,4 @@
-"""Types of arrays and of what stands for them."""
+"""Types of arrays and of their abstract leaves."""
 
 from __future__ import annotations
 

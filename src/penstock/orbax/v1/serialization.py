@@ -1,4 +1,4 @@
-"""Handlers for leaves of a type of one's own, and what they are given."""
+"""Handlers of user-defined leaf types, and their arguments."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ArrayCheckpointHandler(AsyncCheckpointHandler):
     """Saves and restores one array or number.
 
     Args:
-        checkpoint_name: Of the directory that the array has to itself; by default `checkpoint`.
+        checkpoint_name: The name of the directory of the array; by default `checkpoint`.
     """
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.array_checkpoint_handler.ArrayCheckpointHandler"
@@ -58,7 +58,7 @@ class ArrayCheckpointHandler(AsyncCheckpointHandler):
             args: What to save, and how.
 
         Raises:
-            TypeError: If it is no array and no number.
+            TypeError: If it is neither an array nor a number.
         """
         if args is not None:
             item, save_args = args.item, args.save_args
@@ -84,13 +84,13 @@ class ArrayCheckpointHandler(AsyncCheckpointHandler):
 
         Args:
             directory: That was saved to.
-            item: Without effect.
+            item: Has no effect.
             restore_args: How it is restored, if there are no `args`.
             args: How it is restored.
 
         Raises:
             FileNotFoundError: If there is none.
-            ValueError: If it cannot be had so, or is damaged.
+            ValueError: If it cannot be restored as requested, or is damaged.
         """
         asked = restore_args if args is None else args.restore_args
         name = self._checkpoint_name
@@ -102,14 +102,14 @@ class ArrayCheckpointHandler(AsyncCheckpointHandler):
         self._tree_handler.finalize(directory)
 
     def close(self) -> None:
-        """Give back what the handler holds."""
+        """Release the handler's resources."""
         self._tree_handler.close()
 
 
 @register_with_handler(ArrayCheckpointHandler, for_save=True)
 @dataclass
 class ArraySaveArgs(CheckpointArgs):
-    """What to save, and how.
+    """What to save and how.
 
     Attributes:
         item: An array or a number.
@@ -126,7 +126,7 @@ class ArrayRestoreArgs(CheckpointArgs):
     """How to restore.
 
     Attributes:
-        item: Without effect.
+        item: Has no effect.
         restore_args: How it is restored; by default as it was saved.
     """
 

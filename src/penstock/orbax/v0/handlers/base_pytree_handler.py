@@ -1,34 +1,27 @@
-"""Trees, by penstock's pipelines: what `PyTreeCheckpointHandler` and others hand their work to."""
+"""Trees through penstock's pipelines: `PyTreeCheckpointHandler` and others delegate to this."""
 
 from __future__ import annotations
 
 __all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSaveArgs")
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 from jax import tree_util
 
 from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer import pipelines
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, StorageError
-from penstock.kernel.memory.regulator import Flow
-from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.orbax.common.array_metadata_store import Store
-from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
@@ -45,58 +38,60 @@ from penstock.orbax.v0.common.v0_options import (
     check_primary_host,
 )
 from penstock.orbax.v0.handlers.checkpoint_handler import DeferredPathAsyncCheckpointHandler, wait_for_all
+from penstock.orbax.v0.handlers.pytree_calls import (
+    Serving,
+    describe,
+    note_moved,
+    open_checkpointers,
+    restore_value,
+    start_save,
+    with_type_handlers,
+)
 from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
 from penstock.orbax.v0.leaf_handlers.default_registry import default_registry
-from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers, UnknownTypeError
 from penstock.orbax.v0.trees.empty_node_leaves import with_markers
 from penstock.orbax.v0.trees.leaf_formats import leaf_formats
 from penstock.orbax.v0.trees.restore_tree import Asked, Calls, restore_tree
 from penstock.orbax.v0.trees.tree_description import describe_tree
 from penstock.stages.pytree.flattening import step
-from penstock.stages.reuse.value_cache import KnownValues
 
 T = TypeVar("T")
 _jax: Any = tree_util
 
-Limit: TypeAlias = int | None
-Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
-"""Gives a Checkpointer the type handlers of one save or restore."""
-Resources: TypeAlias = tuple[Checkpointer, ...]
-"""What saves, and what restores: the same if both have one budget."""
-
 
 class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
-    """Saves trees into directories that it is given, and restores them.
+    """Saves trees into given directories, and restores them.
 
-    It has an event loop in a thread of its own, from its first use until `close`, or until nobody
-    refers to it any more; all methods also work inside a running event loop.
+    It owns an event loop in a thread, from its first use until `close`, or until it is garbage
+    collected. All methods also work inside a running event loop.
 
     Args:
         save_concurrent_bytes: Host bytes that saves may hold.
         restore_concurrent_bytes: Host bytes that restores may hold.
-        save_device_host_concurrent_bytes: Bytes that are copied from devices at once; or `"auto"`, for
-            what the machine can spare.
-        memory_limit_options: The most that `"auto"` may mean.
+        save_device_host_concurrent_bytes: Bytes copied from devices at once; or `"auto"`, for as much as
+            the machine can spare.
+        memory_limit_options: The upper limit of `"auto"`.
         use_ocdbt: Whether all arrays lie in one OCDBT database; else each in a directory of its own.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         use_compression: Whether chunks that compress well are compressed, with zstd.
         multiprocessing_options: Which processes save.
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
-        enable_post_merge_validation: Without effect: every leaf is counted before a save is complete.
+        enable_post_merge_validation: Has no effect: every leaf is counted before a save is complete.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Looks at what is recorded of arrays, in `finalize`; what it raises fails
-            the save. By default nobody does: shapes and chunks are counted when a save is committed.
-        enable_pinned_host_transfer: Without effect: jax copies as it does.
-        is_prioritized_key_fn: Says which leaves are copied first.
+        array_metadata_validator: Checks the recorded array metadata in `finalize`; an error it raises fails
+            the save. None by default: shapes and chunks are counted when a save is committed.
+        enable_pinned_host_transfer: Has no effect: jax chooses how to copy.
+        is_prioritized_key_fn: Decides which leaves are copied first.
 
     Raises:
-        ValueError: If `"auto"` is asked for without `memory_limit_options`.
+        ValueError: If `"auto"` is given without `memory_limit_options`.
     """
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
 
     _DURABLE = True
-    _single = False  # whether the tree is one array, whose name is kept for it
+    _single = False  # whether the tree is one array, stored under its own name
 
     def __init__(
         self,
@@ -131,7 +126,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._layout = TreeLayout(self._form, single=self._single)
         self._type_handler_registry = type_handler_registry
-        self._loop = LoopThread(partial(_opened, self._layout, limits), name="penstock.orbax")
+        self._loop = LoopThread(partial(open_checkpointers, self._layout, limits), name="penstock.orbax")
 
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
@@ -168,16 +163,16 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
                 save_args=_by_name(args.save_args, SaveArgs),
             )
-            serves = partial(_serving, self._registry, workers)
+            serves = partial(with_type_handlers, self._registry, workers)
             path, marked = path_text(directory), with_markers(item)
 
         links = links_in_force()
         if links is not None:
             keywords["base"] = links.base_of(path)
-            links.when_published(path, partial(self._loop.call, _note_moved, path))
+            links.when_published(path, partial(self._loop.call, note_moved, path))
         try:
             with timed(f"{WRITE}blocking_d2h_duration_secs"):
-                save = await self._loop.acall(_start_save, serves, path, marked, keywords)
+                save = await self._loop.acall(start_save, serves, path, marked, keywords)
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
@@ -194,8 +189,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         Raises:
             FileNotFoundError: If there is none.
-            ValueError: If the item and the stored tree differ in structure, or a leaf cannot be had as
-                asked, or the directory is damaged.
+            ValueError: If the item and the stored tree differ in structure, or a leaf cannot be restored
+                as requested, or the directory is damaged.
         """
         args = args or BasePyTreeRestoreArgs()
         path = path_text(directory)
@@ -204,9 +199,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
-        serves = partial(_serving, self._registry, workers)
+        serves = partial(with_type_handlers, self._registry, workers)
         calls = Calls(
-            metadata=partial(self._loop.call, _describe, path),
+            metadata=partial(self._loop.call, describe, path),
             restore=partial(self._restore, serves, path),
         )
         return restore_tree(asked, calls)
@@ -218,11 +213,11 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        about = self._loop.call(_describe, path_text(directory))
+        about = self._loop.call(describe, path_text(directory))
         return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
 
     def finalize(self, directory: Any) -> None:
-        """Have what is recorded of arrays validated. What was written was merged when it was committed.
+        """Validate the recorded array metadata. What was written was merged when it was committed.
 
         Raises:
             Exception: What the validator raises.
@@ -232,15 +227,15 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             validate(self._validator, store, directory)
 
     def close(self) -> None:
-        """End the thread. Used again, the handler begins another one."""
+        """End the thread. Using the handler again starts another one."""
         self._loop.close()
 
     def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
-        return self._loop.call(_restore, serves, path, keywords)
+        return self._loop.call(restore_value, serves, path, keywords)
 
     @property
     def _registry(self) -> Any:
-        """Of type handlers: that which was given, or the one of the process as it is now."""
+        """The registry of type handlers that was given, or else the current one of the process."""
         return self._type_handler_registry or default_registry()
 
     def _workers(self, **options: Any) -> StageWorkers:
@@ -282,14 +277,14 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 @register_with_handler(BasePyTreeCheckpointHandler, for_save=True)
 @dataclass
 class BasePyTreeSaveArgs(CheckpointArgs):
-    """What to save, and how.
+    """What to save and how.
 
     Attributes:
         item: A tree.
-        save_args: A tree of `SaveArgs` like it; None for a leaf, or for all, asks for nothing.
+        save_args: A tree of `SaveArgs` like it; None, for a leaf or for all, means the defaults.
         ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
         custom_metadata: JSON kept with the tree.
-        partial_save_mode: Whether the tree is a part of one that is saved bit by bit.
+        partial_save_mode: Whether the tree is one part of a tree saved in several calls.
     """
 
     item: Any
@@ -302,7 +297,7 @@ class BasePyTreeSaveArgs(CheckpointArgs):
 @register_with_handler(BasePyTreeCheckpointHandler, for_restore=True)
 @dataclass
 class BasePyTreeRestoreArgs(CheckpointArgs):
-    """What to restore, and how.
+    """What to restore and how.
 
     Attributes:
         item: A tree of the structure of the result; its leaves may be anything.
@@ -313,53 +308,6 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
     item: Any = None
     restore_args: Any = None
     partial_restore: bool = False
-
-
-@asynccontextmanager
-async def _opened(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
-    """Yield what saves and what restores."""
-    chosen = AutoLayout(layout)
-    async with AsyncExitStack() as stack:
-        opened: list[Checkpointer] = []
-        for limit in dict.fromkeys(limits):
-            checkpointer = Checkpointer(layout=chosen, memory_limit=limit)
-            opened.append(await stack.enter_async_context(checkpointer))
-
-        yield tuple(opened)
-
-
-async def _start_save(
-    resources: Resources, serves: Serving, path: str, item: Any, keywords: dict[str, Any]
-) -> SaveFuture:
-    base = keywords.pop("base", None)
-    checkpointer = serves(resources[0], "save")
-    if base is not None:
-        try:
-            return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
-        except (CorruptCheckpointError, StorageError) as error:
-            if not error.path.startswith(base):
-                raise  # else somebody removed or damaged it, and it is not needed
-
-    return await checkpointer.save(path, item, overwrite=True, **keywords)
-
-
-async def _note_moved(resources: Resources, path: str, to: str) -> None:
-    engine = resources[0].engine
-    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
-
-
-async def _restore(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:
-    return await serves(resources[-1], "restore").restore(path, **keywords)
-
-
-def _serving(registry: Any, workers: StageWorkers, checkpointer: Checkpointer, flow: Flow) -> Checkpointer:
-    """Return the Checkpointer with the type handlers of one save or restore."""
-    limiters = Limiters.of(checkpointer.engine.memory, flow)
-    return checkpointer.with_handlers(StageRegistry(registry, replace(workers, limiters=limiters)))
-
-
-async def _describe(resources: Resources, path: str) -> CheckpointMetadata:
-    return await resources[-1].metadata(path)
 
 
 def _save_limit(
@@ -386,7 +334,7 @@ def _save_limit(
 
 
 def _by_name(args: Any, kind: type[T]) -> Mapping[str, T]:
-    """Return what is said of each leaf, by its stored name; made when a handler asks, which few do."""
+    """Return the arguments of each leaf by its stored name; computed on first use, as few handlers ask."""
     return {} if args is None else LazyMapping(partial(_named, args, kind))
 
 

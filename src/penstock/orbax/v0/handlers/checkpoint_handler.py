@@ -1,4 +1,4 @@
-"""What every handler of a whole object is: saves it to a directory that it is given, and restores it."""
+"""The interface of checkpoint handlers: they save an object to a given directory, and restore it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from penstock.orbax.v0.common.save_future import Future
 
 
 class CheckpointHandler(abc.ABC):
-    """Saves and restores objects of some kind. To be used through a `Checkpointer`, which makes it atomic."""
+    """Saves and restores one kind of object. Use it through a `Checkpointer`, which makes saves atomic."""
 
-    _ORBAX_NAME: ClassVar[str]  # of penstock's own: what `_CHECKPOINT_METADATA` calls it, for Orbax to read
-    _DURABLE: ClassVar[bool]  # of penstock's own: whether all that `save` writes is synced
+    _ORBAX_NAME: ClassVar[str]  # of penstock's handlers: the name in `_CHECKPOINT_METADATA`
+    _DURABLE: ClassVar[bool]  # of penstock's handlers: whether `save` syncs all that it writes
 
     @abc.abstractmethod
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,39 +33,39 @@ class CheckpointHandler(abc.ABC):
         """Return the object that was written into a directory."""
 
     def metadata(self, directory: Any) -> Any | None:
-        """Say what was written into a directory, without reading all of it. By default nothing."""
+        """Describe what was written into a directory without reading all of it. None by default."""
         return None
 
-    def finalize(self, directory: Any) -> None:  # noqa: B027  # not every one has something to complete
-        """Complete what was written, once and before it becomes visible. By default nothing."""
+    def finalize(self, directory: Any) -> None:  # noqa: B027  # not every handler needs it
+        """Complete what was written, once, before it becomes visible. Does nothing by default."""
 
-    def close(self) -> None:  # noqa: B027  # nor to give back
-        """Give back what the handler holds. By default nothing."""
+    def close(self) -> None:  # noqa: B027  # not every handler holds something
+        """Release the handler's resources. Does nothing by default."""
 
     @classmethod
     def typestr(cls) -> str:
-        """The name that is recorded of the handler: of those in Orbax it is theirs."""
+        """The recorded name of the handler. Handlers that Orbax has, too, are recorded under its names."""
         return str(vars(cls).get("_ORBAX_NAME") or f"{cls.__module__}.{cls.__qualname__}")
 
 
 class AsyncCheckpointHandler(CheckpointHandler):
-    """A handler that returns when an object is copied, and writes it in the background."""
+    """A handler that returns once an object is copied, and writes it in the background."""
 
     @abc.abstractmethod
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> Sequence[Future] | None:
         """Copy an object and begin to write it.
 
         Returns:
-            Futures of the work that goes on already; when all are over, the object is written.
+            Futures of work that is already running; when all are done, the object is written.
         """
 
 
 class DeferredPathAsyncCheckpointHandler(AsyncCheckpointHandler):
-    """One whose directory may be still under way when `async_save` is called: a `PathAwaitingCreation`."""
+    """A handler whose `async_save` also takes a directory still being created: a `PathAwaitingCreation`."""
 
 
 def is_durable(handler: object) -> bool:
-    """Whether all that a handler writes is on the medium when it says so. Others need not care."""
+    """Whether a handler syncs what it writes. Files of other handlers are synced for them."""
     return bool(vars(type(handler)).get("_DURABLE", False))
 
 

@@ -1,4 +1,4 @@
-"""Several named items in one checkpoint, each in a directory of its own and saved by its own handler."""
+"""Several named items in one checkpoint, each with its own directory and handler."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class CompositeOptions:
 
     Attributes:
         multiprocessing_options: Which processes save.
-        temporary_path_class: Not supported; see `atomicity_options`.
-        file_options: What the directories of items are like.
+        temporary_path_class: Not supported; use `atomicity_options`.
+        file_options: The permissions of item directories.
         atomicity_options: How an item becomes visible in its checkpoint.
         async_options: How saves go on in the background.
     """
@@ -68,14 +68,14 @@ class CompositeOptions:
 
 
 class CompositeCheckpointHandler(AsyncCheckpointHandler):
-    """Saves named items, each with its own handler, which is told by the arguments it comes with.
+    """Saves named items, each with its own handler, which the type of its arguments determines.
 
     Args:
-        *item_names: Items whose handler the first arguments tell; if any are given here or with
+        *item_names: Items whose first arguments determine their handler; if any are given here or with
             `items_and_handlers`, there are no others.
         composite_options: Options.
-        handler_registry: Who handles which item; instead of the other two.
-        **items_and_handlers: Handlers by item; None where the first arguments tell it.
+        handler_registry: Handlers by item; excludes the other two.
+        **items_and_handlers: Handlers by item; None where the first arguments determine it.
 
     Raises:
         ValueError: If `handler_registry` is given with either of the others.
@@ -111,7 +111,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return self._handlers.undetermined
 
     async def async_save(self, directory: Any, args: CompositeArgs) -> Sequence[Future] | None:
-        """Have every item copied; return futures of what is written in the background.
+        """Copy every item; return futures of the writes in the background.
 
         Raises:
             ValueError: If the arguments of an item fit no handler of it.
@@ -151,11 +151,11 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
 
         Args:
             directory: Of the checkpoint.
-            args: Which, and how; None or empty for all that are there.
+            args: Which items, and how; None or empty for all that are stored.
 
         Raises:
-            KeyError: If an item asked for is not there.
-            ValueError: If it cannot be told who restores one.
+            KeyError: If a requested item is not stored.
+            ValueError: If the handler of an item cannot be determined.
         """
         directory = handler_path(directory)
         existing = self._existing_items(directory)
@@ -173,7 +173,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return CompositeResults(**restored)
 
     def metadata(self, directory: Any) -> StepMetadata:
-        """Say what is recorded of the checkpoint and of each item whose handler is known.
+        """Describe the checkpoint, and each item whose handler is known.
 
         Raises:
             FileNotFoundError: If there is no such directory.
@@ -193,7 +193,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return self._step_metadata(directory, existing, of_items=True)
 
     def metadata_from_temporary_paths(self, directory: Any) -> StepMetadata:
-        """Say what is recorded while items are not finalized, without what is in them."""
+        """Describe the checkpoint while its items are not finalized, without describing the items."""
         directory = handler_path(directory)
         if not directory.exists():
             raise FileNotFoundError(f"Directory does not exist: {directory}")
@@ -201,7 +201,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return self._step_metadata(directory, list(self._current_temporary_paths), of_items=False)
 
     def finalize(self, directory: Any) -> None:
-        """Have every saved item completed, and give it its own name.
+        """Complete every saved item and rename it to its final name.
 
         Raises:
             ValueError: If nothing was saved.
@@ -251,7 +251,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return {name: self._get_item_directory(directory, name).exists() for name in item_names}
 
     def _default_args(self, directory: Any, existing: Sequence[str]) -> CompositeArgs:
-        """Make arguments for all items that are there, without being told any."""
+        """Make default arguments for all stored items."""
         handlers = dict(self._handlers.all())
         recorded: Any = None
         found: dict[str, CheckpointArgs] = {}

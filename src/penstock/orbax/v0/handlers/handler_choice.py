@@ -1,4 +1,4 @@
-"""Who handles the items of a `CompositeCheckpointHandler`."""
+"""Which handlers the items of a `CompositeCheckpointHandler` go to."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from penstock.orbax.v0.handlers.legacy_handler import WrapperArgs, get_legacy_ha
 
 @final
 class ItemHandlers:
-    """Handlers by item, and how they become known: given, or told by the first arguments of an item.
+    """Handlers by item. Each is given, or determined by the first arguments of its item.
 
     Args:
         names: Items whose handler is not known yet.
-        handlers: By item; None for the same.
-        registry: Handlers by item and class of arguments; instead of the other two.
+        handlers: By item; None where it is not known yet.
+        registry: Handlers by item and class of arguments; excludes the other two.
     """
 
     def __init__(
         self, names: Sequence[str], handlers: Mapping[str, Any], registry: CheckpointHandlerRegistry | None
     ) -> None:
         self.registry: CheckpointHandlerRegistry = DefaultCheckpointHandlerRegistry(registry)
-        self.undetermined: set[str] | None = None  #: if there are only items that were named
-        self._told: set[str] = set()  # items that are not told by their arguments any more
+        self.undetermined: set[str] | None = None  #: None unless item names were given
+        self._told: set[str] = set()  # items whose handler is determined
         if not names and not handlers:
             self._told = {name for name, _ in self.unique()}
             return
@@ -59,18 +59,18 @@ class ItemHandlers:
         return found
 
     def all(self) -> list[tuple[str, Any]]:
-        """Return the same, and items whose handler is not known yet with None."""
+        """Return each item with each of its handlers, or with None where it is not known yet."""
         return [*self.unique(), *[(name, None) for name in sorted(self.undetermined or ())]]
 
     def choose(self, name: str, args: CheckpointArgs | None) -> Any:
-        """Return who handles an item that comes with some arguments.
+        """Return the handler of an item, given its arguments.
 
         Args:
             name: Of the item.
             args: The arguments; None if the handler must be known.
 
         Raises:
-            ValueError: If nobody does, or another handler than theirs.
+            ValueError: If there is none, or the item has another handler already.
         """
         if args is None:
             return self._known(name)

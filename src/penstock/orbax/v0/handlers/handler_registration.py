@@ -25,11 +25,11 @@ HandlerRegistryMapping: TypeAlias = "MutableMapping[tuple[str | None, type[Check
 
 
 class AlreadyExistsError(ValueError):
-    """There is a handler for an item and arguments already."""
+    """An item and arguments have a handler already."""
 
 
 class NoEntryError(KeyError):
-    """There is no handler for an item and arguments."""
+    """An item and arguments have no handler."""
 
 
 class CheckpointHandlerRegistry(Protocol):
@@ -51,7 +51,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
     """Handlers by item and class of arguments.
 
     Args:
-        other_registry: What it begins with.
+        other_registry: Its entries are copied.
     """
 
     def __init__(self, other_registry: CheckpointHandlerRegistry | None = None) -> None:
@@ -65,15 +65,15 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         args: ArgsOrType,
         handler: CheckpointHandler | type[CheckpointHandler] | None = None,
     ) -> None:
-        """Say who handles an item when it comes with arguments of a class.
+        """Register the handler of an item for a class of arguments.
 
         Args:
-            item: Its name; None for any item that nothing else is said of.
-            args: The class of arguments, or one of it.
+            item: Its name; None for every item without an entry of its own.
+            args: The class of arguments, or an instance.
             handler: The handler, or its class; by default the one that the arguments are registered with.
 
         Raises:
-            AlreadyExistsError: If that is said already.
+            AlreadyExistsError: If there is such an entry already.
             ValueError: If there is no such handler, or it cannot be made without arguments.
         """
         args_cls = _class_of(args)

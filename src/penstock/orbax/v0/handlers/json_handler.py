@@ -19,7 +19,7 @@ from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler
 
 
 class JsonCheckpointHandler(AsyncCheckpointHandler):
-    """Saves what JSON has: dicts with text keys, lists, texts, numbers, booleans, None.
+    """Saves JSON values: dicts with string keys, lists, strings, numbers, booleans, None.
 
     Args:
         filename: Of the file in the directory; by default `metadata`.
@@ -44,11 +44,11 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         """Encode an object, and write it in the background.
 
         Raises:
-            SpecError: If JSON has no such values.
+            SpecError: If a value is not JSON.
         """
         value = _item_of(item, args)
         try:
-            copied = json.loads(json.dumps(value))  # the caller's own may change from here on
+            copied = json.loads(json.dumps(value))  # the caller may change the item from here on
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError(f"the item cannot be written as JSON: {error}") from error
 
@@ -85,7 +85,7 @@ class JsonSaveArgs(CheckpointArgs):
     """What to save.
 
     Attributes:
-        item: Values that JSON has.
+        item: JSON values.
     """
 
     item: Mapping[str, Any]
@@ -97,7 +97,7 @@ class JsonRestoreArgs(CheckpointArgs):
     """What to restore.
 
     Attributes:
-        item: Without effect.
+        item: Has no effect.
     """
 
     item: bytes | None = None

@@ -13,7 +13,7 @@ from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler
 
 
 class _Wrapper(CheckpointHandler):
-    """Passes the arguments of a call on to a handler, as they came."""
+    """Passes the arguments of a call on to a handler unchanged."""
 
     _ORBAX_NAME = "penstock.orbax.handlers.legacy._Wrapper"  # as it has always been recorded
 
@@ -64,7 +64,7 @@ class AsyncWrapperArgs(WrapperArgs):
 
 
 def get_legacy_handler_wrapper(handler: CheckpointHandler) -> CheckpointHandler:
-    """Return a handler that takes any arguments and hands them on to `handler`."""
+    """Return a handler that takes any arguments and passes them on to `handler`."""
     return _AsyncWrapper(handler) if isinstance(handler, AsyncCheckpointHandler) else _Wrapper(handler)
 
 

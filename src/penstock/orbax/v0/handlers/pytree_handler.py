@@ -31,32 +31,32 @@ _UNSET: Final[Any] = object()
 
 
 class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
-    """Saves and restores trees. To be used through a `Checkpointer`, which makes it atomic.
+    """Saves and restores trees. Use it through a `Checkpointer`, which makes saves atomic.
 
     Args:
-        aggregate_filename: Kept for the file of values that Orbax wrote before 0.5.16; it is found by
-            itself when such a checkpoint is read, and not written any more.
+        aggregate_filename: Has no effect. The file of values that Orbax wrote before 0.5.16 is found
+            when such a checkpoint is read, and is no longer written.
         save_concurrent_gb: Gigabytes of host memory that saves may hold; by default as much as the
             machine can spare.
         restore_concurrent_gb: Likewise for restores.
-        save_device_host_concurrent_gb: Gigabytes that are copied from devices at once, or `"auto"`.
-        memory_limit_options: The most that `"auto"` may mean.
+        save_device_host_concurrent_gb: Gigabytes copied from devices at once, or `"auto"`.
+        memory_limit_options: The upper limit of `"auto"`.
         use_ocdbt: Whether all arrays lie in one OCDBT database; else each in a directory of its own.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         use_compression: Whether chunks that compress well are compressed, with zstd.
         multiprocessing_options: Which processes save.
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
-        handler_impl: What does the work; made of the other options by default.
+        handler_impl: Does the work; by default it is made from the other options.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Looks at what is recorded of arrays, in `finalize`; what it raises fails
-            the save. By default nobody does: shapes and chunks are counted when a save is committed.
-        enable_pinned_host_transfer: Without effect: jax copies as it does.
-        is_prioritized_key_fn: Says which leaves are copied first.
-        concurrent_gb: The name of 2024 for both of `save_concurrent_gb` and `restore_concurrent_gb`.
-        primary_host: The name of 2024 for what is in `multiprocessing_options`.
+        array_metadata_validator: Checks the recorded array metadata in `finalize`; an error it raises fails
+            the save. None by default: shapes and chunks are counted when a save is committed.
+        enable_pinned_host_transfer: Has no effect: jax chooses how to copy.
+        is_prioritized_key_fn: Decides which leaves are copied first.
+        concurrent_gb: The older name, as of 2024, of both `save_concurrent_gb` and `restore_concurrent_gb`.
+        primary_host: The older name, as of 2024, of what is in `multiprocessing_options`.
 
     Raises:
-        ValueError: If `"auto"` is asked for without `memory_limit_options`.
+        ValueError: If `"auto"` is given without `memory_limit_options`.
     """
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
@@ -165,8 +165,8 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         Raises:
             FileNotFoundError: If there is nothing.
-            ValueError: If the item and the stored tree differ in structure, a leaf cannot be had as asked,
-                arguments contradict each other, or the directory is damaged.
+            ValueError: If the item and the stored tree differ in structure, a leaf cannot be restored as
+                requested, arguments contradict each other, or the directory is damaged.
         """
         if isinstance(item, CheckpointArgs):
             raise ValueError("Make sure to specify kwarg name `args=` when providing `PyTreeRestoreArgs`.")
@@ -205,18 +205,18 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         self._handler_impl.finalize(directory)
 
     def close(self) -> None:
-        """Give back what the handler holds. Used again, it takes it again."""
+        """Release the handler's resources. Using the handler again reacquires them."""
         self._handler_impl.close()
 
 
 @register_with_handler(PyTreeCheckpointHandler, for_save=True)
 @dataclass
 class PyTreeSaveArgs(CheckpointArgs):
-    """What to save, and how.
+    """What to save and how.
 
     Attributes:
         item: A tree.
-        save_args: A tree of `SaveArgs` like it; None for a leaf, or for all, asks for nothing.
+        save_args: A tree of `SaveArgs` like it; None, for a leaf or for all, means the defaults.
         ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
         custom_metadata: JSON kept with the tree.
 
@@ -237,7 +237,7 @@ class PyTreeSaveArgs(CheckpointArgs):
 @register_with_handler(PyTreeCheckpointHandler, for_restore=True)
 @dataclass
 class PyTreeRestoreArgs(CheckpointArgs):
-    """What to restore, and how. Trees may be `TreeMetadata`.
+    """What to restore and how. Trees may be `TreeMetadata`.
 
     Attributes:
         item: A tree of the structure of the result; its leaves may be anything, and one that is

@@ -36,7 +36,7 @@ class BaseRandomKeyCheckpointHandler(AsyncCheckpointHandler):
     """Saves a key as two items: its data, and JSON about it.
 
     Args:
-        key_name: Of the item with the data; the other one ends in `_metadata`.
+        key_name: The name of the item with the data; that of the other one ends in `_metadata`.
     """
 
     def __init__(self, key_name: str) -> None:
@@ -46,21 +46,21 @@ class BaseRandomKeyCheckpointHandler(AsyncCheckpointHandler):
 
     @abc.abstractmethod
     def checkpoint_save_args(self, args: Any) -> tuple[CheckpointArgs, JsonSaveArgs]:
-        """Return what the two items are saved with."""
+        """Return the save arguments of the two items."""
 
     @abc.abstractmethod
     def checkpoint_restore_args(self, args: Any) -> CheckpointArgs:
-        """Return what the data is restored with."""
+        """Return the restore arguments of the data."""
 
     @abc.abstractmethod
     def post_restore(self, item: Any, metadata: Mapping[Any, Any]) -> Any:
-        """Make the key of both items."""
+        """Make the key from both items."""
 
     async def async_save(self, directory: Any, args: Any) -> Sequence[Future] | None:
         """Copy a key and begin to write it.
 
         Raises:
-            TypeError: If it is none.
+            TypeError: If it is not a key.
         """
         data, about = self.checkpoint_save_args(args)
         return await self._handler.async_save(
@@ -86,17 +86,17 @@ class BaseRandomKeyCheckpointHandler(AsyncCheckpointHandler):
         self._handler.finalize(directory)
 
     def close(self) -> None:
-        """Give back what the handler holds."""
+        """Release the handler's resources."""
         self._handler.close()
 
 
 class JaxRandomKeyCheckpointHandler(BaseRandomKeyCheckpointHandler):
     """Saves and restores one key of jax, typed or as raw data.
 
-    The implementation of a typed key is recorded, and restored; Orbax takes each for one of jax's default.
+    The implementation of a typed key is recorded and restored; Orbax restores every key with jax's default.
 
     Args:
-        key_name: Of the item with the data; by default `jax_random_key`.
+        key_name: The name of the item with the data; by default `jax_random_key`.
     """
 
     _ORBAX_NAME = f"{_MODULE}.JaxRandomKeyCheckpointHandler"
@@ -129,7 +129,7 @@ class JaxRandomKeyCheckpointHandler(BaseRandomKeyCheckpointHandler):
 @register_with_handler(JaxRandomKeyCheckpointHandler, for_save=True)
 @dataclass
 class JaxRandomKeySaveArgs(CheckpointArgs):
-    """What to save, and how.
+    """What to save and how.
 
     Attributes:
         item: A key of jax.
@@ -146,7 +146,7 @@ class JaxRandomKeyRestoreArgs(CheckpointArgs):
     """How to restore.
 
     Attributes:
-        restore_args: Of its data.
+        restore_args: How its data is restored.
     """
 
     restore_args: RestoreArgs | None = None
@@ -156,7 +156,7 @@ class NumpyRandomKeyCheckpointHandler(BaseRandomKeyCheckpointHandler):
     """Saves and restores what `np.random.get_state` returns, as a tuple or as a dict.
 
     Args:
-        key_name: Of the item with the data; by default `np_random_key`.
+        key_name: The name of the item with the data; by default `np_random_key`.
     """
 
     _ORBAX_NAME = f"{_MODULE}.NumpyRandomKeyCheckpointHandler"
@@ -193,4 +193,4 @@ class NumpyRandomKeySaveArgs(CheckpointArgs):
 @register_with_handler(NumpyRandomKeyCheckpointHandler, for_restore=True)
 @dataclass
 class NumpyRandomKeyRestoreArgs(CheckpointArgs):
-    """There is nothing to say."""
+    """Takes no options."""

@@ -1,4 +1,4 @@
-"""Trees of arrays and numbers alone, restored onto a tree of the same."""
+"""Trees that contain only arrays and numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _jax: Any = tree_util
 
 
 class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
-    """Saves and restores trees of arrays and numbers. To be used through a `Checkpointer`.
+    """Saves and restores trees of arrays and numbers. Use it through a `Checkpointer`.
 
     Args:
         save_concurrent_gb: Gigabytes of host memory that saves may hold.
@@ -57,7 +57,7 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     ) -> None:
         self._supported_types = STANDARD_ARRAY_TYPES
         self._impl = PyTreeCheckpointHandler(
-            # Orbax's default is more than most machines have; what they can spare is meant.
+            # Orbax's default exceeds the memory of most machines: use what this one can spare instead.
             save_concurrent_gb=None if save_concurrent_gb == 96 else save_concurrent_gb,
             restore_concurrent_gb=None if restore_concurrent_gb == 96 else restore_concurrent_gb,
             multiprocessing_options=multiprocessing_options,
@@ -75,8 +75,8 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """Copy a tree and begin to write it; see `PyTreeCheckpointHandler`.
 
         Raises:
-            ValueError: If there is nothing to save, it is no tree but an array, or has other leaves than
-                arrays and numbers.
+            ValueError: If there is nothing to save, if the item is a single array, or if it has leaves
+                other than arrays and numbers.
         """
         if isinstance(item, CheckpointArgs):
             raise ValueError("Make sure to specify kwarg name `args=` when providing `StandardSaveArgs`.")
@@ -126,7 +126,7 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         self._impl.finalize(directory)
 
     def close(self) -> None:
-        """Give back what the handler holds. Used again, it takes it again."""
+        """Release the handler's resources. Using the handler again reacquires them."""
         self._impl.close()
 
     def _validate_save_state(self, item: Any, save_args: Any = None) -> Any:
@@ -164,11 +164,11 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 @register_with_handler(StandardCheckpointHandler, for_save=True)
 @dataclass
 class StandardSaveArgs(CheckpointArgs):
-    """What to save, and how.
+    """What to save and how.
 
     Attributes:
         item: A tree of arrays and numbers.
-        save_args: A tree of `SaveArgs` like it; None for a leaf, or for all, asks for nothing.
+        save_args: A tree of `SaveArgs` like it; None, for a leaf or for all, means the defaults.
         custom_metadata: JSON kept with the tree.
 
     Raises:
@@ -187,16 +187,16 @@ class StandardSaveArgs(CheckpointArgs):
 @register_with_handler(StandardCheckpointHandler, for_restore=True)
 @dataclass
 class StandardRestoreArgs(CheckpointArgs):
-    """What to restore, and how.
+    """What to restore and how.
 
     Attributes:
         item: A tree like the result: of arrays and numbers, whose types, dtypes, shapes and shardings the
-            result has; of `jax.ShapeDtypeStruct`s; or a `TreeMetadata`. By default all is as saved, in
-            dicts and lists.
-        strict: Whether another shape than the stored one is an error. If not, arrays are padded with
-            zeros or cut off.
+            result has; of `jax.ShapeDtypeStruct`s; or a `TreeMetadata`. By default everything is restored as
+            saved, in dicts and lists.
+        strict: Whether a shape other than the stored one is an error. If not, arrays are padded with
+            zeros or truncated.
         support_layout: Whether the memory layouts of the item's arrays count, too.
-        fallback_sharding: Of arrays that were saved on devices which are not here.
+        fallback_sharding: Of arrays saved on devices that this process does not have.
     """
 
     item: Any = None
@@ -210,7 +210,7 @@ class StandardRestoreArgs(CheckpointArgs):
 
 
 class _Stored:
-    """What is stored, looked at only if need be."""
+    """The stored tree, read on first use."""
 
     def __init__(self, handler: StandardCheckpointHandler, directory: Any) -> None:
         self._handler = handler
@@ -226,7 +226,7 @@ class _Stored:
 
 
 def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
-    """Say how each leaf is restored, by the item or else by what is stored."""
+    """Return how each leaf is restored: as in the item, or else as stored."""
 
     def ask(path: Any, leaf: Any) -> RestoreArgs:
         if isinstance(leaf, ScalarMetadata):
@@ -272,7 +272,7 @@ def _find(path: Any, stored: _Stored) -> Any:
 
 
 def _recorded(leaf: Any, fallback: Any) -> Any:
-    """The sharding that an array was saved with, over devices that are here."""
+    """The sharding that an array was saved with, over devices of this process."""
     recorded = getattr(leaf, "sharding", None)
     if recorded is None:
         return None

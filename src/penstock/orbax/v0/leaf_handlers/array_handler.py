@@ -1,4 +1,4 @@
-"""jax.Arrays of any sharding."""
+"""The type handler of jax.Arrays."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class ArrayHandler(TypeHandler):
 
     Args:
         metadata_key: The name of an array's metadata file; by default that of its format.
-        primary_host: Which process writes what is written once; here there is one process.
-        replica_id: Which replica of a shard is written; here one of each is.
+        primary_host: Has no effect.
+        replica_id: Which replica of a shard is written.
         use_replica_parallel: Whether chunks are cut as if replicas shared the work of writing; by
             default unless JAX_PLATFORMS names a GPU. In a pipeline a shard is one chunk all the same.
         min_slice_bytes_for_replica_parallel: Bytes below which a shard is not cut so.
-        max_replicas_for_replica_parallel: Into how many parts it is cut at most.
+        max_replicas_for_replica_parallel: The most parts that it is cut into.
         enable_write_sharding_file: Whether shardings are recorded.
-        array_metadata_store: Records how arrays were cut, and the kind of typed keys; None: nobody does.
+        array_metadata_store: Records how arrays were cut, and the kind of typed keys; None to record neither.
         enable_replica_parallel_separate_folder: Whether what is replicated has a directory of its own.
-        dispatcher: Has workers of other processes do the work, which penstock cannot: must be None.
-        callback: Is told when each array was transferred and written.
+        dispatcher: Not supported: must be None.
+        callback: Called when each array was transferred and when it was written.
 
     Raises:
         NotImplementedError: If there is a dispatcher.
@@ -94,7 +94,7 @@ class ArrayHandler(TypeHandler):
         )
 
     def has_dispatcher(self) -> bool:
-        """No."""
+        """Return False: penstock has no dispatchers."""
         return False
 
     def typestr(self) -> str:
@@ -103,7 +103,7 @@ class ArrayHandler(TypeHandler):
 
     @property
     def leaf_handler(self) -> Any:
-        """What does the same in a pipeline, one for all that are alike; None if nothing does."""
+        """The pipeline handler that does the same, shared by equal handlers; None if there is none."""
         if self._metadata_key is not None or self._callback is not None:
             return None
 
@@ -119,7 +119,7 @@ class ArrayHandler(TypeHandler):
         return _leaf_handler(self.typestr(), None if described == Described() else described)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Say what is stored of each leaf: an `ArrayMetadata`, with its sharding if that is recorded."""
+        """Describe each stored leaf by an `ArrayMetadata`, with its sharding if one is recorded."""
         opened = await open_arrays(infos, None, self._metadata_key)
         shardings = await _recorded(infos, range(len(infos)))
         return [
@@ -147,16 +147,16 @@ class ArrayHandler(TypeHandler):
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[Any]:
-        """Read arrays, each with the sharding that is asked for, or else with the recorded one.
+        """Read arrays, each with the requested or else the recorded sharding.
 
         Args:
             infos: Of the leaves.
-            args: `ArrayRestoreArgs`, or `RestoreArgs` of which no sharding is asked for.
+            args: `ArrayRestoreArgs`, or `RestoreArgs` to use the recorded sharding.
 
         Raises:
-            ValueError: If there are no `args`, there is no sharding for a leaf or it is of devices that
-                are not here, or the shape is another one.
-            FileNotFoundError: If an array that has its own directory is not there.
+            ValueError: If there are no `args`, a leaf has no sharding or one over devices that
+                are not here, or the shape differs.
+            FileNotFoundError: If an array with its own directory is missing.
         """
         if args is None:
             raise ValueError("to be restored as a jax.Array, a leaf needs ArrayRestoreArgs")
@@ -179,7 +179,7 @@ class ArrayHandler(TypeHandler):
         return await together([partial(read, at) for at in range(len(infos))])
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Say how large the distinct shards of each value are: to write them, and to read them."""
+        """Return for each value the bytes of its distinct shards, to write and to read."""
         sizes = [int(value.nbytes) for value in values]
         return [(size, size) for size in sizes]
 
@@ -213,7 +213,7 @@ class ArrayHandler(TypeHandler):
 
 
 async def _shardings(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) -> list[Any]:
-    """Find the sharding of each leaf: as asked for, or as recorded."""
+    """Find the requested or else the recorded sharding of each leaf."""
     shardings = [_asked(arg) for arg in args]
     absent = [at for at, sharding in enumerate(shardings) if sharding is None]
     for at, text in zip(absent, await _recorded(infos, absent), strict=True):
@@ -248,5 +248,5 @@ async def _recorded(infos: Sequence[ParamInfo], which: Sequence[int]) -> list[st
 
 @lru_cache(maxsize=64)
 def _leaf_handler(typestr: str, described: Described | None) -> array.ArrayHandler:
-    """One for all that are alike: a tree is planned again for another one."""
+    """Equal handlers share one: a tree is planned anew for each different one."""
     return array.ArrayHandler(typestr, described=described)

@@ -28,7 +28,7 @@ _ts = cast("Any", ts)
 @final
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One array on its way out, on the host and safe from the caller."""
+    """One array to write, on the host and independent of the caller."""
 
     info: ParamInfo
     spec: dict[str, Any]  #: for TensorStore
@@ -36,18 +36,18 @@ class Written:
 
 
 def check_infos(infos: Sequence[ParamInfo]) -> None:
-    """Refuse leaves that would be stored in one place, and databases beside what is none.
+    """Refuse leaves that would be stored in one place, and a mix of databases and directories.
 
     Raises:
         DuplicateNameError: If two have one name; Orbax would lose one of them.
-        ValueError: If some of them go to a database and others do not.
+        ValueError: If only some of them go to a database.
     """
     if len({info.is_ocdbt_checkpoint for info in infos}) > 1:
         raise ValueError("is_ocdbt_checkpoint is the same for all leaves that are handled together")
 
     seen: dict[tuple[str, str], ParamInfo] = {}
     for info in infos:
-        place = str(vars(info)["_parent_dir"]), info.name  # it need not be there yet
+        place = str(vars(info)["_parent_dir"]), info.name  # it may not exist yet
         if place in seen:
             raise DuplicateNameError(info.name, _key_path(seen[place]), _key_path(info))
 
@@ -109,11 +109,11 @@ def write_arrays(arrays: Sequence[Written], *, database: bool) -> None:
 async def open_arrays(
     infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None, metadata_key: str | None
 ) -> list[Any]:
-    """Open stored arrays, cast to the dtypes that are asked for.
+    """Open stored arrays, cast to the requested dtypes.
 
     Raises:
-        FileNotFoundError: If one that has its own directory is not there.
-        ValueError: If one in a database is not there, or something is damaged.
+        FileNotFoundError: If one with its own directory is missing.
+        ValueError: If one in a database is missing, or something is damaged.
     """
     for info in infos:
         await info.await_path_creation()
@@ -141,13 +141,13 @@ async def open_arrays(
 
 
 def opened_metadata(store: Any, info: ParamInfo, sharding: ShardingMetadata | None = None) -> ArrayMetadata:
-    """Say what is known of an array that is open."""
+    """Describe an open array."""
     base = store
     while getattr(base, "base", None) is not None:  # below a cast
         base = base.base
 
     zarr = None
-    with suppress(Exception):  # it is told as far as it can be
+    with suppress(Exception):  # the metadata is optional
         zarr = ZarrMetadata.from_json(base.spec().to_json().get("metadata"))
 
     return ArrayMetadata(
@@ -165,7 +165,7 @@ def opened_metadata(store: Any, info: ParamInfo, sharding: ShardingMetadata | No
 
 
 def _check_files(infos: Sequence[ParamInfo], metadata_key: str | None) -> None:
-    """Tell apart what is not there from what is damaged, as TensorStore would not."""
+    """Refuse missing arrays, which TensorStore does not tell apart from damaged ones."""
     for info in infos:
         if info.is_ocdbt_checkpoint or str(info.parent_dir).startswith("gs://"):
             continue
@@ -178,7 +178,7 @@ def _check_files(infos: Sequence[ParamInfo], metadata_key: str | None) -> None:
 
 
 def _contexts(infos: Any) -> Any:
-    """Return a function from a leaf to its context: the one it brings, or one shared by all the others."""
+    """Return a function from a leaf to its context: its own, or one shared by all other leaves."""
     made: list[Any] = []
 
     def find(info: ParamInfo) -> Any:

@@ -1,4 +1,4 @@
-"""jax.Arrays on their way in: read into memory that penstock's own handler then makes arrays of."""
+"""Reads jax.Arrays: into memory from which penstock's own handler makes arrays."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _jax = cast("Any", jax)
 @final
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an array is to be."""
+    """The requested form of an array."""
 
     sharding: jax.sharding.Sharding
-    format: Any = None  #: a jax `Format`, if its memory is to be laid out in a way of its own
-    shape: tuple[int, ...] | None = None  #: of the data; None for that which is stored
-    strict: bool = True  #: whether another shape than the stored one is an error
+    format: Any = None  #: a jax `Format`, for a memory layout other than the default
+    shape: tuple[int, ...] | None = None  #: of the data; None for the stored shape
+    strict: bool = True  #: whether a shape other than the stored one is an error
 
 
 def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
-    """Put together what is asked for.
+    """Combine the request of a leaf.
 
     Args:
-        arg: The restore args of the leaf; typed keys are asked for by their own shape.
+        arg: The restore args of the leaf; typed keys are requested by their own shape.
         sharding: Of jax, or a `Format` that has one.
         info: Of the leaf.
 
     Raises:
-        ValueError: If there is no sharding to be had of it.
+        ValueError: If no sharding can be made of it.
     """
     inner = sharding if isinstance(sharding, jax.sharding.Sharding) else getattr(sharding, "sharding", None)
     if not isinstance(inner, jax.sharding.Sharding):
@@ -74,8 +74,8 @@ async def read_array(store: Any, info: ParamInfo, wanted: Wanted, key_impl: str 
     Args:
         store: The opened array, cast already.
         info: Of the leaf.
-        wanted: What it is to be.
-        key_impl: Of typed PRNG keys: wrap the data with it.
+        wanted: Its requested form.
+        key_impl: The implementation to wrap the data of typed PRNG keys with.
 
     Raises:
         ValueError: If the shape is not the stored one, or the sharding does not divide it.
@@ -107,7 +107,7 @@ async def read_array(store: Any, info: ParamInfo, wanted: Wanted, key_impl: str 
 
 
 def _also_along(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Sharding:
-    """The sharding of data that has more axes at the end than what was sharded."""
+    """The sharding of data with more trailing axes than what was sharded."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
 

@@ -1,4 +1,4 @@
-"""jax.Arrays on their way out: cut as Orbax cuts them, and brought to the host by penstock's own handler."""
+"""Stages jax.Arrays: cut as Orbax cuts them, brought to the host by penstock's own handler."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def stage(
 
 
 def write_shape_of(value: jax.Array, options: ReplicaOptions) -> tuple[int, ...]:
-    """Say which part of a shard one of its replicas writes.
+    """Return the shape of the part of a shard that one of its replicas writes.
 
     The first axis that all replicas divide is cut into as many parts; a shard without such an axis, or
     of parts that would be too small, is written whole.

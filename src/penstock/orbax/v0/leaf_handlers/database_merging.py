@@ -42,20 +42,20 @@ async def merge_ocdbt_per_process_files(
     *,
     store_ocdbt_metadata_and_values_separately: bool = False,
 ) -> None:
-    """Make what each process wrote into a database of its own be found in that of the whole tree.
+    """Make the values in each process's own database visible in that of the whole tree.
 
-    Those databases are referred to and must stay. Without any, nothing is done.
+    The databases are referred to, so they must stay. Does nothing without any.
 
     Args:
         directory: Of the tree.
         ts_context: The TensorStore context; one for all databases.
-        use_zarr3: Of what version the arrays are; either is validated.
-        enable_validation: Whether to look if every array has its metadata and some chunk.
-        store_ocdbt_metadata_and_values_separately: Not done here: must be False.
+        use_zarr3: The zarr version of the arrays; both versions are validated.
+        enable_validation: Whether to check that every array has its metadata and a chunk.
+        store_ocdbt_metadata_and_values_separately: Not supported: must be False.
 
     Raises:
         ValueError: If an array lacks one of them; nothing is merged then.
-        NotImplementedError: If something is asked for that is not done.
+        NotImplementedError: If an unsupported option is set.
     """
     if store_ocdbt_metadata_and_values_separately:
         raise NotImplementedError("the index and the values are kept in the same data files")

@@ -86,7 +86,7 @@ _PROCESS_WIDE: Final = create_type_handler_registry(*default_entries())
 
 
 def default_registry() -> TypeHandlerRegistry:
-    """Return the registry of the process: what is used where none is given."""
+    """Return the registry of the process, which is used where none is given."""
     return _PROCESS_WIDE
 
 
@@ -98,8 +98,8 @@ def register_type_handler(
     Args:
         ty: The type.
         handler: An instance.
-        func: Says of any type whether it is meant; by default whether it is `ty` or derived from it.
-        override: Take the place of the handler that `ty` has.
+        func: Decides whether a type is handled; by default if it is `ty` or a subclass.
+        override: Replace the handler that `ty` has.
 
     Raises:
         ValueError: If `ty` has a handler, or another type has one of the same `typestr`, unless overridden.
@@ -125,7 +125,7 @@ def register_standard_handlers_with_options(**kwargs: Any) -> None:
     """Replace the handlers of numbers and arrays by new ones with these options, in the whole process.
 
     Args:
-        **kwargs: Of each of the handlers; `use_ocdbt` and `ts_context` are no options any more, and ignored.
+        **kwargs: Of each of the handlers; `use_ocdbt` and `ts_context` are ignored.
     """
     for name in ("use_ocdbt", "ts_context"):
         kwargs.pop(name, None)
@@ -144,12 +144,12 @@ def supported_types() -> list[Any]:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Whether this stands for a leaf that is not to be read."""
+    """Whether this stands for a leaf that is not read."""
     return value is PLACEHOLDER
 
 
 def is_supported_type(value: Any, pytree_metadata_options: Any = None) -> bool:
-    """Whether a value can be saved without a handler of one's own."""
+    """Whether a value can be saved without a custom handler."""
     known = (str, int, float, np.number, np.ndarray, bytes, jax.Array)
     return isinstance(value, known) or is_supported_empty_value(value, pytree_metadata_options)
 

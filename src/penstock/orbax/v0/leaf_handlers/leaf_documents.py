@@ -1,4 +1,4 @@
-"""Values in JSON documents that handlers write to one after the other: `_sharding`, `_strings.json`."""
+"""Values in JSON documents that handlers write in turn: `_sharding`, `_strings.json`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ts = cast("Any", ts)
 
 
 def sharding_pointer(name: str) -> str:
-    """Where in `_sharding` the sharding of a leaf is."""
+    """The JSON pointer of a leaf's sharding in `_sharding`."""
     return f"/{urlsafe_b64encode(name.encode()).decode()}"
 
 
 def write_values(file: str, entries: Sequence[tuple[ParamInfo, str, str]]) -> None:
-    """Write texts into a document beside those that are there, all of them or none. Blocking.
+    """Add strings to a document, all of them or none. Blocking.
 
     Args:
         file: The name of the document.
@@ -48,7 +48,7 @@ async def read_values(file: str, infos: Sequence[ParamInfo], pointers: Sequence[
     """Read a value for each leaf.
 
     Raises:
-        ValueError: If the document or a value is not there.
+        ValueError: If the document or a value is missing.
     """
     context = get_ts_context(use_ocdbt=False)
     opening = [

@@ -34,7 +34,7 @@ class NumpyHandler(TypeHandler):
 
     Args:
         metadata_key: The name of an array's metadata file; by default that of its format.
-        ocdbt_process_id: In whose directory arrays are put, within a database; by default `0`.
+        ocdbt_process_id: The process whose directory in the database gets the arrays; by default `0`.
         deepcopy_host_arrays: Whether arrays are copied, so that they may change during the save.
     """
 
@@ -54,11 +54,11 @@ class NumpyHandler(TypeHandler):
 
     @cached_property
     def leaf_handler(self) -> Any:
-        """What does the same in a pipeline; None if nothing does."""
+        """The pipeline handler that does the same; None if there is none."""
         return None if self._metadata_key else numpy_array.NumpyHandler(self.typestr())
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Say what is stored of each leaf: an `ArrayMetadata`."""
+        """Describe each stored leaf by an `ArrayMetadata`."""
         opened = await open_arrays(infos, None, self._metadata_key)
         return [opened_metadata(store, info) for store, info in zip(opened, infos, strict=True)]
 
@@ -80,11 +80,11 @@ class NumpyHandler(TypeHandler):
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[Any]:
-        """Read arrays, cast to the dtypes that are asked for.
+        """Read arrays, cast to the requested dtypes.
 
         Raises:
-            FileNotFoundError: If one that has its own directory is not there.
-            ValueError: If one in a database is not there.
+            FileNotFoundError: If one with its own directory is missing.
+            ValueError: If one in a database is missing.
         """
         args = args or [RestoreArgs()] * len(infos)
         check_input_arguments(infos, args)
@@ -100,7 +100,7 @@ class NumpyHandler(TypeHandler):
         return arrays
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Say how large each value is: to write it, and to read it."""
+        """Return for each value its bytes, to write and to read."""
         sizes = [np.asarray(value).nbytes for value in values]
         return [(size, size) for size in sizes]
 
@@ -130,7 +130,7 @@ class NumpyHandler(TypeHandler):
 
 
 class ScalarHandler(NumpyHandler):
-    """Stores a number as an array without axes; it comes back as one of Python's.
+    """Stores a number as an array without axes; it is restored as a Python number.
 
     Args:
         metadata_key: See `NumpyHandler`.
@@ -146,11 +146,11 @@ class ScalarHandler(NumpyHandler):
 
     @cached_property
     def leaf_handler(self) -> Any:
-        """What does the same in a pipeline; None if nothing does."""
+        """The pipeline handler that does the same; None if there is none."""
         return None if self._metadata_key else scalar.ScalarHandler(self.typestr())
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Say what is stored of each leaf: a `ScalarMetadata`."""
+        """Describe each stored leaf by a `ScalarMetadata`."""
         found = await super().metadata(infos)
         return [ScalarMetadata(name=one.name, directory=one.directory, dtype=one.dtype) for one in found]
 
@@ -163,15 +163,15 @@ class ScalarHandler(NumpyHandler):
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[Any]:
-        """Read numbers, each given to the `restore_type` that is asked for.
+        """Read numbers, each converted to its `restore_type`.
 
         Raises:
-            ValueError: If what is stored is no number.
+            ValueError: If the stored value is not a number.
         """
         numbers: list[Any] = []
         for info, array in zip(infos, await super().deserialize(infos, args), strict=True):
             if array.ndim:
-                raise ValueError(f"the leaf {info.name!r} is no number: its shape is {array.shape}")
+                raise ValueError(f"the leaf {info.name!r} is not a number: its shape is {array.shape}")
             numbers.append(array.item())
 
         kinds = [arg.restore_type for arg in args] if args else [None] * len(numbers)

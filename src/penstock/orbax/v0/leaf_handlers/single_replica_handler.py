@@ -1,4 +1,4 @@
-"""jax.Arrays of which one replica is read for all."""
+"""The type handler of jax.Arrays whose replicas are read once."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from penstock.orbax.v0.leaf_handlers.array_handler import ArrayHandler
 
 
 class InvalidShardingError(ValueError):
-    """A sharding that has no replicas to speak of."""
+    """A sharding without replicas."""
 
 
 class SingleReplicaArrayHandler(ArrayHandler):
     """Reads each distinct shard once, and puts it on the devices of every replica.
 
-    In one process `ArrayHandler` does so, too; this one insists that there are replicas.
+    In one process `ArrayHandler` does so, too; this one requires that there are replicas.
 
     Args:
         replica_axis_index: The axis of the mesh along which replicas lie.
         primary_replica_id: Which replica is read.
         broadcast_memory_limit_bytes: Kept for a job of several processes.
         broadcast_memory_scaling_factor: Kept for a job of several processes.
-        **kwargs: Those of `ArrayHandler`.
+        **kwargs: The options of `ArrayHandler`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
             args: `SingleReplicaArrayRestoreArgs`, each with its sharding.
 
         Raises:
-            InvalidShardingError: If a sharding is no NamedSharding, or all of its devices are in one replica.
+            InvalidShardingError: If a sharding is not a NamedSharding, or its mesh has one replica.
             ValueError: If there are no such `args`, or as `ArrayHandler` raises it.
         """
         if args is None:
@@ -85,7 +85,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
     def _check(self, sharding: Any) -> None:
         if not isinstance(sharding, jax.sharding.NamedSharding):
             raise InvalidShardingError(
-                f"replicas lie along an axis of a mesh: {sharding} is no NamedSharding"
+                f"replicas lie along an axis of a mesh: {sharding} is not a NamedSharding"
             )
 
         devices = cast("npt.NDArray[np.object_]", sharding.mesh.devices)

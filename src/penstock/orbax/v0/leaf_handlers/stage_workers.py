@@ -1,7 +1,7 @@
-"""Type handlers of Orbax's kind as workers in penstock's pipelines.
+"""Orbax's type handlers as workers in penstock's pipelines.
 
-Those that come with the API are the streaming handlers of penstock under another name. One of somebody
-else, or one whose reading or writing was changed by a subclass, is adapted: it keeps files of its own.
+The handlers of the API stand for penstock's own streaming handlers. A third-party handler, or a subclass
+that changes reading or writing, is adapted: it keeps its own files.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class UnknownTypeError(HandlerError, TypeError, ValueError):
-    """Nobody handles a leaf's type. What Orbax calls a `ValueError`, penstock calls a `TypeError`.
+    """A leaf's type has no handler. Orbax raises a `ValueError` here, penstock a `TypeError`; it is both.
 
     Attributes:
         key_path: The leaf.
-        type_: Its type; or the stored name of one.
+        type_: Its type, or the stored name of its type.
     """
 
     def __init__(self, key_path: str, type_: type | str) -> None:
@@ -58,14 +58,14 @@ class StageWorkers:
     """Makes workers of type handlers, for one save or restore.
 
     Attributes:
-        use_ocdbt: Whether the checkpoint is a database; None to look what lies there.
+        use_ocdbt: Whether the checkpoint is a database; None to look for one.
         use_zarr3: Whether its arrays are of zarr version 3.
         use_compression: Whether they are compressed.
         ocdbt_target_data_file_size: See `ParamInfo`.
         save_args: By stored name.
         restore_args: By stored name.
         ts_context: See `ParamInfo`.
-        limiters: Of this save or restore; None if handlers are not limited.
+        limiters: The byte limiters of this save or restore; None for no limits.
     """
 
     use_ocdbt: bool | None = None
@@ -78,7 +78,7 @@ class StageWorkers:
     limiters: Limiters | None = None
 
     def of(self, handler: Any) -> LeafHandler:
-        """Return what handles the leaves of `handler` in a pipeline."""
+        """Return the pipeline handler for the leaves of `handler`."""
         class_ = next((c for c in type(handler).__mro__ if c.__module__.startswith(_OURS)), None)
         if class_ is not None and keeps(handler, class_, "serialize", "deserialize", "finalize"):
             native = getattr(handler, "leaf_handler", None)
@@ -88,7 +88,7 @@ class StageWorkers:
         return AdaptedHandler(StageTypeHandler(handler, self))
 
     def info(self, info: KernelInfo, typestr: str, *, use_ocdbt: bool) -> ParamInfo:
-        """Say of a leaf in a pipeline what Orbax says of one."""
+        """Make Orbax's `ParamInfo` of a leaf in a pipeline."""
         limiters = self.limiters
         return ParamInfo(
             name=info.name,
@@ -108,11 +108,11 @@ class StageWorkers:
 
 @final
 class StageTypeHandler:
-    """A type handler of Orbax's kind, as the kernel knows them.
+    """Orbax's type handler behind the kernel's handler protocol.
 
     Args:
         inner: Has `typestr`, `serialize`, `deserialize`, `metadata`; perhaps `finalize`, `memory_size`.
-        workers: Says what its leaves are told.
+        workers: Makes the `ParamInfo`s of its leaves.
     """
 
     __slots__ = ("inner", "workers")
@@ -123,7 +123,7 @@ class StageTypeHandler:
 
     @property
     def handler_class(self) -> type:
-        """The class that errors are to name."""
+        """The class that errors name."""
         return type(self.inner)  # pyright: ignore[reportUnknownVariableType]  # anybody's
 
     def typestr(self) -> str:
@@ -177,7 +177,7 @@ class StageTypeHandler:
 
 @final
 class StageRegistry:
-    """A registry of Orbax's kind, as the kernel's stages ask one: the first entry that fits a type counts.
+    """Orbax's registry behind the kernel's lookup protocol: the first entry that fits a type counts.
 
     Args:
         registry: Has `get` and `has`, by type and by stored type name.
@@ -235,7 +235,7 @@ class StageRegistry:
 
 @lru_cache(maxsize=64)
 def as_stored(typestr: str) -> type:
-    """Return a class that stands in a target for a leaf that is restored by the handler that wrote it."""
+    """Return a class that, in a target, has a leaf restored by the handler that wrote it."""
     return type(f"as stored: {typestr}", (), {_TYPESTR: typestr})
 
 

@@ -39,11 +39,11 @@ class StringHandler(TypeHandler):
 
     @cached_property
     def leaf_handler(self) -> Any:
-        """What does the same in a pipeline; None if nothing does."""
+        """The pipeline handler that does the same; None if there is none."""
         return string.StringHandler(self.typestr()) if self._filename == STRINGS else None
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Say what is stored of each leaf: a `StringMetadata`. Reads nothing."""
+        """Describe each stored leaf by a `StringMetadata`. Reads nothing."""
         for info in infos:
             await info.await_path_creation()
 
@@ -78,7 +78,7 @@ class StringHandler(TypeHandler):
         return [str(value) for value in found]
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Say how long each string is, in bytes."""
+        """Return the length of each string in bytes."""
         sizes = [len(str(value).encode(errors="replace")) for value in values]
         return [(size, size) for size in sizes]
 
@@ -90,7 +90,7 @@ class StringHandler(TypeHandler):
 
 
 def _check_places(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
-    """Refuse names that lead through each other: in the document a slash nests, and one would be lost."""
+    """Refuse a name that is a prefix of another: a slash nests in the document, so one would be lost."""
     handler = string.StringHandler()
     leaves: list[Leaf] = []
     for at, (info, value) in enumerate(zip(infos, values, strict=True)):

@@ -1,4 +1,4 @@
-"""How TensorStore is told where an array lies and how it is stored; the specs are those of Orbax.
+"""TensorStore specs: where an array lies and how it is stored, as in Orbax.
 
 Source:
     ORBAX_FORMAT.md §1.5, §1.6; tests/orbax_face compares each spec with Orbax's own.
@@ -44,10 +44,10 @@ _PROCESS_ID: Final = re.compile("[A-Za-z0-9]+")
 
 @dataclass(frozen=True)
 class OcdbtWriteOptions:
-    """What a database is opened with to write to it.
+    """Options for writing to a database.
 
     Attributes:
-        target_data_file_size: See `ParamInfo.ocdbt_target_data_file_size`; None for what suits the medium.
+        target_data_file_size: See `ParamInfo.ocdbt_target_data_file_size`; None for the default.
     """
 
     target_data_file_size: int | None = None
@@ -76,13 +76,13 @@ def get_ts_context(
 
 
 def process_directory(process_id: int | str, *, replicas: bool = False) -> str:
-    """Name the directory of what one process writes.
+    """Return the name of the directory of one process.
 
     Raises:
-        ValueError: If the id is not made of letters and digits.
+        ValueError: If the id has characters other than letters and digits.
     """
     if not _PROCESS_ID.fullmatch(str(process_id)):
-        raise ValueError(f"the id of a process is made of letters and digits, not {process_id!r}")
+        raise ValueError(f"the id of a process consists of letters and digits: {process_id!r}")
 
     return f"ocdbt.process_{'replica_' if replicas else ''}{process_id}"
 
@@ -95,11 +95,11 @@ def kvstore_spec(
     process: str | None = None,
     writing: OcdbtWriteOptions | None = None,
 ) -> dict[str, Any]:
-    """Say where values lie by key.
+    """Return the spec of a key-value store.
 
     Args:
         directory: Of the tree; absolute, or of a `gs://` bucket.
-        name: What all keys begin with: the stored name of a leaf.
+        name: The prefix of all keys: the stored name of a leaf.
         use_ocdbt: Whether they lie in a database there; else each is a file.
         process: The directory of one process, within.
         writing: What to write to a database with; None to read it.
@@ -111,7 +111,7 @@ def kvstore_spec(
     if not use_ocdbt:
         return _base_spec(directory if name is None else os.path.join(directory, name))
     if not directory.startswith("gs://") and not os.path.isabs(directory):
-        raise ValueError(f"the path of a checkpoint is absolute, and this is not: {directory}")
+        raise ValueError(f"the path of a checkpoint must be absolute: {directory}")
 
     if process is not None:
         directory = os.path.join(directory, process)
@@ -147,7 +147,7 @@ def _writing(options: OcdbtWriteOptions, *, remote: bool) -> dict[str, Any]:
     if size is None:
         size = _default_file_size(remote=remote)
     if size < 0:
-        raise ValueError(f"the size of a data file is positive, or 0 for any, and not {size}")
+        raise ValueError(f"the size of a data file must be positive, or 0 for no limit: {size}")
 
     return {
         "target_data_file_size": size,
@@ -174,7 +174,7 @@ def _default_file_size(*, remote: bool) -> int:
 
 
 def json_spec(directory: str, file: str, pointer: str) -> dict[str, Any]:
-    """Say where in a JSON document a value lies."""
+    """Return the spec of a value in a JSON document."""
     return {
         "driver": "json",
         "kvstore": kvstore_spec(directory, file, use_ocdbt=False),
@@ -190,7 +190,7 @@ def array_read_spec(
     raise_array_data_missing_error: bool = True,
     dtype: Any = None,
 ) -> dict[str, Any]:
-    """Say how to read an array, cast to `dtype` unless that is None or one of PRNG keys."""
+    """Return the spec to read an array, cast to `dtype` unless that is None or a PRNG key dtype."""
     spec: dict[str, Any] = {
         "driver": "zarr3" if info.use_zarr3 else "zarr",
         "kvstore": kvstore_spec(_directory(info), info.name, use_ocdbt=use_ocdbt),
@@ -215,7 +215,7 @@ def array_write_spec(
     process: str | None = None,
     metadata_key: str | None = None,
 ) -> dict[str, Any]:
-    """Say how to write an array in chunks of `chunk_shape`, cast to `stored_dtype` unless that is None."""
+    """Return the spec to write an array in chunks of `chunk_shape`, cast to `stored_dtype` if given."""
     writing = OcdbtWriteOptions(info.ocdbt_target_data_file_size)
     spec: dict[str, Any] = {
         "driver": "zarr3" if info.use_zarr3 else "zarr",
@@ -224,7 +224,7 @@ def array_write_spec(
         ),
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
-        "store_data_equal_to_fill_value": True,  # so that a chunk that is not there is known to be lost
+        "store_data_equal_to_fill_value": True,  # so that a missing chunk is known to be lost
     }
     if metadata_key is not None:
         spec["metadata_key"] = metadata_key
@@ -247,7 +247,7 @@ def chunk_shape_for(
     dtype: Any,
     arg: SaveArgs | None,
 ) -> tuple[int, ...]:
-    """Choose the chunk shape that Orbax would, of the options of a leaf.
+    """Choose the chunk shape that Orbax would for the options of a leaf.
 
     Args:
         info: Of the leaf.
@@ -255,7 +255,7 @@ def chunk_shape_for(
         shape: Of the array.
         write_shape: Of the part that one replica writes.
         dtype: Of the stored elements.
-        arg: What the caller asks for.
+        arg: The caller's options.
     """
     arg = arg or SaveArgs()
     itemsize = _dtype(dtype).itemsize
@@ -284,13 +284,13 @@ def get_json_tspec_read(
     metadata_key: str | None = None,
     raise_array_data_missing_error: bool = True,
 ) -> dict[str, Any]:
-    """Say how TensorStore is to read the array of a leaf.
+    """Return TensorStore's spec to read the array of a leaf.
 
     Args:
         info: Of the leaf.
         use_ocdbt: Whether it lies in a database.
         metadata_key: The name of the array's metadata; by default that of its format.
-        raise_array_data_missing_error: Whether a chunk that is not there is an error, or zeros.
+        raise_array_data_missing_error: Whether a missing chunk is an error; else it reads as zeros.
 
     Raises:
         ValueError: If the directory is not absolute.
@@ -313,17 +313,17 @@ def get_json_tspec_write(
     metadata_key: str | None = None,
     arg: SaveArgs | None = None,
 ) -> dict[str, Any]:
-    """Say how TensorStore is to write the array of a leaf.
+    """Return TensorStore's spec to write the array of a leaf.
 
     Args:
         info: Of the leaf.
         use_ocdbt: Whether it goes to a database.
         global_shape: Of the array.
         local_shape: Of the part that is written at once, which bounds a chunk.
-        dtype: Of the elements as they are given.
+        dtype: Of the given elements.
         process_index: Whose directory it goes to, within a database; None for the database itself.
         metadata_key: The name of the array's metadata; by default that of its format.
-        arg: What the caller asks for.
+        arg: The caller's options.
 
     Raises:
         ValueError: If the directory is not absolute, or an option does not fit.
@@ -345,14 +345,14 @@ def get_json_tspec_write(
 
 
 def get_cast_tspec_serialize(tspec: dict[str, Any], value: Any, args: SaveArgs) -> dict[str, Any]:
-    """Say how to write `value` cast to `args.dtype`, or as it is."""
+    """Return the spec to write `value`, cast to `args.dtype` if given."""
     stored = _name(value.dtype if args.dtype is None else args.dtype)
     tspec["dtype"] = stored  # in place, as Orbax does: its callers go on using what they gave
     return {"base": tspec, "driver": "cast", "dtype": _name(value.dtype)}
 
 
 def get_cast_tspec_deserialize(tspec: dict[str, Any], args: RestoreArgs) -> dict[str, Any]:
-    """Say how to read an array cast to `args.dtype`; as it is if that is None or one of PRNG keys."""
+    """Return the spec to read an array, cast to `args.dtype` unless that is None or a PRNG key dtype."""
     if args.dtype is None or is_key(args.dtype):
         return tspec
 
@@ -385,7 +385,7 @@ def _zarr3_metadata(shape: tuple[int, ...], chunks: tuple[int, ...], *, compress
 
 def _directory(info: ParamInfo) -> str:
     if cast("object", info.name) is None or info.parent_dir is None:
-        raise ValueError("a leaf has a name and a directory, and this one lacks one")
+        raise ValueError("a leaf needs a name and a directory")
 
     return cast("str", os.fspath(info.parent_dir))
 

@@ -1,4 +1,4 @@
-"""What a handler of one leaf type is to Orbax's API, and what penstock's pipelines make of one."""
+"""The interface of type handlers, and how they run in penstock's pipelines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
 
 class TypeHandler(ABC):
-    """Writes and reads the leaves of one type. To be subclassed for a type of one's own.
+    """Writes and reads the leaves of one type. Subclass it for a type of your own.
 
-    What is given to it comes in batches: one `ParamInfo` says of each leaf where it belongs. Files go
+    Leaves come in batches, each leaf with a `ParamInfo` that says where it is stored. Files go
     into `info.parent_dir`, named after `info.name`.
     """
 
     @abstractmethod
     def typestr(self) -> str:
-        """The name of the type as it is recorded; the handler is found by it again."""
+        """The recorded name of the type, by which a restore finds the handler."""
 
     @abstractmethod
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Say what is known of stored leaves without reading them: a `Metadata` for each."""
+        """Describe stored leaves without reading them: a `Metadata` for each."""
 
     @abstractmethod
     async def serialize(
@@ -35,7 +35,7 @@ class TypeHandler(ABC):
         """Begin to write values; return once they are copied and may change.
 
         Returns:
-            Futures that are over when everything is written. Their work goes on by itself.
+            Futures that are done once everything is written. Their work is already running.
         """
 
     @abstractmethod
@@ -45,18 +45,18 @@ class TypeHandler(ABC):
         """Read values, in the order of `infos`."""
 
     def finalize(self, directory: Any) -> None:
-        """Complete the files in `directory`: called once per save, when every future is over."""
+        """Complete the files in `directory`: called once per save, when every future is done."""
         return
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Say for each value how many bytes of host memory it takes to write and to read it.
+        """Return for each value the bytes of host memory that writing and reading it take.
 
         By default the size that the value itself reports, or else that of the Python object.
         """
         return [(leaf_size(value), leaf_size(value)) for value in values]
 
     def stage_worker(self) -> Any:
-        """Return what handles such leaves in a pipeline; penstock's registry asks for it."""
+        """Return the pipeline handler of such leaves; called by penstock's registry."""
         from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers
 
         return StageWorkers().of(self)

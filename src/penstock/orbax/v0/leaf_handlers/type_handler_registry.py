@@ -1,4 +1,4 @@
-"""Which type handler a leaf goes to: the first one registered that says it is for its type."""
+"""Which type handler a leaf goes to: the first one registered that fits its type."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class TypeHandlerRegistry(Protocol):
         Args:
             ty: The type.
             handler: An instance.
-            func: Says of any type whether it is meant; by default whether it is `ty` or derived from it.
-            override: Take the place of the handler that `ty` has.
-            ignore_warnings: Do not log that.
+            func: Decides whether a type is handled; by default if it is `ty` or a subclass.
+            override: Replace the handler that `ty` has.
+            ignore_warnings: Do not log a replacement.
 
         Raises:
-            ValueError: If `ty` has a handler, or another type has one of the same `typestr`, and is not
-                overridden.
+            ValueError: If `ty` has a handler, or another type has one with the same `typestr`, unless
+                `override` is set.
         """
         ...
 
@@ -82,7 +82,7 @@ class PlaceholderHandler(TypeHandler):
         return "placeholder"
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Refuse: a placeholder is nowhere stored."""
+        """Refuse: a placeholder is not stored."""
         raise NotImplementedError("a placeholder has no metadata")
 
     async def serialize(
@@ -99,7 +99,7 @@ class PlaceholderHandler(TypeHandler):
 
 
 def create_type_handler_registry(*handlers: tuple[Any, TypeHandler]) -> TypeHandlerRegistry:
-    """Make a registry of these types and handlers alone."""
+    """Make a registry of only these types and handlers."""
     return _Registry(*handlers)
 
 
@@ -118,11 +118,11 @@ def default_entries() -> tuple[tuple[Any, TypeHandler], ...]:
 
 
 def stage_registry(registry: Any, workers: StageWorkers | None = None) -> HandlerLookup:
-    """Return what a `penstock.Checkpointer` takes for a registry of Orbax's kind.
+    """Return Orbax's registry as a `penstock.Checkpointer` takes one.
 
     Args:
         registry: Has `get` and `has`.
-        workers: What leaves are told, of one save or restore.
+        workers: Makes the handlers of one save or restore.
     """
     return StageRegistry(registry, workers or StageWorkers())
 
@@ -147,7 +147,7 @@ class _Registry(TypeHandlerRegistry):
             self.add(type_, handler, override=True, ignore_warnings=True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Registry:
-        """A registry of its own, of copies of the handlers; what cannot be copied is shared."""
+        """A registry with copies of the handlers; those that cannot be copied are shared."""
         copied = _Registry()
         with self._lock:
             handlers = {id(handler): _copied(handler) for handler in self._by_typestr.values()}
@@ -177,7 +177,7 @@ class _Registry(TypeHandlerRegistry):
                 raise ValueError(f"a type handler for {ty} is registered already; pass override=True")
             if before is None and typestr in self._by_typestr and not override:
                 raise ValueError(
-                    f"the typestr {typestr!r} of the handler for {ty} is another one's; pass override=True"
+                    f"the typestr {typestr!r} of the handler for {ty} is taken; pass override=True"
                 )
 
             if before is None:
@@ -185,7 +185,7 @@ class _Registry(TypeHandlerRegistry):
             elif self._entries[before].type_ is ty:
                 self._entries[before] = entry
             else:
-                # A more special type goes first; the more general one keeps its handler.
+                # A more specific type goes first; the more general one keeps its handler.
                 self._entries.insert(before, entry)
 
             self._by_typestr[typestr] = handler

@@ -1,4 +1,4 @@
-"""Trees with every node that has nothing in it as a leaf, also of registered classes: each is recorded."""
+"""Trees with each empty node as a leaf, registered classes included, so that each is recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _jax: Any = tree_util
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A leaf, or a node with nothing in it."""
+    """A leaf, or an empty node."""
 
     keys: KeyPath
     path: tuple[Any, ...]  #: as jax has it
@@ -27,7 +27,7 @@ class Found:
 
     @property
     def key_path(self) -> str:
-        """For people."""
+        """The key path as jax prints it, for messages."""
         shown: str = _jax.keystr(self.path)
         return shown
 
@@ -52,7 +52,7 @@ def flatten(tree: Any) -> tuple[list[Found], Any]:
 
 
 def is_empty() -> Callable[[Any], bool]:
-    """Return what says whether something is a node, or None, with nothing in it."""
+    """Return a predicate for None and empty nodes."""
     leaves: dict[type, bool] = {}  # what is a leaf depends on its type alone
 
     def check(value: object) -> bool:

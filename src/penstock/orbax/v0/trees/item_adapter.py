@@ -1,4 +1,4 @@
-"""The short way to restore onto an item: as a target of penstock, if what is asked for says as much. Pure."""
+"""The fast way to restore onto an item: as a restore target, if the request is that simple. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _TYPES: Final = frozenset({int, float, str, np.ndarray})
 
 
 def target_of(item: Any, restore_args: Any) -> tuple[Any, Sequence[Any]] | None:
-    """Return what penstock is to restore onto, and what each leaf must be then; None if it is not simple.
+    """Return the restore target and what each restored leaf must be; None if the request is not simple.
 
-    Whether the result is right is to be asked of `fits`: nothing is known here of what is stored.
+    Check the result with `fits`: what is stored is not known here.
 
     Args:
         item: The structure of the result.
@@ -41,7 +41,7 @@ def target_of(item: Any, restore_args: Any) -> tuple[Any, Sequence[Any]] | None:
     for leaf, arg in zip(leaves, args, strict=True):
         if type(arg) is RestoreArgs and arg.restore_type in _TYPES and leaf is not PLACEHOLDER:
             if arg.dtype is not None and not (type(leaf) is np.ndarray and leaf.dtype == arg.dtype):
-                return None  # perhaps it is to be cast
+                return None  # it may have to be cast
 
             wanted.append(arg.restore_type)
             likes.append(arg.restore_type if arg.dtype is None else leaf)
@@ -60,7 +60,7 @@ def target_of(item: Any, restore_args: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def fits(restored: Any, wanted: Sequence[Any]) -> bool:
-    """Whether the leaves of a result are what was asked for."""
+    """Whether the leaves of a result are as requested."""
     leaves = _jax.tree_leaves(restored)
     return len(leaves) == len(wanted) and all(
         type(leaf) is kind or (kind is jax.Array and isinstance(leaf, jax.Array))
@@ -69,7 +69,7 @@ def fits(restored: Any, wanted: Sequence[Any]) -> bool:
 
 
 def has_structure_of(restored: Any, item: Any) -> bool:
-    """Whether a tree of dicts and lists is of the very structure of an item, which leaves out no leaf."""
+    """Whether a tree of dicts and lists has exactly the structure of an item, which leaves out no leaf."""
     leaves, structure = _jax.tree_flatten(item)
     same: bool = structure == _jax.tree_structure(restored)
     return same and not any(leaf is PLACEHOLDER for leaf in leaves)
@@ -80,7 +80,7 @@ def _is_args(node: object) -> bool:
 
 
 def _is_plain(arg: ArrayRestoreArgs, leaf: Any) -> bool:
-    """Whether an array is to be just as it is in the item, with a sharding."""
+    """Whether the request for an array matches the item, with a sharding."""
     return (
         isinstance(arg.sharding, Sharding)
         and arg.mesh is None
@@ -88,6 +88,6 @@ def _is_plain(arg: ArrayRestoreArgs, leaf: Any) -> bool:
         and (arg.dtype == leaf.dtype if arg.dtype is not None else arg.strict)
         and (arg.global_shape == leaf.shape if arg.global_shape is not None else arg.strict)
         and bool(leaf.shape)
-        and leaf.dtype != np.uint32  # perhaps it is the data of what is stored as a key
+        and leaf.dtype != np.uint32  # it may be the data of a stored key
         and not is_key(leaf.dtype)
     )

@@ -1,4 +1,4 @@
-"""What is asked for each leaf of a save, in penstock's words. Pure."""
+"""The `SaveArgs` of each leaf as penstock's own save options. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NOTHING: Final = LeafFormat()
 
 
 def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | None) -> Any:
-    """Return what is asked for each leaf; None if nothing is asked for any.
+    """Return the save options of each leaf; None if no leaf has any.
 
     Args:
         item: The tree.
         save_args: A tree of `SaveArgs` like it, or None.
         form: How arrays are stored.
-        file_bytes: What a data file of the database is to hold, about: a chunk lies in one file, so it
-            is at most so large. None or 0: anything.
+        file_bytes: The target size of a data file of the database. A chunk lies in one file, so this
+            also bounds a chunk. None or 0: no bound.
     """
     most = file_bytes if form.ocdbt and file_bytes and file_bytes > 0 else None
     if most is not None and form.codec != "none" and most >= CODED_CHUNK:
@@ -57,7 +57,7 @@ def _translated(one: Any) -> LeafFormat | None:
 
 
 def _bounded(asked: LeafFormat | None, value: Any, most: int) -> LeafFormat | None:
-    """Bound the chunks of a leaf; of one that is smaller nothing is asked that was not before."""
+    """Bound the chunks of a leaf; the options of a leaf smaller than that do not change."""
     dtype: Any = getattr(value, "dtype", None)
     if not hasattr(dtype, "itemsize"):
         return asked

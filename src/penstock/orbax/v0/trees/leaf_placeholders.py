@@ -1,4 +1,4 @@
-"""Texts that stand for leaves in the msgpack files that Orbax once wrote, and numbers as leaves."""
+"""Placeholder strings in the msgpack files of old Orbax versions, and numbers as leaves."""
 
 from __future__ import annotations
 

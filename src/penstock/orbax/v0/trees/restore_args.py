@@ -1,4 +1,4 @@
-"""How each leaf is restored, as a target says it."""
+"""The `RestoreArgs` that restore leaves like those of a target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def construct_restore_args(
     support_layout: bool = False,
     strict: bool = True,
 ) -> PyTree:
-    """Say how each leaf is to be restored so that it is like that of `target`.
+    """Return the `RestoreArgs` that restore each leaf like that of `target`.
 
     Args:
         target: Of values, `jax.ShapeDtypeStruct`s or `Metadata`; a `TreeMetadata`, too.
@@ -36,13 +36,13 @@ def construct_restore_args(
             `target`.
         set_global_shape: Whether arrays must have the shape they have in `target`.
         support_layout: Whether arrays are to be laid out in memory as they are in `target`.
-        strict: Whether another shape is an error. If not, arrays are padded with zeros or cut off.
+        strict: Whether a different shape is an error. If not, arrays are padded with zeros or truncated.
 
     Returns:
         A tree of the same structure, of `RestoreArgs`.
 
     Raises:
-        ValueError: If a leaf is of a type that nobody restores.
+        ValueError: If a leaf has a type that cannot be restored.
     """
 
     def args_of(value: Any, sharding: Any) -> RestoreArgs:
@@ -85,6 +85,6 @@ def _restore_args(value: Any, sharding: Any, *, set_global_shape: bool, strict: 
         case _ if value is PLACEHOLDER:
             return RestoreArgs(restore_type=type(PLACEHOLDER))
         case Metadata():
-            raise ValueError(f"nobody says how a leaf of the metadata {type(value)} is restored")
+            raise ValueError(f"a leaf described by {type(value)} cannot be restored")
         case _:
-            raise ValueError(f"nobody says how a {type(value)} is restored")
+            raise ValueError(f"a leaf of type {type(value)} cannot be restored")

@@ -1,4 +1,4 @@
-"""What `RestoreArgs` ask for, as the leaves of a restore target. Pure."""
+"""`RestoreArgs` as the leaves of a restore target. Pure."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Wanted:
     """One leaf of a result.
 
     Attributes:
-        like: What the restore target has there.
-        dtype: What its elements are cast to; None for as they are stored.
-        finish: What is done to the value; None for nothing.
+        like: The leaf of the restore target.
+        dtype: What its elements are cast to; None for the stored dtype.
+        finish: Applied to the restored value; None for nothing.
         resized: Whether the shape may differ from the stored one.
-        as_stored: Whether `dtype` is that of the stored elements, so that nothing is cast.
+        as_stored: Whether `dtype` is the stored one, so that nothing is cast.
     """
 
     like: Any
@@ -47,7 +47,7 @@ class Wanted:
 
 
 def empty_value(typestr: str) -> Any:
-    """Return what an empty marker stands for."""
+    """Return the empty node that a marker stands for."""
     match typestr:
         case "Dict":
             return {}
@@ -62,16 +62,16 @@ def empty_value(typestr: str) -> Any:
 
 
 def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
-    """Say what a stored leaf is to be restored as.
+    """Decide what a stored leaf is restored as.
 
     Args:
-        leaf: As it is stored; no empty marker.
-        args: What is asked for.
-        in_item: What the caller's tree has there, whose shape and dtype count for a jax.Array; None if
+        leaf: The stored leaf; not an empty marker.
+        args: The request.
+        in_item: The leaf of the caller's tree, whose shape and dtype apply to a jax.Array; None if
             there is none.
 
     Raises:
-        ValueError: If another shape is asked for, strictly.
+        ValueError: If a different shape is requested, and `strict` is set.
     """
     found = _want(leaf, args, in_item)
     if found.dtype is None or not _is_stored_as(leaf, found.dtype):
@@ -101,7 +101,7 @@ def _want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
 def _is_stored_as(leaf: LeafMetadata, dtype: Any) -> bool:
     try:
         return bool(leaf.dtype) and numpy_dtype(leaf.dtype) == np.dtype(dtype)
-    except TypeError:  # it is none, which the cast tells
+    except TypeError:  # not a dtype: the cast reports it
         return False
 
 
@@ -119,7 +119,7 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
     if strict and wanted_shape != leaf.shape:
         raise ValueError(
             f"{leaf.key_path}: Requested shape: {wanted_shape} is not compatible with the stored shape: "
-            f"{leaf.shape}. With strict=False the array is padded with zeros, or cut off."
+            f"{leaf.shape}. With strict=False the array is padded with zeros or truncated."
         )
 
     resized = wanted_shape != leaf.shape
@@ -133,7 +133,7 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
 
 
 def _want_keys(leaf: LeafMetadata, place: Any) -> Wanted:
-    """Typed PRNG keys are of a shape and dtype that only their own handler knows."""
+    """Whether a leaf is a typed PRNG key, whose shape and dtype only its own handler knows."""
     if place is None or leaf.shape is None:
         return Wanted(jax.Array)
 
@@ -150,7 +150,7 @@ def _placement(args: ArrayRestoreArgs) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value has a shape and a dtype of numbers; what is 0-dimensional does not count."""
+    """Whether a value has a numeric dtype and a shape with at least one axis."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(value, type) or not shape or dtype is None:
         return False

@@ -1,4 +1,4 @@
-"""Restores the tree in a directory, into the structure and the types that are asked for."""
+"""Restores the tree in a directory into the requested structure and types."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _jax: Any = tree_util
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a restore.
+    """The request of a restore.
 
     Attributes:
         item: The structure of the result; None for the stored one, in dicts and lists.
         restore_args: A tree of `RestoreArgs`, of the structure of the item or of the stored tree.
-        partial: Whether the item may lack what is stored.
-        rich: Whether tuples stay tuples without an item, where they are recorded as such.
+        partial: Whether the item may lack stored leaves.
+        rich: Whether recorded tuples stay tuples without an item.
     """
 
     item: Any = None
@@ -58,7 +58,7 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
     """Restore a tree.
 
     Raises:
-        ValueError: If the item and the stored tree differ in structure, or a leaf cannot be had as asked.
+        ValueError: If the item and the stored tree differ in structure, or a leaf does not fit.
     """
     if asked.item is None and asked.restore_args is None:
         return _plain(calls.restore(), asked)
@@ -71,7 +71,7 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
     about = calls.metadata()
     if asked.restore_args is None and has_structure_of(about.tree, asked.item):
         restored = calls.restore()
-        if has_structure_of(restored, asked.item):  # it has, unless it was replaced just now
+        if has_structure_of(restored, asked.item):  # true unless the checkpoint was just replaced
             return restored
 
     there, treedef = flatten(about.tree)
@@ -99,13 +99,13 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
 
 
 def _restore_shortly(asked: Asked, calls: Calls) -> tuple[Any] | None:
-    """Restore onto the item at once; None if that does not do, which mostly shows before anything is read."""
+    """Restore onto the item directly; None if that is not possible, which mostly shows before reading."""
     target = target_of(asked.item, asked.restore_args)
     if target is None:
         return None
     try:
         restored = calls.restore(like=target[0])
-    except (SpecError, HandlerError):  # said better by who looks at every leaf
+    except (SpecError, HandlerError):  # the leaf-by-leaf restore has the better message
         return None
 
     return (restored,) if fits(restored, target[1]) else None
@@ -133,13 +133,13 @@ _AS_SAVED: Final = RestoreArgs()
 def _to_be_read(
     item: Sequence[Found], stored: Mapping[KeyPath, LeafMetadata], asked: Asked, path: str
 ) -> list[KeyPath]:
-    """Return the leaves to be read, once the structures are found to agree."""
+    """Compare the structures; return the leaves to read."""
     check, leaves = is_empty(), list(stored.values())
     pairing = pair_keys([found.keys for found in item], list(stored))
     differences: list[TreeDifference] = []
     read: list[KeyPath] = []
     for found, row in zip(item, pairing.rows, strict=True):
-        if check(found.value) or found.value is PLACEHOLDER:  # None leaves out a leaf, on purpose
+        if check(found.value) or found.value is PLACEHOLDER:  # None leaves out a leaf deliberately
             continue
         if row == ABSENT:
             differences.append(TreeDifference("missing", found.key_path, describe_target(found.value)))
@@ -169,7 +169,7 @@ def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
 
 
 def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls, *, whole: bool) -> dict[KeyPath, Any]:
-    """Restore the leaves, which are all there are or not, and finish each."""
+    """Restore all leaves or some of them, and finish each."""
     like = _nested({keys: one.like for keys, one in wanted.items()})
     casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None and not one.as_stored}
     keywords: dict[str, Any] = {} if whole else {"on_unexpected": "skip"}
@@ -194,7 +194,7 @@ def _value(
     values: Mapping[KeyPath, Any],
     asked: Asked,
 ) -> Any:
-    """The leaf of the result: read, empty, or what the item has."""
+    """The leaf of the result: the value read, an empty node, or the leaf of the item."""
     if keys in values:
         return values[keys]
     if asked.item is not None and (in_item is PLACEHOLDER or is_empty()(in_item)):
@@ -204,7 +204,7 @@ def _value(
 
 
 def _nested(flat: Mapping[KeyPath, Any]) -> Any:
-    """Make a tree of dicts, whose leaves have the keys that they are stored under."""
+    """Make a tree of dicts from leaves by their stored keys."""
     if () in flat:
         return flat[()]
 
@@ -219,7 +219,7 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
 
 
 def _at(tree: Any, keys: KeyPath) -> Any:
-    """The value under stored keys, in a tree of dicts and sequences."""
+    """The value at a path of stored keys, in a tree of dicts and sequences."""
     if not keys:
         return tree
 

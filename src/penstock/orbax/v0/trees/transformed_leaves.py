@@ -1,4 +1,4 @@
-"""Restores trees whose leaves come from elsewhere in the stored tree, or are made of it."""
+"""Restores trees whose leaves come from elsewhere in the stored tree, or are computed from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.orbax.v0.trees.transforms import RestoreTransform, Transform, appl
 
 
 class Args(Protocol):
-    """What counts here of `PyTreeRestoreArgs`."""
+    """The part of `PyTreeRestoreArgs` that is used here."""
 
     @property
     def item(self) -> Any: ...
@@ -37,16 +37,16 @@ Restore = Callable[[Any, Any, bool], Any]
 
 
 def restore_transformed(args: Args, restore: Restore, stored: Callable[[], Any]) -> Any:
-    """Restore as `transforms` or `legacy_transform_fn` say. Leaves that nothing is made of are not read.
+    """Restore as `transforms` or `legacy_transform_fn` say. Leaves that no result needs are not read.
 
     Args:
-        args: What is asked for.
+        args: The request.
         restore: Restores without transformations.
         stored: Returns the stored tree, of metadata.
 
     Raises:
-        ValueError: If there are both, transforms without an item and restore_args, or a leaf is needed
-            that is not stored.
+        ValueError: If both are given, if transforms lack an item or restore_args, or if a needed leaf
+            is not stored.
     """
     if args.legacy_transform_fn is not None:
         if args.transforms is not None:
@@ -71,7 +71,7 @@ def restore_transformed(args: Args, restore: Restore, stored: Callable[[], Any])
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is read, by stored key, and how."""
+    """What is read and how, by stored key."""
 
     rules: Mapping[str, Transform]
     restore_args: Mapping[str, RestoreArgs]  #: by key in the result
@@ -98,10 +98,10 @@ class _Plan:
 
 
 def _inputs(rule: Transform) -> Mapping[str, RestoreArgs]:
-    """Say which stored leaves a function of several needs.
+    """Return the stored leaves that a function of several leaves needs.
 
     Raises:
-        ValueError: If it does not say so itself.
+        ValueError: If it does not name them.
     """
     if rule.multi_value_fn is None:
         return {}
@@ -114,7 +114,7 @@ def _inputs(rule: Transform) -> Mapping[str, RestoreArgs]:
 
 
 def _sources(key: str, rules: Mapping[str, Transform], *, to_original: bool) -> list[str]:
-    """Name the stored leaves that one of the result is made of, beside those of functions of several."""
+    """Name the stored leaves that a leaf of the result needs, except for functions of several leaves."""
     matching = [(rule, found) for pattern, rule in rules.items() if (found := re.fullmatch(pattern, key))]
     if not matching:
         return [key] if to_original else []
@@ -145,7 +145,7 @@ def _read(needed: Mapping[str, RestoreArgs], about: Any, restore: Restore) -> di
 
 
 def _replaced(about: Any, values: Mapping[str, Any]) -> Any:
-    """The stored tree with the values that were read; other leaves stay what is known of them."""
+    """The stored tree with the values that were read; other leaves stay metadata."""
     keys = iter(to_flat_dict(about, sep="/", is_leaf=_is_metadata))
 
     def value(leaf: Any) -> Any:
@@ -155,7 +155,7 @@ def _replaced(about: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _bound(rule: Transform, restore_args: Mapping[str, RestoreArgs]) -> Transform:
-    """Give a function of several the restore_args of the leaf that it makes."""
+    """Pass the restore_args of the result to a function of several leaves."""
     function = rule.multi_value_fn
     if function is None:
         return rule
@@ -167,7 +167,7 @@ def _bound(rule: Transform, restore_args: Mapping[str, RestoreArgs]) -> Transfor
 
 
 def _by_function(args: Args, restore: Restore, about: Any) -> Any:
-    """Let a function of the caller say which stored leaf each one of the result is."""
+    """Let the caller's function map each leaf of the result to a stored one."""
     assert args.legacy_transform_fn is not None
     infos = jax.tree.map(_info_of, about, is_leaf=_is_metadata)
     structure, chosen = args.legacy_transform_fn(args.item, about, infos)

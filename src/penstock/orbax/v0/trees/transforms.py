@@ -1,4 +1,4 @@
-"""Where the leaves of a new tree come from, if not from leaves of the same name: Orbax's rules."""
+"""Orbax's rules for where the leaves of a new tree come from."""
 
 from __future__ import annotations
 

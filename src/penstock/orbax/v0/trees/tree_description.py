@@ -1,4 +1,4 @@
-"""What a directory holds, as Orbax describes it."""
+"""Orbax's description of what a directory holds."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any, *, r
     """Return a `TreeMetadata` of what is stored in a directory.
 
     Args:
-        about: What penstock knows of it.
+        about: Its metadata, as penstock reads it.
         directory: Of the tree.
-        registry: Of type handlers; those of leaves that penstock knows nothing of are asked.
-        rich: Whether tuples are tuples there, where they are recorded as such.
+        registry: The type handlers that describe leaves unknown to penstock.
+        rich: Whether recorded tuples are described as tuples.
 
     Raises:
-        ValueError: If nobody handles a leaf.
+        ValueError: If a leaf has no handler.
     """
     foreign = [leaf for leaf in about.leaves if leaf.shape is None and leaf.kind not in _KNOWN]
     said = run_sync(_ask, foreign, directory, registry) if foreign else {}

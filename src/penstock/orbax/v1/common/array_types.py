@@ -1,4 +1,4 @@
-"""Types of arrays and of what stands for them."""
+"""Types of arrays and of their abstract leaves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AbstractScalar: TypeAlias = Scalar
 
 
 class AbstractArray(Protocol):
-    """What has a shape and a dtype: a NumPy array is to be loaded there.
+    """The abstract leaf of a NumPy array: an object with a shape and a dtype.
 
     Attributes:
         shape: None for as stored.
@@ -35,7 +35,7 @@ class AbstractArray(Protocol):
 
 
 class AbstractShardedArray(Protocol):
-    """What has a sharding, too: a jax.Array is to be loaded there.
+    """The abstract leaf of a jax.Array: it has a sharding, too.
 
     Attributes:
         shape: None for as stored.

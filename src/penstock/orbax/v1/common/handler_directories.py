@@ -15,7 +15,7 @@ from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation, Path
 
 @final
 class Building(PathAwaitingCreation):
-    """A directory that is made, with those of all items, when somebody first awaits it.
+    """A directory that is created, with those of all items, when it is first awaited.
 
     Args:
         path: Of the directory.
@@ -37,7 +37,7 @@ class Building(PathAwaitingCreation):
         return self._path
 
     async def await_creation(self) -> Path:
-        """Return the path once it exists; make it if nobody did."""
+        """Return the path once it exists; create it if necessary."""
         async with self._lock:
             if not self._made:
                 await self._make()
@@ -48,7 +48,7 @@ class Building(PathAwaitingCreation):
 
 @final
 class _Below(PathAwaitingCreation):
-    """A path below the directory: one of an item exists when the directory does, others are not made."""
+    """A path below the directory. That of an item exists once the directory does; others are not created."""
 
     def __init__(self, root: Building, path: Path) -> None:
         self._root = root
@@ -68,7 +68,7 @@ class _Below(PathAwaitingCreation):
 
 @final
 class Existing(PathAwaitingCreation):
-    """A directory that is there already."""
+    """A directory that exists already."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -70,7 +70,7 @@ class CheckpointableHandlerRegistry(Protocol):
         ...
 
     def get_secondary_typestrs(self, handler_type: HandlerType) -> Sequence[str]:
-        """Return by which other recorded names a handler is known."""
+        """Return the other recorded names of a handler."""
         ...
 
 
@@ -90,8 +90,8 @@ class _Registry(CheckpointableHandlerRegistry):
         """Add a handler.
 
         Raises:
-            ValueError: If it is no class.
-            AlreadyExistsError: If there is one for the name; without a name, if the handler is there.
+            ValueError: If it is not a class.
+            AlreadyExistsError: If the name has one; without a name, if the handler was added already.
         """
         given = cast("object", handler_type)
         if not isinstance(given, type):
@@ -185,7 +185,7 @@ def local_registry(
 
     Args:
         other_registry: Whose handlers are added.
-        include_global_registry: Whether those of the process are, before.
+        include_global_registry: Whether the handlers of the process are added first.
     """
     registry: CheckpointableHandlerRegistry = _Registry()
     if include_global_registry:
@@ -197,7 +197,7 @@ def local_registry(
 
 
 def default_registry() -> CheckpointableHandlerRegistry:
-    """Return what a context begins with: the handlers of the process as they are now, read-only."""
+    """Return the default of a context: a read-only copy of the handlers of the process."""
     return ReadOnlyCheckpointableHandlerRegistry(local_registry())
 
 
@@ -231,8 +231,8 @@ def resolve_handler_for_save(
 ) -> Any:
     """Return a handler for an object.
 
-    An object that saves itself does. Else the handler registered for the name is taken, and else the
-    one registered last of those that can handle the object.
+    An object that saves itself comes first, then the handler registered for the name, then the last
+    registered of those that can handle the object.
 
     Raises:
         ValueError: If the object is None.
@@ -252,7 +252,7 @@ def resolve_handler_for_save(
     raise NoEntryError(
         f'Could not identify a valid handler for the checkpointable: "{name}" and checkpointable '
         f"type={type(checkpointable)}. Register one with `register_handler`, or in a local registry "
-        f"(`CheckpointablesOptions`), whose `is_handleable` says yes to it. There are: {_types(registry)}"
+        f"(`CheckpointablesOptions`), whose `is_handleable` accepts it. There are: {_types(registry)}"
     )
 
 
@@ -267,9 +267,9 @@ def resolve_handler_for_load(
 
     Args:
         registry: The handlers.
-        abstract_checkpointable: What is asked for; None for what was saved.
+        abstract_checkpointable: The target; None for what was saved.
         name: Of the item.
-        handler_typestr: The handler that saved it, as the checkpoint says; None if it does not.
+        handler_typestr: The recorded handler that saved it; None if none is recorded.
 
     Raises:
         NoEntryError: If no handler fits.
@@ -308,7 +308,7 @@ def _by_typestr(registry: CheckpointableHandlerRegistry, recorded: str) -> Any:
 
 
 def _last_fitting(registry: CheckpointableHandlerRegistry, fits: Callable[[Any], Any]) -> Any:
-    """Of the handlers for any name, return the one added last that fits."""
+    """Return the last added handler that fits and is not for one name only."""
     handlers = [_make(name, kind) for kind, name in registry.get_all_entries() if name is None]
     return next((handler for handler in reversed(handlers) if fits(handler)), None)
 

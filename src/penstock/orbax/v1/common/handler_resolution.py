@@ -17,7 +17,7 @@ from penstock.orbax.v1.common.item_names import STATE
 def handler_for_load(
     registry: CheckpointableHandlerRegistry, abstract: Any, *, name: str, recorded: str | None
 ) -> Any:
-    """Do as `resolve_handler_for_load`; what nobody knows is taken for a tree.
+    """Resolve as `resolve_handler_for_load` does; an unknown item is taken for a tree.
 
     Raises:
         NoEntryError: If no handler fits, and there is none for trees.

@@ -1,4 +1,4 @@
-"""What saves and loads one kind of object: the interface."""
+"""The interface of checkpointable handlers."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ class StatefulCheckpointable(Protocol):
 
 @runtime_checkable
 class CheckpointableHandler(Protocol[T, AbstractT]):
-    """What saves and loads objects of some kind, each in a directory of its own.
+    """Saves and loads one kind of object, each in its own directory.
 
-    Whoever has these methods is one. What `save` and `load` do before they return is done while the caller
-    waits; what they return is awaited in the background.
+    Any object with these methods is one. `save` and `load` run while the caller waits; the awaitable that
+    they return is awaited in the background.
     """
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: T) -> Awaitable[None]:
-        """Take what is needed of an object, which may change once this returns.
+        """Copy what is needed from an object, which may change once this returns.
 
         Args:
-            directory: Where to write; made by somebody else, perhaps later: await its creation in what is
-                returned, not here.
+            directory: Where to write. It may not exist yet: await its creation in the returned
+                awaitable, not here.
             checkpointable: The object.
 
         Returns:
-            What writes it.
+            An awaitable that writes it.
         """
         ...
 
     async def load(self, directory: Path, abstract_checkpointable: AbstractT | None = None) -> Awaitable[T]:
-        """Begin to load what was saved in a directory, as asked for; with None as it was saved.
+        """Begin to load what was saved in a directory, as requested; with None as it was saved.
 
         Returns:
-            What gives the object.
+            An awaitable of the object.
         """
         ...
 
     async def metadata(self, directory: Path) -> AbstractT:
-        """Say what was saved, in a form that `load` takes."""
+        """Describe what was saved, in a form that `load` takes."""
         ...
 
     def is_handleable(self, checkpointable: Any) -> bool:
@@ -73,11 +73,11 @@ class CheckpointableHandler(Protocol[T, AbstractT]):
         ...
 
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        """Whether `load` takes this, which is not None; None if only what was saved can tell."""
+        """Whether `load` takes this, which is not None; None if that depends on what was saved."""
         ...
 
 
 def typestr(handler_cls: type[Any]) -> str:
-    """Return the name that a checkpoint records of a handler; ours are recorded as Orbax's own."""
+    """Return the name that a checkpoint records of a handler; penstock's are recorded as Orbax's."""
     recorded: str | None = vars(handler_cls).get("RECORDED_AS")
     return recorded or f"{handler_cls.__module__}.{handler_cls.__qualname__}"

@@ -1,4 +1,4 @@
-"""Names of items and files that mean something."""
+"""Reserved names of items and files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RESERVED: Final = frozenset({METRICS, AUTO, DELETION})
 
 
 def check_item_names(given: Any, what: str) -> None:
-    """Refuse what is no dict with names of items.
+    """Refuse anything but a dict with names of items.
 
     Raises:
-        ValueError: If so.
+        ValueError: If it is refused.
     """
     if not isinstance(given, dict):
         raise ValueError(f"`{what}` must be a valid dict of names to objects, but got {type(given)}")
@@ -30,20 +30,20 @@ def check_item_names(given: Any, what: str) -> None:
 
 
 def check_one_name(name: str | None) -> None:
-    """Refuse what is neither a name of an item, nor None, nor `AUTO`.
+    """Refuse anything but the name of an item, None, or `AUTO`.
 
     Raises:
-        ValueError: If so.
+        ValueError: If it is refused.
     """
     if name is not None and name != AUTO:
         check_names((name,))
 
 
 def check_names(names: Iterable[Any]) -> None:
-    """Refuse what cannot be a name of an item.
+    """Refuse a name that no item can have.
 
     Raises:
-        ValueError: If so.
+        ValueError: If it is refused.
     """
     names = list(names)
     if "" in names:

@@ -48,7 +48,7 @@ def is_supported_leaf(x: object) -> bool:
 
 
 def is_supported_abstract_leaf(x: object) -> bool:
-    """Whether `load` knows what to make where this stands."""
+    """Whether `load` takes this type as an abstract leaf."""
     if x is PLACEHOLDER:
         return True
 
@@ -57,7 +57,7 @@ def is_supported_abstract_leaf(x: object) -> bool:
 
 
 def has_attributes(kind: type, *names: str) -> bool:
-    """Whether objects of a type have attributes, as far as the type says: dataclasses declare theirs."""
+    """Whether objects of a type have attributes, as far as the type shows: dataclasses declare theirs."""
     declared = {name for base in kind.__mro__ for name in inspect.get_annotations(base)}
     return all(name in declared or hasattr(kind, name) for name in names)
 
@@ -66,7 +66,7 @@ def merge(*trees: PyTree, overwrite: bool = False, is_leaf: Any = None) -> PyTre
     """Return one tree with the leaves of all: dicts by key, lists and tuples of one length by position.
 
     Args:
-        *trees: Of which the first says what its containers are.
+        *trees: The first determines the containers.
         overwrite: Whether a later leaf replaces an earlier one.
         is_leaf: As for `jax.tree.map`.
 

@@ -14,7 +14,7 @@ from penstock.kernel.errors import PenstockError
 
 
 class InvalidLayoutError(PenstockError, ValueError):
-    """What lies at a path is no finished checkpoint, or has not what was asked for."""
+    """A path is not a finished checkpoint, or lacks what was requested."""
 
 
 class DeletionInProgressError(PenstockError, RuntimeError):

@@ -22,22 +22,22 @@ from penstock.orbax.v1.context.frozen_options import Guarded
 @final
 @dataclass(frozen=True)
 class ArrayMetadataStore:
-    """Stands for writing `array_metadatas`, which penstock writes itself, as Orbax does.
+    """Stands for writing `array_metadatas`, which penstock writes itself.
 
-    Any other object with the methods `write` and `read` of Orbax's stores does it instead.
+    Any other object with the methods `write` and `read` of Orbax's stores replaces it.
     """
 
 
 @final
 @dataclass(frozen=True)
 class ArrayMetadataValidator:
-    """Stands for comparing `array_metadatas` when a save is done; penstock counts every byte instead.
+    """Stands for comparing `array_metadatas` after a save; penstock counts every byte instead.
 
-    Any other object with this method is asked before the tree is published; what it raises fails the save.
+    Any other object with this method is called before the tree is published; its errors fail the save.
     """
 
     def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
-        """Look at what each process recorded of its arrays. One process has nothing to compare."""
+        """Compare what each process recorded about its arrays. One process has nothing to compare."""
 
 
 _STORE: Final = ArrayMetadataStore()
@@ -59,19 +59,19 @@ class ArrayOptions(Guarded):
             ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
             enable_pinned_host_transfer: Accepted; penstock chooses how bytes get to the host.
             enable_post_merge_validation: Accepted; penstock counts every byte before it publishes.
-            use_replica_parallel: Whether the replicas of a shard write a part of it each; by default
+            use_replica_parallel: Whether each replica of a shard writes a part of it; by default
                 unless JAX_PLATFORMS names a GPU.
             min_slice_bytes_for_replica_parallel: Bytes of a part below which a shard is not divided so.
-            max_replicas_for_replica_parallel: Into how many parts it is divided at most.
+            max_replicas_for_replica_parallel: The most parts that it is divided into.
             enable_replica_parallel_separate_folder: Accepted; there is one database.
             enable_write_sharding_file: Whether shardings are recorded.
-            array_metadata_store: Records how arrays were cut, and the kind of typed keys; None: nobody does.
-            scoped_storage_options_creator: Says for a key path and a leaf how it is stored; None, or
-                what is None in it, is as `storage_options` says.
+            array_metadata_store: Records chunks and the kind of typed keys; None to record neither.
+            scoped_storage_options_creator: Returns the storage options for a key path and a leaf;
+                None, or a field that is None, falls back to `storage_options`.
         """
 
         class ScopedStorageOptionsCreator(Protocol):
-            """What says how one leaf is stored."""
+            """Returns the storage options of one leaf."""
 
             def __call__(self, key: Any, value: Any) -> ArrayOptions.Saving.StorageOptions | None: ...
 
@@ -109,8 +109,8 @@ class ArrayOptions(Guarded):
         """How arrays are loaded.
 
         Attributes:
-            enable_padding_and_truncation: Whether arrays are padded with zeros and cut off to the
-                shapes asked for; else other shapes are an error.
+            enable_padding_and_truncation: Whether arrays are padded with zeros and truncated to
+                the requested shapes; else other shapes are an error.
             raise_array_data_missing_error: Accepted; absent bytes are always an error.
             use_load_and_broadcast: Accepted; every process reads what it needs.
             load_and_broadcast_options: Likewise.
@@ -135,7 +135,7 @@ class ArrayOptions(Guarded):
 
 
 def array_handler_of(saving: ArrayOptions.Saving) -> ArrayHandler:
-    """Return what saves jax.Arrays as these options say."""
+    """Return the handler that saves jax.Arrays as these options say."""
     parallel = saving.use_replica_parallel
     described = Described(
         replicas_share_by_default() if parallel is None else parallel,
@@ -150,7 +150,7 @@ def array_handler_of(saving: ArrayOptions.Saving) -> ArrayHandler:
 def storage_options_of(
     saving: ArrayOptions.Saving, key: Any, value: Any
 ) -> ArrayOptions.Saving.StorageOptions:
-    """Return how one leaf is stored: as the creator says, and else as all are."""
+    """Return the storage options of one leaf: those of the creator, or else of all leaves."""
     common = saving.storage_options
     creator = saving.scoped_storage_options_creator
     own = None if creator is None else creator(key, value)

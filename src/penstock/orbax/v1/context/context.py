@@ -1,4 +1,4 @@
-"""The options that are in force, as a context manager."""
+"""The current options, as a context manager."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONTEXT: Final[ContextVar[Context | None]] = ContextVar("penstock_orbax_context
 
 
 def get_context(default: Context | None = None) -> Context:
-    """Return the context that is entered here; else `default`, or one with the defaults."""
+    """Return the entered context; if there is none, `default` or one with the default options."""
     active = _CONTEXT.get()
     if active is not None:
         return active
@@ -51,8 +51,8 @@ class Context:
         ocp.save(path, state)
     ```
 
-    A context begins with the defaults, also inside another one, unless that is given. While it is entered
-    its options cannot be changed.
+    A context starts from the defaults, even inside another one, unless that one is passed. While it is
+    entered its options cannot be changed.
 
     Args:
         context: One whose options are copied.
@@ -149,7 +149,7 @@ class Context:
 
     @property
     def checkpointables(self) -> CheckpointablesOptions:
-        """Who saves and loads what."""
+        """Which handlers save and load objects."""
         return self._checkpointables
 
     @property
@@ -189,7 +189,7 @@ class Context:
 
         self._checkpoint_layout = CheckpointLayout(value)
 
-    # The names of before there was `context.array`, which handlers written for Orbax still read.
+    # Names from before `context.array`, which handlers written for Orbax still read.
     pytree_options = pytree
     array_options = array
     async_options = asynchronous
@@ -203,7 +203,7 @@ class Context:
 
 
 def _chosen(given: T | None, inherited: T | None, default: Callable[[], T]) -> T:
-    """Copy what was given, or what another context has; later changes of those are not seen here."""
+    """Copy the given options, or those of another context; later changes to them have no effect here."""
     if given is not None:
         return copy.deepcopy(given)
     if inherited is not None:

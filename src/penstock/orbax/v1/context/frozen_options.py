@@ -1,4 +1,4 @@
-"""Options of a context that is in use cannot be changed."""
+"""Options that cannot be changed while their context is in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FROZEN_IDS: Final[ContextVar[frozenset[int]]] = ContextVar("penstock_frozen_opti
 
 
 class Guarded:
-    """Refuses to be changed while a context that it belongs to is entered."""
+    """Cannot be changed while a context that it belongs to is entered."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if id(self) in FROZEN_IDS.get():

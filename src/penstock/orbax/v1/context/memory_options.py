@@ -14,7 +14,7 @@ from penstock.orbax.v1.context.frozen_options import Guarded
 
 
 class TransferPriority(enum.Enum):
-    """When a leaf is copied to the host, as `is_prioritized_key_fn` may say it."""
+    """When a leaf is copied to the host: a result of `is_prioritized_key_fn`."""
 
     SYNCHRONOUS = "synchronous"
     ASYNCHRONOUS_PRIORITIZED = "asynchronous_prioritized"
@@ -25,7 +25,7 @@ IsPrioritizedKeyFn: TypeAlias = Callable[[Any], "TransferPriority | bool"]
 
 
 class SerializationStatusCallback(Protocol):
-    """What is told how far each leaf of a save is. Accepted; penstock tells its event log instead."""
+    """Receives the progress of each leaf of a save. Accepted; penstock writes to its event log instead."""
 
 
 @dataclass(kw_only=True)
@@ -33,20 +33,20 @@ class MemoryOptions(Guarded):
     """Host memory of saves and loads.
 
     Attributes:
-        write_concurrent_bytes: Bytes that a save may hold; None for what the machine has to spare.
+        write_concurrent_bytes: Bytes that a save may hold; None for what the machine can spare.
         read_concurrent_bytes: Bytes that a load may hold, likewise.
-        transfer_concurrent_bytes: Bytes copied from devices and not yet written. In penstock it is one
-            budget with `write_concurrent_bytes`, and the smaller of both counts.
-        regulator_options: Accepted for Orbax's sake: penstock regulates by itself.
-        expected_surge_bytes: Accepted for Orbax's sake.
-        is_prioritized_key_fn: Says by key path which leaves are copied first, and completely.
-        serialization_status_callback: Accepted for Orbax's sake.
-        deepcopy_host_arrays: NumPy arrays are copied before `save_async` returns, whatever this says.
+        transfer_concurrent_bytes: Bytes copied from devices and not yet written. It shares one
+            budget with `write_concurrent_bytes`; the smaller of both applies.
+        regulator_options: Accepted, but without effect: penstock adapts the limit itself.
+        expected_surge_bytes: Accepted, but without effect.
+        is_prioritized_key_fn: Decides by key path which leaves are copied first, before the save returns.
+        serialization_status_callback: Accepted, but without effect.
+        deepcopy_host_arrays: Has no effect: NumPy arrays are always copied before `save_async` returns.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class RegulatorOptions:
-        """How Orbax adapts its limit from one save to the next. Accepted; penstock does so by itself."""
+        """How Orbax adapts its limit from one save to the next. Accepted; penstock adapts it itself."""
 
         max_memory_limit_gib: float
         profiler: Any
@@ -76,6 +76,6 @@ class MemoryOptions(Guarded):
 
     @property
     def save_limit(self) -> int | None:
-        """Bytes that a save may hold; None if nobody said."""
+        """Bytes that a save may hold; None if no limit was given."""
         given = [n for n in (self.write_concurrent_bytes, self.transfer_concurrent_bytes) if n is not None]
         return min(given, default=None)

@@ -40,7 +40,7 @@ class AtomicityMode(enum.StrEnum):
 
 
 class CheckpointLayout(enum.Enum):
-    """What lies at a path: a checkpoint of Orbax, safetensors, or whichever is found there."""
+    """The format at a path: an Orbax checkpoint, safetensors, or either."""
 
     ORBAX = "orbax"
     SAFETENSORS = "safetensors"
@@ -77,7 +77,7 @@ class MultiprocessingOptions(Guarded):
     Attributes:
         primary_host: The process that writes what is written once; None for every one.
         active_processes: Those that take part; None for all.
-        barrier_sync_key_prefix: Put before the names of barriers.
+        barrier_sync_key_prefix: Prefix of the names of barriers.
     """
 
     primary_host: int | None = 0
@@ -91,8 +91,8 @@ class FileOptions(Guarded):
 
     Attributes:
         path_permission_mode: Of the directory of a checkpoint, as in 0o750.
-        path_class: What handlers get as a path.
-        skip_sync_file_validations: Accepted; what lies at the destination is always looked at.
+        path_class: The class of paths that handlers get.
+        skip_sync_file_validations: Accepted; the destination is always checked.
     """
 
     path_permission_mode: int | None = None
@@ -137,11 +137,11 @@ class PyTreeOptions(Guarded):
 
 @dataclass(kw_only=True)
 class CheckpointablesOptions(Guarded):
-    """Who saves and loads what.
+    """Which handlers save and load objects.
 
     Attributes:
-        registry: The handlers. The one registered last of those that can handle an object is taken; one
-            registered for a name comes before all others.
+        registry: The handlers. Of those that can handle an object, the one registered last is used; one
+            registered for a name takes precedence.
     """
 
     registry: CheckpointableHandlerRegistry = field(default_factory=default_registry)
@@ -160,7 +160,7 @@ class DeletionOptions(Guarded):
 
     @dataclass(kw_only=True)
     class GcsDeletionOptions(Guarded):
-        """Options of a store that penstock does not support. Accepted."""
+        """Options of a store that penstock does not support. Accepted, but without effect."""
 
         todelete_full_path: str | None = None
 
@@ -169,7 +169,7 @@ class DeletionOptions(Guarded):
 
 @dataclass(kw_only=True)
 class SafetensorsOptions(Guarded):
-    """How Orbax reads safetensors. Accepted; penstock has its own way."""
+    """How Orbax reads safetensors. Accepted, but without effect."""
 
     max_over_read_ratio: float | None = None
     read_chunk_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""What an abstract tree asks for, in the words of penstock's own `restore`. Pure."""
+"""Abstract trees as targets and options of penstock's own `restore`. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Finish = Callable[[Any], Any]
 @final
 @dataclass(slots=True)
 class Plan:
-    """How to load a tree as it is asked for."""
+    """How to load a tree as requested."""
 
     like: Any
     options: dict[str, Any] = field(default_factory=dict[str, Any])  #: of penstock's `restore`
@@ -42,7 +42,7 @@ class Plan:
     )  #: of leaves with their own handlers
 
     def finish(self, tree: Any) -> Any:
-        """Make of what was restored what was asked for."""
+        """Convert what was restored to what was requested."""
         if not self.finishes:
             return tree
 
@@ -57,10 +57,10 @@ class Plan:
 @final
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What one leaf is to be."""
+    """The requested form of a leaf."""
 
     like: Any
-    dtype: Any = None  #: that arrays are cast to, if not the stored one
+    dtype: Any = None  #: what arrays are cast to; None for the stored dtype
     resized: bool = False
     finish: Finish | None = None
 
@@ -73,14 +73,14 @@ def plan_load(
     resize: bool = False,
     custom: Mapping[str, type[Any]] | None = None,
 ) -> Plan:
-    """Decide what to ask of `restore`.
+    """Decide the target and the options of `restore`.
 
     Args:
-        abstract: The tree asked for: values, structs, types, None for as stored, or placeholders.
-        stored: What there is.
+        abstract: The requested tree: values, structs, types, None for as stored, or placeholders.
+        stored: The description of the stored tree.
         partial: Whether leaves may be left out of `abstract`.
-        resize: Whether arrays may be padded and cut off.
-        custom: The type of leaves that a handler of the user's own saved, by its recorded name.
+        resize: Whether arrays may be padded and truncated.
+        custom: The types of leaves that user-defined handlers saved, by recorded name.
 
     Raises:
         ValueError: If they do not fit.
@@ -113,7 +113,7 @@ def plan_load(
             plan.options["strict"] = False
 
     plan.like = _tree.tree_unflatten(treedef, likes)
-    if kept:  # placeholders, and values that the checkpoint has not
+    if kept:  # placeholders, and values that the checkpoint lacks
         plan.options |= {"rename": left_out, "on_missing": "keep"}
     if partial:
         plan.options["on_unexpected"] = "skip"
@@ -122,19 +122,19 @@ def plan_load(
 
 
 def _check_keys(wanted: Sequence[FlatLeaf], specs: Mapping[KeyPath, LeafSpec], *, partial: bool) -> None:
-    """Refuse leaves that only one side has. Empty containers are compared by `restore`."""
+    """Refuse leaves that only one side has. `restore` compares empty containers."""
     stored = list(specs)
     pairing = pair_keys([leaf.info.keys for leaf in wanted], stored)
     missing = [wanted[at] for at in pairing.missing]
     problems = [
-        f"{leaf.info.key_path}: asked for, and not in the checkpoint"
+        f"{leaf.info.key_path}: requested, but not in the checkpoint"
         for leaf in missing
         if not _may_be_absent(leaf.value, partial=partial)
     ]
     if not partial:
         unexpected = [stored[row] for row in pairing.unexpected]
         problems += [
-            f"{'.'.join(keys)}: in the checkpoint, and not asked for"
+            f"{'.'.join(keys)}: in the checkpoint, but not requested"
             for keys in unexpected
             if not specs[keys].is_empty_marker
         ]
@@ -143,7 +143,7 @@ def _check_keys(wanted: Sequence[FlatLeaf], specs: Mapping[KeyPath, LeafSpec], *
 
 
 def mismatch(problems: Sequence[str]) -> ValueError:
-    """Return the error of trees that do not fit; Orbax's begins with the same words."""
+    """Return the error for trees that do not match; it begins with the same words as Orbax's."""
     shown = [*problems[:40], *([f"... and {len(problems) - 40} more"] if len(problems) > 40 else [])]
     return ValueError(
         "User-provided restore item and on-disk value metadata tree structures do not match:\n  "
@@ -201,7 +201,7 @@ def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
         )
 
     impl = spec.random_key_impl
-    if impl is not None:  # asked for as the data that stands for it in an abstract tree
+    if impl is not None:  # requested as key data, as an abstract tree describes it
         finish = partial_of(_wrap_key, impl)
 
     changed = None if dtype_name(np.dtype(dtype)) == spec.dtype else dtype
@@ -214,7 +214,7 @@ def _wrap_key(impl: str, data: Any) -> Any:
 
 
 def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
-    """Return where an array is to be, and what puts it into a layout if one was asked for."""
+    """Return the sharding of an array, and the function that applies a requested memory layout."""
     sharding: Any = abstract.sharding
     if sharding is None or isinstance(sharding, Sharding):
         return sharding, None
@@ -226,7 +226,7 @@ def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
 
 
 def _host_array(spec: LeafSpec, dtype: Any, finish: Finish | None = None) -> _Wanted:
-    """Ask for a NumPy array of the stored shape."""
+    """Request a NumPy array of the stored shape."""
     stored = numpy_dtype(spec.dtype)
     if dtype is None or isinstance(dtype, property) or np.dtype(dtype) == stored:
         return _Wanted(np.ndarray, finish=finish)
@@ -237,7 +237,7 @@ def _host_array(spec: LeafSpec, dtype: Any, finish: Finish | None = None) -> _Wa
 
 
 def _number(kind: type[Any], spec: LeafSpec) -> _Wanted:
-    """Ask for a number of a Python type, made of whatever is stored."""
+    """Request a Python number, converted from whatever is stored."""
     if spec.shape != ():
         raise ValueError(f"Restored result is not a scalar: it has the shape {spec.shape}.")
     if spec.typestr == "scalar" and _as_stored(spec) is kind:
@@ -247,7 +247,7 @@ def _number(kind: type[Any], spec: LeafSpec) -> _Wanted:
 
 
 def _may_be_absent(value: Any, *, partial: bool) -> bool:
-    """Whether the result can do without the checkpoint there: a value is kept, but a struct is none."""
+    """Whether a leaf can be kept if the checkpoint lacks it: a value can, a struct cannot."""
     return _is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
 
 

@@ -1,4 +1,4 @@
-"""Handlers for leaves in Orbax's newer form, as stage workers of penstock's pipelines."""
+"""v1's leaf handlers as handlers of penstock's pipelines."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from penstock.orbax.v1.trees.leaf_serialization import (
 @final
 @dataclass(slots=True)
 class CustomLeaves:
-    """The leaf types of a registry that penstock itself does not know.
+    """The leaf types of a registry that penstock itself does not handle.
 
     Args:
         leaves: The registry.
-        context: Given to the handlers, and says what paths are.
+        context: Given to the handlers; also has the class of paths.
         stored: Recorded names of the handlers that saved the leaves of a tree.
-        asked: What leaves are asked for as, by their keys.
-        limiters: Given to the handlers; None if they are not limited.
+        asked: The requested abstract leaves, by their keys.
+        limiters: Given to the handlers; None for no limits.
     """
 
     leaves: LeafHandlerRegistry
@@ -54,11 +54,11 @@ class CustomLeaves:
     )
 
     def types(self) -> Mapping[str, type[Any]]:
-        """Return the leaf type for each recorded name that there is a handler for."""
+        """Return the leaf type of each recorded name that has a handler."""
         return {self._recorded(handler): leaf_type for leaf_type, handler in self._entries()}
 
     def registry(self) -> HandlerRegistry:
-        """Return penstock's own handlers, that of arrays as the options have it, and these."""
+        """Return penstock's own handlers, with the options applied to that of arrays, and these."""
         registry = default_handlers()
         registry.register(jax.Array, array_handler_of(self.context.array.saving), override=True)
         for leaf_type, handler in self._entries():
@@ -67,7 +67,7 @@ class CustomLeaves:
         return registry
 
     async def metadata(self, name: str, info: ParamInfo) -> Any:
-        """Say what is saved of a leaf that a handler of this recorded name saved."""
+        """Describe a leaf saved by the handler with this recorded name."""
         handler = next((one for _, one in self._entries() if self._recorded(one) == name), None)
         if handler is None:
             return name
@@ -84,7 +84,7 @@ class CustomLeaves:
         return next((name for name in names if name in self.stored), names[0])
 
     def _adapted(self, handler: type[Any]) -> _AdaptedLeafHandler:
-        """Make a handler, one for all its types: they are one batch."""
+        """Make a handler, one for all its types, so that their leaves are one batch."""
         if handler not in self._made:
             try:
                 inner: Any = handler(context=self.context)
@@ -99,7 +99,7 @@ class CustomLeaves:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _AdaptedLeafHandler:
-    """A `TypeHandler`, as the kernel takes it, of a `LeafHandler`."""
+    """A `LeafHandler` behind the kernel's handler protocol."""
 
     inner: Any
     name: str
@@ -107,7 +107,7 @@ class _AdaptedLeafHandler:
 
     @property
     def handler_class(self) -> type:
-        """The class that errors are to name."""
+        """The class that errors name."""
         return type(self.inner)  # pyright: ignore[reportUnknownVariableType]  # anybody's
 
     def typestr(self) -> str:
@@ -142,11 +142,11 @@ class _AdaptedLeafHandler:
         return found
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Take the sizes of the values: this form of handler has no way to say more."""
+        """Return the sizes of the values: a `LeafHandler` does not know more."""
         return [(leaf_size(value), leaf_size(value)) for value in values]
 
     def finalize(self, directory: str) -> None:
-        """Nothing: `serialize` has awaited everything."""
+        """Do nothing: `serialize` has awaited everything."""
 
     def _path(self, info: ParamInfo) -> Path:
         return self.call.context.file.path_class(info.directory)

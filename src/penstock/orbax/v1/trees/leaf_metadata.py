@@ -1,4 +1,4 @@
-"""What `metadata` says of single leaves."""
+"""How `metadata` describes single leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.orbax.common.value_metadata import StorageMetadata
 
 @dataclass
 class ArrayMetadata:
-    """Of a jax.Array. Stands for it in an abstract tree."""
+    """Describes a jax.Array; its abstract leaf."""
 
     shape: tuple[int, ...] | None
     dtype: Any
@@ -37,7 +37,7 @@ class ArrayMetadata:
 
 @dataclass
 class NumpyShapeDtype:
-    """Stands for a NumPy array in an abstract tree."""
+    """The abstract leaf of a NumPy array."""
 
     shape: tuple[int, ...] | None
     dtype: Any
@@ -45,7 +45,7 @@ class NumpyShapeDtype:
 
 @dataclass
 class NumpyMetadata:
-    """Of a NumPy array. Stands for it in an abstract tree."""
+    """Describes a NumPy array; its abstract leaf."""
 
     shape: tuple[int, ...] | None
     dtype: Any
@@ -56,7 +56,7 @@ _EMPTY: Final[dict[str, type[Any]]] = {"Dict": dict, "List": list, "Tuple": tupl
 
 
 def leaf_metadata(spec: LeafSpec) -> Any:
-    """Say what a leaf is: arrays by their metadata, numbers and texts by an example."""
+    """Describe a leaf: arrays by their metadata, numbers and strings by an example."""
     match spec.typestr:
         case "jax.Array":
             sharding = _sharding(spec.sharding) if spec.sharding else None
@@ -75,7 +75,7 @@ def leaf_metadata(spec: LeafSpec) -> Any:
 
 
 def _sharding(text: str) -> Any:
-    """Read what is recorded; None for a kind of sharding that jax has no more."""
+    """Read a recorded sharding; None for a kind that jax no longer has."""
     try:
         return from_serialized_string(text)
     except (ValueError, NotImplementedError, KeyError):
@@ -83,6 +83,6 @@ def _sharding(text: str) -> Any:
 
 
 def empty_value(spec: LeafSpec) -> Any:
-    """Return the container with nothing in it, or None, that a marker stands for."""
+    """Return the empty container, or None, that a marker stands for."""
     kind = _EMPTY.get(spec.typestr)
     return None if kind is None else kind()

@@ -1,4 +1,4 @@
-"""Which handler a leaf goes to, by its type or by that of what stands for it."""
+"""Which handler a leaf goes to, by its type or the type of its abstract leaf."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class UnregisteredTypeError(HandlerError, ValueError):
 
 
 class LeafHandlerRegistry(Protocol):
-    """Handlers for leaves, each for a type and for what stands for it in an abstract tree."""
+    """Handlers of leaves, each for a leaf type and its abstract type."""
 
     def get(self, leaf_type: type[Any]) -> type[Any]:
         """Return the handler for leaves of a type."""
         ...
 
     def get_abstract(self, abstract_type: type[Any]) -> type[Any]:
-        """Return the handler for what stands for a leaf."""
+        """Return the handler of an abstract leaf type."""
         ...
 
     def get_all(self) -> Sequence[tuple[type[Any], type[Any], type[Any]]]:
@@ -65,11 +65,11 @@ class LeafHandlerRegistry(Protocol):
         ...
 
     def is_abstract_handleable(self, abstract_type: type[Any]) -> bool:
-        """Whether what stands for a leaf has a handler."""
+        """Whether an abstract leaf type has a handler."""
         ...
 
     def get_secondary_typestrs(self, handler_type: type[Any]) -> Sequence[str]:
-        """Return by which other recorded names a handler is known."""
+        """Return the other recorded names of a handler."""
         ...
 
 
@@ -82,7 +82,7 @@ class _Entry:
 
 
 class BaseLeafHandlerRegistry:
-    """A `LeafHandlerRegistry` with nothing in it. Of handlers that fit, the most specific one is taken."""
+    """An empty `LeafHandlerRegistry`. Of several handlers that fit a type, the most specific is taken."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -100,7 +100,7 @@ class BaseLeafHandlerRegistry:
         return found.handler_type
 
     def get_abstract(self, abstract_type: type[Any]) -> type[Any]:
-        """Return the handler for what stands for a leaf.
+        """Return the handler of an abstract leaf type.
 
         Raises:
             UnregisteredTypeError: If there is none.
@@ -160,7 +160,7 @@ class BaseLeafHandlerRegistry:
         return [] if entry is None else entry.secondary_typestrs or []
 
     def _find(self, kind: type[Any], type_of: Callable[[_Entry], type[Any]]) -> _Entry | None:
-        """Return the entry whose type is below those of all others that fit; of equals the last."""
+        """Return the entry with the most specific type that fits; of equals the last."""
         best: _Entry | None = None
         for entry in self._entries:
             if _is_below(kind, type_of(entry)) and (best is None or _is_below(type_of(entry), type_of(best))):
@@ -170,26 +170,26 @@ class BaseLeafHandlerRegistry:
 
 
 class ArrayLeafHandler:
-    """Stands for what saves and loads a jax.Array: penstock's pipelines do."""
+    """Stands for penstock's own handler of jax.Arrays."""
 
 
 class NumpyLeafHandler:
-    """Stands for what saves and loads a NumPy array, likewise."""
+    """Stands for penstock's own handler of NumPy arrays."""
 
 
 class ScalarLeafHandler:
-    """Stands for what saves and loads a number, likewise."""
+    """Stands for penstock's own handler of numbers."""
 
 
 class StringLeafHandler:
-    """Stands for what saves and loads a text, likewise."""
+    """Stands for penstock's own handler of strings."""
 
 
 BUILT_IN: Final = (ArrayLeafHandler, NumpyLeafHandler, ScalarLeafHandler, StringLeafHandler)
 
 
 class StandardLeafHandlerRegistry(BaseLeafHandlerRegistry):
-    """A registry with the types that are handled without further ado."""
+    """A registry with the types that penstock handles itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class StandardLeafHandlerRegistry(BaseLeafHandlerRegistry):
 
 
 def check_types(tree: Any, handled: Callable[[type[Any]], bool], what: str) -> None:
-    """Refuse a tree with leaves of types that nobody handles.
+    """Refuse a tree with leaves of unregistered types.
 
     Raises:
         UnregisteredTypeError: If there is one; it names the types.
@@ -234,7 +234,7 @@ def _abstract_type(entry: _Entry) -> type[Any]:
 
 
 def _is_below(kind: type[Any], other: type[Any]) -> bool:
-    """Whether a type is another one, derived from it, or has the attributes that it declares."""
+    """Whether a type is a subclass of another one, or has the attributes of that protocol."""
     if getattr(other, "_is_protocol", False):
         names = [name for name in other.__annotations__ if not name.startswith("_")]
         return has_attributes(kind, *names)

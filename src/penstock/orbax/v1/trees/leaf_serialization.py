@@ -1,4 +1,4 @@
-"""Handlers for leaves of a type of one's own, and what they are given."""
+"""Handlers of user-defined leaf types, and their arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _name(keypath: tuple[Any, ...]) -> str:
 
 @dataclass
 class SerializationParam(Generic[LeafT]):
-    """A leaf to be saved, and where it stands in its tree: a path of jax's keys."""
+    """A leaf to save, and its path in the tree: jax's keys."""
 
     keypath: tuple[Any, ...]
     value: LeafT
@@ -50,7 +50,7 @@ class SerializationParam(Generic[LeafT]):
 
 @dataclass
 class SerializationContext:
-    """Where leaves are saved, and what bounds the bytes that are copied and written at once."""
+    """Where leaves are saved, and the limiters of the bytes copied and written at once."""
 
     parent_dir: PathAwaitingCreation
     ts_context: Any = None
@@ -60,7 +60,7 @@ class SerializationContext:
 
 @dataclass
 class DeserializationParam(Generic[AbstractLeafT]):
-    """A leaf to be loaded: where it stands, and what it is asked for as, if that was said."""
+    """A leaf to load: its path in the tree, and its abstract leaf, if there is one."""
 
     keypath: tuple[Any, ...]
     value: AbstractLeafT | type[AbstractLeafT] | None = None
@@ -84,12 +84,12 @@ class DeserializationContext:
 
 @runtime_checkable
 class LeafHandler(Protocol[LeafT, AbstractLeafT]):
-    """Saves and loads leaves of one type, in files of its own. Made with the argument `context`."""
+    """Saves and loads leaves of one type in its own files. Constructed with the argument `context`."""
 
     async def serialize(
         self, params: Sequence[SerializationParam[LeafT]], serialization_context: SerializationContext
     ) -> Awaitable[None]:
-        """Take the values, which may change once this returns; return what writes them."""
+        """Copy the values, which may change once this returns; return an awaitable that writes them."""
         ...
 
     async def deserialize(
@@ -97,7 +97,7 @@ class LeafHandler(Protocol[LeafT, AbstractLeafT]):
         params: Sequence[DeserializationParam[AbstractLeafT]],
         deserialization_context: DeserializationContext,
     ) -> Awaitable[Sequence[LeafT]]:
-        """Begin to load; return what gives the values, in order."""
+        """Begin to load; return an awaitable of the values, in order."""
         ...
 
     async def metadata(
@@ -105,5 +105,5 @@ class LeafHandler(Protocol[LeafT, AbstractLeafT]):
         params: Sequence[DeserializationParam[None]],
         deserialization_context: DeserializationContext,
     ) -> Sequence[AbstractLeafT]:
-        """Say what was saved, in a form that `deserialize` takes."""
+        """Describe what was saved, in a form that `deserialize` takes."""
         ...

@@ -1,4 +1,4 @@
-"""Checkpointables that are no trees: JSON, protobuf messages, and objects that save themselves."""
+"""Checkpointables that are not trees: JSON, protobuf messages, and objects that save themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JsonHandler:
     """Saves and loads what JSON can hold.
 
     Args:
-        filename: By default `data.json`, which what older names have is read from, too.
+        filename: By default `data.json`; files under older names are also read.
     """
 
     RECORDED_AS: Final = f"{_ORBAX}.json_handler.JsonHandler"
@@ -107,10 +107,10 @@ class ProtoHandler:
         return _write(directory, self._filename, text, _is_primary())
 
     async def load(self, directory: Path, abstract_checkpointable: type[Any] | None = None) -> Awaitable[Any]:
-        """Begin to load a message of a class.
+        """Begin to load a message of a given class.
 
         Raises:
-            ValueError: If no class is given: which one it is of is not recorded.
+            ValueError: If no class is given: the class is not recorded.
         """
         if abstract_checkpointable is None:
             raise ValueError("abstract_checkpointable must be provided to restore as a Proto.")
@@ -118,7 +118,7 @@ class ProtoHandler:
         return self._read(str(directory), abstract_checkpointable)
 
     async def metadata(self, directory: Path) -> type[Any]:
-        raise NotImplementedError("which class a message is of is recorded nowhere")
+        raise NotImplementedError("the class of a message is not recorded")
 
     def is_handleable(self, checkpointable: Any) -> bool:
         return _is_message(checkpointable.__class__)
@@ -163,7 +163,7 @@ class StatefulCheckpointableHandler:
         return _loaded(abstract_checkpointable, await abstract_checkpointable.load(directory))
 
     async def metadata(self, directory: Path) -> StatefulCheckpointable:
-        raise NotImplementedError("an object that saves itself says nothing without being loaded")
+        raise NotImplementedError("an object that saves itself cannot be described without loading it")
 
     def is_handleable(self, checkpointable: Any) -> bool:
         return isinstance(checkpointable, StatefulCheckpointable)
@@ -188,5 +188,5 @@ async def _write(directory: PathAwaitingCreation, name: str, text: str, is_prima
 
 
 def _is_message(kind: type[Any]) -> bool:
-    """Whether a class is of protobuf, which need not be installed."""
+    """Whether a class is a protobuf message; protobuf need not be installed."""
     return any(base.__module__ == "google.protobuf.message" for base in kind.__mro__)

@@ -1,4 +1,4 @@
-"""Trees as checkpointables: penstock's pipelines behind the protocol of handlers."""
+"""Trees as checkpointables: penstock's pipelines behind v1's handler protocol."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class PyTreeHandler:
     """Saves and loads trees.
 
     Args:
-        context: Its options; by default those in force where this is made.
-        array_metadata_validator: Is asked when all is written, if it is one of the caller's own; what it
-            raises fails the save.
+        context: Its options; by default the current context.
+        array_metadata_validator: Called when everything is written, unless it is the default one; an
+            error it raises fails the save.
         leaf_handler_registry: Handlers for leaves.
-        partial_save_mode: Accepted; a part is saved as any tree is.
+        partial_save_mode: Accepted; a part is saved like any tree.
     """
 
     RECORDED_AS: Final = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
@@ -79,7 +79,7 @@ class PyTreeHandler:
         )
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: PyTree) -> Awaitable[None]:
-        """Take the values of a tree; return what writes them.
+        """Copy the values of a tree; return an awaitable that writes them.
 
         Raises:
             ValueError: If a leaf cannot be saved, or there is none.
@@ -99,19 +99,19 @@ class PyTreeHandler:
 
         Args:
             directory: Where it was saved.
-            abstract_checkpointable: What it is to be: its structure, with values, structs or types as
+            abstract_checkpointable: The target: its structure, with values, structs or types as
                 leaves, None for a leaf as it was saved, `...` for one that is not loaded. By default
                 all is as it was saved.
 
         Raises:
-            ValueError: If a leaf of `abstract_checkpointable` means nothing here.
+            ValueError: If `abstract_checkpointable` has a leaf of an unregistered type.
         """
         check_types(abstract_checkpointable, self._leaves.is_abstract_handleable, "abstract leaf")
         loading = partial(self._load, str(directory), abstract_checkpointable)
         return _Later(partial(begin, "load", loading))
 
     async def metadata(self, directory: Path) -> PyTree:
-        """Return the tree that was saved, with what is known of each leaf in its place."""
+        """Return the saved tree with a description in the place of each leaf."""
         tree = await to_thread.run_sync(read_tree, str(directory))
         custom = self._custom(tree)
         names = custom.types()
@@ -211,7 +211,7 @@ class PyTreeHandler:
 
 @final
 class _Later:
-    """An awaitable that begins when it is awaited, so that what nobody awaits is not done."""
+    """An awaitable that begins only when it is awaited."""
 
     def __init__(self, start: Any) -> None:
         self._start = start
@@ -221,7 +221,7 @@ class _Later:
 
 
 def _check_sizes(tree: PyTree) -> None:
-    """Refuse arrays without elements, as Orbax does, which could not read them.
+    """Refuse arrays without elements, as Orbax does, because it could not read them.
 
     Raises:
         InvalidLeafError: If there is one. It is a ValueError.
@@ -248,7 +248,7 @@ def _args(options: ArrayOptions.Saving.StorageOptions) -> SaveArgs:
 
 
 def _first(context: Context, tree: PyTree) -> Any:
-    """Return what says by stored keys whether a leaf is copied first; Orbax's function takes jax's keys."""
+    """Return a predicate by stored keys for leaves that are copied first; Orbax's takes jax's keys."""
     function = context.memory.is_prioritized_key_fn
     if function is None:
         return None

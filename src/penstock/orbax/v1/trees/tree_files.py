@@ -1,4 +1,4 @@
-"""What lies in the directory of one tree, and how it is to be written."""
+"""The files of one tree, and the format to write them in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.orbax.v1.context.array_options import ArrayOptions
 @final
 @dataclass(frozen=True, slots=True)
 class StoredTree:
-    """What is recorded of each leaf of a tree, in order."""
+    """The recorded description of each leaf of a tree, in order."""
 
     keys: Sequence[KeyPath]
     kinds: Sequence[tuple[Any, ...]]
@@ -43,7 +43,7 @@ def read_tree(directory: str) -> StoredTree:
 
 
 def save_format_of(saving: ArrayOptions.Saving) -> SaveFormat:
-    """Return penstock's words for the options of a whole tree."""
+    """Return the save format that the options of a tree describe."""
     return SaveFormat(
         ocdbt=saving.use_ocdbt,
         zarr=3 if saving.use_zarr3 else 2,

@@ -1,0 +1,89 @@
+"""What a tree handler has its loop do: open Checkpointers, save, restore and describe with them."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Limit",
+    "Serving",
+    "describe",
+    "note_moved",
+    "open_checkpointers",
+    "restore_value",
+    "start_save",
+    "with_type_handlers",
+)
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.description import CheckpointMetadata
+from penstock.handlers.formats.auto_layout import AutoLayout
+from penstock.handlers.formats.orbax.tree_layout import TreeLayout
+from penstock.kernel.errors import CorruptCheckpointError, StorageError
+from penstock.kernel.memory.regulator import Flow
+from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.orbax.common.byte_limiters import Limiters
+from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers
+from penstock.stages.reuse.value_cache import KnownValues
+
+Limit: TypeAlias = int | None
+Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
+"""Gives a Checkpointer the type handlers of one save or restore."""
+Resources: TypeAlias = tuple[Checkpointer, ...]
+"""What saves, and what restores: the same if both have one budget."""
+
+
+@asynccontextmanager
+async def open_checkpointers(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
+    """Yield the Checkpointer that saves and the one that restores."""
+    chosen = AutoLayout(layout)
+    async with AsyncExitStack() as stack:
+        opened: list[Checkpointer] = []
+        for limit in dict.fromkeys(limits):
+            checkpointer = Checkpointer(layout=chosen, memory_limit=limit)
+            opened.append(await stack.enter_async_context(checkpointer))
+
+        yield tuple(opened)
+
+
+async def start_save(
+    resources: Resources, serves: Serving, path: str, item: Any, keywords: dict[str, Any]
+) -> SaveFuture:
+    """Begin to save; unchanged leaves are linked to `keywords["base"]`, if that is still whole."""
+    base = keywords.pop("base", None)
+    checkpointer = serves(resources[0], "save")
+    if base is not None:
+        try:
+            return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
+        except (CorruptCheckpointError, StorageError) as error:
+            if not error.path.startswith(base):
+                raise  # otherwise the base is gone or damaged, and the save works without it
+
+    return await checkpointer.save(path, item, overwrite=True, **keywords)
+
+
+async def note_moved(resources: Resources, path: str, to: str) -> None:
+    """Note that a checkpoint whose values are known was moved."""
+    engine = resources[0].engine
+    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
+
+
+async def restore_value(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:
+    """Return the tree at `path`."""
+    return await serves(resources[-1], "restore").restore(path, **keywords)
+
+
+def with_type_handlers(
+    registry: Any, workers: StageWorkers, checkpointer: Checkpointer, flow: Flow
+) -> Checkpointer:
+    """Return the Checkpointer with the type handlers of one save or restore."""
+    limiters = Limiters.of(checkpointer.engine.memory, flow)
+    return checkpointer.with_handlers(StageRegistry(registry, replace(workers, limiters=limiters)))
+
+
+async def describe(resources: Resources, path: str) -> CheckpointMetadata:
+    """Say what the tree at `path` is."""
+    return await resources[-1].metadata(path)
