@@ -201,8 +201,10 @@ def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
         if store.kind(snapshot) is None:
             _share_tree(store, path, snapshot)
     except OSError as error:
-        if error.errno != errno.ENOENT or not forgiving:
+        if error.errno != errno.ENOENT:
             raise
+        if not forgiving:  # what Orbax raises, whose copy is `shutil.copytree`
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
         structlog.get_logger("penstock.orbax").warning(
             "step.no_snapshot", step=os.path.basename(path), error=repr(error)
         )
