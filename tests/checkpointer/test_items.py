@@ -307,7 +307,8 @@ class TestRefused:
         path = tmp_path / "ckpt"
         save(path, Composite(state=tree(), config=Json(1), arr=Array(1)))
         restore = penstock.sync.restore_items
-        for options in ({"items": ["nothing"]}, {"like": {"nothing": 1}}):
+        absent: list[dict[str, Any]] = [{"items": ["nothing"]}, {"like": {"nothing": 1}}]
+        for options in absent:
             with pytest.raises(
                 NotACheckpointError, match=r"no item 'nothing' \(its items: arr, config, state\)"
             ):
