@@ -222,7 +222,7 @@ def _not_concrete(value: object) -> str:
     if isinstance(value, Tracer):
         return "the array is a tracer: save outside of jit, grad, vmap and scan"
 
-    return f"a {type_name(value)} is not a jax.Array"
+    return f"a {type_name(value)} is no jax.Array"
 
 
 def _not_storable(dtype: str) -> str:
