@@ -30,7 +30,7 @@ class LocalReadableFile:
 
     Args:
         path: Path of the file.
-        io: "auto" reads as described above; "direct" ignores what is cached; "buffered" always uses the page cache.
+        io: "auto" is described above; "direct" ignores the page cache; "buffered" always reads through it.
     """
 
     __slots__ = ("_descriptor", "_direct", "_io", "_lock", "_refused", "_transfers", "path")
