@@ -33,22 +33,22 @@ _BUFFERED: Final = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
-"""The dtypes of which jax exports the memory of a CPU array as a buffer."""
+"""The dtypes for which jax exports the memory of a CPU array as a buffer."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayHandler:
-    """Stores each distinct shard of a jax.Array as one chunk or several; typed PRNG keys as their key data.
+    """Stores each distinct shard of a jax.Array as one or more chunks, and typed PRNG keys as their key data.
 
-    jax.Arrays are immutable, so on CPU devices nothing is copied: pieces look at the arrays' own
-    memory, which the runtime neither frees nor reuses while a piece lives. From other devices a
-    piece at a time is copied, so that host memory is bounded by the pieces in flight.
+    jax.Arrays are immutable, so nothing is copied on CPU devices: pieces are views of the arrays' own
+    memory, which the runtime neither frees nor reuses while a piece lives. From other devices, one
+    piece is copied at a time, so host memory is bounded by the pieces in flight.
 
     Args:
-        alias_host: Whether pieces may look at the memory of CPU devices, and restored arrays may keep the
-            memory that was read into. If not, both are copied as from and to any other device.
-        described: Returns what is stored instead of what `describe` would say, given that and the key path.
+        alias_host: Whether pieces may be views of the memory of CPU devices, and restored arrays may keep
+            the memory they were read into. If False, CPU devices are copied from and to like any other.
+        described: Takes the spec that `describe` made and the key path; returns the spec to store instead.
     """
 
     typestr: str = "jax.Array"
@@ -62,17 +62,17 @@ class ArrayHandler:
 
     @property
     def immutable(self) -> bool:
-        """Yes: a jax.Array that is the same object has the same bytes."""
+        """Yes: the bytes of a jax.Array never change."""
         return True
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say what would be stored: shard shape as chunk and write shape, sharding as text.
+        """Return the spec to store: the shard shape is the chunk and write shape, the sharding a text.
 
         Does not wait for the array to be computed.
 
         Raises:
-            DeletedLeafError: If it is deleted or donated.
-            InvalidLeafError: If it is abstract, traced, not wholly in this process, or of a dtype that
+            DeletedLeafError: If the array is deleted or donated.
+            InvalidLeafError: If it is abstract, traced, not wholly in this process, or has a dtype that
                 cannot be stored.
         """
         if not isinstance(value, jax.Array) or isinstance(value, Tracer):
@@ -80,7 +80,7 @@ class ArrayHandler:
         if value.is_deleted():
             raise DeletedLeafError(info.key_path)
 
-        dtype = cast("object", value.dtype)  # of keys it is no np.dtype, whatever its annotation says
+        dtype = cast("object", value.dtype)  # for typed keys not an np.dtype, despite the annotation
         if isinstance(dtype, np.dtype):
             return self._spec(value, info, None)
         if is_key(dtype):
@@ -116,10 +116,10 @@ class ArrayHandler:
         return spec if self.described is None else self.described(spec, info.key_path)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Plan the pieces of every distinct shard. Waits for nothing and touches no memory: `take` does.
+        """Plan the pieces of every distinct shard. Only `take` waits and touches memory.
 
-        The first `take` of a shard on a CPU device secures all of it against donation and deletion.
-        Elsewhere each piece is secure once it is taken.
+        The first `take` of a shard on a CPU device protects the whole shard from donation and deletion.
+        On other devices each piece is protected once it is taken.
         """
         spec = leaf.spec
         value = cast("jax.Array", leaf.value)
@@ -137,14 +137,14 @@ class ArrayHandler:
         )
 
     def signature(self, value: Any) -> object:
-        """Shape, dtype and sharding, which is all that `describe` looks at; None for what it refuses."""
+        """Shape, dtype and sharding, all that `describe` depends on; None for a value that it rejects."""
         if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.is_deleted():
             return None
 
         return value.shape, cast("object", value.dtype), value.sharding
 
     def buffer(self, leaf: StagedLeaf) -> Any:
-        """The array itself, or a NumPy view of it, if all of it lies as it is on one CPU device."""
+        """The array or a NumPy view of it, if one CPU device holds its bytes as stored; else None."""
         value = cast("jax.Array", leaf.value)
         spec, sharding = leaf.spec, value.sharding
         if (
@@ -157,48 +157,50 @@ class ArrayHandler:
         ):
             return None
 
-        # Half the price of going through numpy; but a buffer has a format, and these dtypes have one.
+        # The array itself costs half as much as a numpy view, but only these dtypes have a buffer format.
         return value if spec.dtype in _BUFFERED else np.asarray(cast("Any", value))
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Decide where the array is to lie, and what of it to read: each distinct shard once.
+        """Decide where to place the array, and read each distinct shard once.
 
-        * A `jax.Array`: shape, dtype and sharding as it has them; uncommitted if it is. It may have
-          been donated. A `jax.ShapeDtypeStruct` with a sharding: likewise, and committed.
-        * The type, or a struct without a sharding: the saved sharding if its devices are all here,
-          else jax's default device, uncommitted. Arrays saved from the default device alone are
-          uncommitted, too, as is nearly every array that was never given a place.
-        * No target: the same; but an array that was spread over devices that are not here, or whose
-          64-bit type jax does not allow now, comes back as an np.ndarray.
+        * `like` is a `jax.Array`: the result has its shape, dtype and sharding, and is uncommitted if it
+          is. It may have been donated. A `jax.ShapeDtypeStruct` with a sharding works the same way, but
+          the result is committed.
+        * `like` is the type, or a struct without a sharding: the result has the saved sharding if all its
+          devices exist here. Otherwise it is uncommitted on jax's default device. An array that was saved
+          from the default device alone is uncommitted, too, as nearly every array is that was never placed
+          explicitly.
+        * No target: the same, except that the result is an np.ndarray if the array was spread over devices
+          that do not exist here, or if jax does not allow its 64-bit type now.
 
-        Nothing is ever cast. Raw uint32 data and typed keys may stand for each other if the target
-        says so: the bits are the same.
+        Nothing is ever cast. Raw uint32 data can be restored as typed keys, and typed keys as raw data,
+        because the bits are the same.
 
         Raises:
-            UnsupportedFormatError: If the stored dtype or PRNG implementation is not known here.
+            UnsupportedFormatError: If this process does not know the stored dtype or PRNG implementation.
         """
         return array_target(stored, like if has_like else None, alias=self.alias_host)
 
     def parts(
         self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
     ) -> Sequence[Target]:
-        """Cut what is to go to devices into parts; nothing if the array keeps the regions' memory."""
+        """Cut an array that is copied to devices into parts; no parts if it keeps the regions' memory."""
         return canvas_parts(stored, target, part_bytes, whole_chunks=whole_chunks)
 
     def place(self, part: FilledLeaf) -> None:
-        """Copy a part to its devices, and write it there into the array that grows."""
+        """Copy a part to its devices, and write it into the array that is being assembled there."""
         place_part(part)
 
     def join(self, part: FilledLeaf) -> Any:
-        """Return the array, when all parts of it are in their places."""
+        """Return the array, after all its parts were placed."""
         return join_parts(part)
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
-        """Accept what goes whole to one device, as it is; the detail is the `Placement`."""
+        """Accept leaves that go to one device whole and unchanged; their detail is the `Placement`."""
         return pack_placements(specs, likes)
 
     def build_pack(self, pack: FilledPack) -> Sequence[Any]:
-        """Make the arrays, each in memory of its own."""
+        """Make the arrays, each in its own memory."""
         return make_pack(pack)
 
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
@@ -207,7 +209,7 @@ class ArrayHandler:
 
 
 def _n_replicas(n_devices: int, shape: tuple[int, ...], shard_shape: tuple[int, ...]) -> int:
-    """How many devices hold each shard; 1 of what has no elements."""
+    """How many devices hold each shard; 1 for an array without elements."""
     if n_devices == 1 or 0 in shape:
         return 1
 

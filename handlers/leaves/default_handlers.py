@@ -1,4 +1,4 @@
-"""The handlers that every Checkpointer begins with."""
+"""The handlers that every Checkpointer starts with."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock.kernel.plugins.handler_registry import HandlerRegistry
 
 
 def default_handlers(*, entry_points: bool = True) -> HandlerRegistry:
-    """Return a new registry with a handler for every leaf that jax itself understands, and for strings.
+    """Return a new registry with handlers for every type of leaf that jax knows, and for strings.
 
     Args:
-        entry_points: Whether handlers of other distributions are found, too.
+        entry_points: Whether to look for handlers in other installed distributions, too.
     """
     registry = HandlerRegistry(entry_points=entry_points)
     array, scalar = ArrayHandler(), ScalarHandler()
-    # Tracers and structs are handled so that the error can say what is wrong with them.
+    # Tracers and structs cannot be saved; they have a handler so that the error says why.
     arrays: tuple[type, ...] = (jax.Array, jax.ShapeDtypeStruct, Tracer)
     for type_ in arrays:
         registry.register(type_, array)

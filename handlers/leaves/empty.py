@@ -1,4 +1,4 @@
-"""Leaves that are no leaves: None, and containers with nothing in them."""
+"""Leaves without a value: None and empty containers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.kernel.protocols.written import PiecePlan
 
 Marker: TypeAlias = Literal["None", "Dict", "List", "Tuple", "NamedTuple"]
 
-# Which stored markers an empty target accepts. Structures are compared as they are stored, where a
-# list and a tuple, or a namedtuple and a dict, are the same; an empty namedtuple is stored as None,
-# and so was an empty tuple before Orbax 0.8.
+# Which stored markers an empty target accepts. Structures are compared in their stored form, in which
+# a list equals a tuple, and a namedtuple equals a dict. An empty namedtuple is stored as None, and so
+# was an empty tuple before Orbax 0.8.
 _ACCEPTS: Final[Mapping[str, frozenset[str]]] = {
     "None": frozenset({"None", "NamedTuple"}),
     "NamedTuple": frozenset({"None", "NamedTuple", "Dict", "Tuple"}),
@@ -32,7 +32,7 @@ _ACCEPTS: Final[Mapping[str, frozenset[str]]] = {
 
 @final
 class EmptyNamedTuple:
-    """Stands in a registry for all namedtuples without fields, which have no common type."""
+    """The type under which all namedtuples without fields are registered, as they have no common type."""
 
     __slots__ = ()
 
@@ -40,19 +40,19 @@ class EmptyNamedTuple:
 @final
 @dataclass(frozen=True, slots=True)
 class EmptyHandler:
-    """Stores the fact that there is nothing: no pieces, no regions, only a type name.
+    """Stores an empty leaf as a type name, without pieces or regions.
 
     Args:
-        typestr: The marker that this instance is registered for. They all do the same.
+        typestr: The marker that this instance is registered for. All instances behave alike.
     """
 
     typestr: Marker = "None"
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say which marker is stored of None, `{}`, `[]`, `()` or an empty namedtuple.
+        """Return the marker to store for None, `{}`, `[]`, `()` or an empty namedtuple.
 
         Raises:
-            InvalidLeafError: If the container has something in it.
+            InvalidLeafError: If the container is not empty.
         """
         marker = _marker(value)
         if marker is None or (value is not None and len(value)):
@@ -61,16 +61,16 @@ class EmptyHandler:
                 f"a {type_name(value)} with content is no leaf; let it be a node of the tree",
             )
 
-        # What has no fields to name it is stored as None, as in Orbax's default format.
+        # A namedtuple without fields is stored as None, as in Orbax's default format.
         return LeafSpec("None" if marker == "NamedTuple" else marker)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Accept an empty target for an empty marker; the value is then as the target is.
+        """Accept an empty target for a stored empty leaf; the restored value equals the target.
 
-        An array on disk where the target is empty is a difference, not a reason to skip the array.
+        An empty target where an array is stored is a difference: the array is not silently skipped.
         """
         if not has_like:
             return Target(detail=_default(stored.spec.typestr))
@@ -83,7 +83,7 @@ class EmptyHandler:
         return Target(detail=empty)
 
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
-        """Return the empty values, a fresh one for each leaf that is mutable."""
+        """Return the empty values, a new object for each mutable one."""
         return [copy.copy(leaf.target.detail) for leaf in leaves]
 
 
@@ -101,7 +101,7 @@ def _marker(value: object) -> Marker | None:
 
 
 def _instance(like: Any) -> object:
-    """The empty value that a target stands for: itself, or what its type makes of nothing."""
+    """The empty value that a target stands for: the target itself or, for a type, its empty instance."""
     if not isinstance(like, type):
         return like
 

@@ -30,7 +30,7 @@ from penstock.kernel.protocols.written import PiecePlan
 class NumpyHandler:
     """Stores an `np.ndarray` as one chunk, in C order and little-endian.
 
-    The caller may change the array after it was staged, so every piece is a copy.
+    Every piece is a copy, because the caller may change the array after it was staged.
     """
 
     typestr: str = "np.ndarray"
@@ -41,10 +41,10 @@ class NumpyHandler:
         return True
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say what would be stored of an ndarray of any strides and byte order.
+        """Return the spec to store for an ndarray of any strides and byte order.
 
         Raises:
-            InvalidLeafError: If it is a subclass of ndarray, or of a dtype that cannot be stored.
+            InvalidLeafError: If the value is of a subclass of ndarray, or its dtype cannot be stored.
         """
         if type(value) is not np.ndarray:
             raise InvalidLeafError(info.key_path, _no_plain_array(value))
@@ -58,7 +58,7 @@ class NumpyHandler:
         return LeafSpec(self.typestr, array.shape, name, array.dtype.itemsize, chunk_shape)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Plan copies in C order, each costing its bytes. An array without elements has none."""
+        """Plan copies in C order; each costs its bytes. An array without elements has no pieces."""
         array, spec = cast("npt.NDArray[Any]", leaf.value), leaf.spec
         dtype, itemsize = stored_as(spec.dtype), spec.itemsize
         for chunk, box in chunk_boxes(array.shape, spec.chunk_shape, max(1, piece_bytes // itemsize)):
@@ -67,7 +67,7 @@ class NumpyHandler:
             yield PiecePlan(chunk, box.first * itemsize, nbytes, nbytes, take)
 
     def signature(self, value: Any) -> object:
-        """Shape and dtype, which is all that `describe` looks at."""
+        """Shape and dtype, all that `describe` depends on."""
         if type(value) is not np.ndarray:
             return None
 
@@ -75,7 +75,7 @@ class NumpyHandler:
         return array.shape, array.dtype
 
     def buffer(self, leaf: StagedLeaf) -> Any:
-        """The array itself, if its memory is what is stored: C order, native bytes, not cast."""
+        """The array itself if its memory holds the stored bytes: C order, native byte order, no cast."""
         array = cast("npt.NDArray[Any]", leaf.value)
         plain = array.flags.c_contiguous and array.dtype.isnative
         return array if plain and dtype_name(array.dtype) == leaf.spec.dtype else None
@@ -83,7 +83,7 @@ class NumpyHandler:
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.
 
-        Of a stored jax.Array, the value is all of it on the host; of a typed PRNG key, its key data.
+        A stored jax.Array is restored whole on the host, and typed PRNG keys as their key data.
         """
         if has_like and isinstance(like, np.ndarray):
             array = cast("npt.NDArray[Any]", like)
@@ -97,12 +97,12 @@ class NumpyHandler:
         return Target((HostRegion.whole(stored.spec.shape, stored_dtype(stored)),))
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
-        """Accept what `target` does; the detail is the dtype."""
+        """Accept the same leaves as `target`; their detail is the dtype."""
         if likes is None:
             kinds: list[object] = list(map(id, specs))
             likes = [np.ndarray] * len(specs)
         else:
-            # What two plain arrays agree in, or else which object it is.
+            # Plain arrays are alike if shape and dtype are; anything else only if it is the same object.
             described = [
                 (like.shape, id(like.dtype)) if type(like) is np.ndarray else id(like) for like in likes
             ]
@@ -113,11 +113,11 @@ class NumpyHandler:
         return list(map(known.__getitem__, kinds))
 
     def build_pack(self, pack: FilledPack) -> Sequence[Any]:
-        """Return a writable array of its own for each leaf, of native byte order."""
+        """Return one writable array per leaf, in its own memory and in native byte order."""
         return [view.copy() for view in pack_views(pack)]
 
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
-        """Return the regions' own memory as writable, aligned arrays of native byte order."""
+        """Return the regions' own memory as writable, aligned arrays in native byte order."""
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 
 

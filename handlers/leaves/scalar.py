@@ -1,4 +1,4 @@
-"""Leaves that are single numbers: Python's and numpy's."""
+"""Leaves that are single numbers, of Python's or numpy's types."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _ALIASES: Final[tuple[type, ...]] = (np.longlong, np.ulonglong)
 class ScalarHandler:
     """Stores a number as a 0-d array: int64, float64, bool, complex128, or a numpy scalar's own dtype.
 
-    Without a target a number comes back as Python's; with one, as exactly the type asked for, which
-    must be of the stored kind: numbers are never rounded, and never change from int to float.
+    Without a target, a number is restored as a Python number. With a target, it gets exactly the target's
+    type, which must be of the stored kind: numbers are never rounded, and an int never becomes a float.
     """
 
     typestr: str = "scalar"
@@ -53,11 +53,11 @@ class ScalarHandler:
         return True
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say what would be stored of a number.
+        """Return the spec to store for a number.
 
         Raises:
-            InvalidLeafError: If it is an int beyond int64, a subclass of Python's numbers, or a numpy
-                scalar of a dtype that cannot be stored.
+            InvalidLeafError: If the value is an int that does not fit int64, an instance of a subclass of
+                Python's number types, or a numpy scalar whose dtype cannot be stored.
         """
         dtype = _dtype_of(value, info)
         if type(value) is int and not -(1 << 63) <= value < 1 << 63:
@@ -69,7 +69,7 @@ class ScalarHandler:
         return LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Plan one piece of a few bytes, which cost nothing worth counting."""
+        """Plan one piece of a few bytes, too few to count as a cost."""
         data = memoryview(self.buffer(leaf).tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
 
@@ -79,7 +79,7 @@ class ScalarHandler:
         return number if dtype_name(number.dtype) == leaf.spec.dtype else cast_to(number, leaf.spec.dtype)
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Accept a number, or a type of numbers, whose kind (numpy: whose dtype) is the stored one."""
+        """Accept a number or a number type of the stored kind; a numpy type must match the stored dtype."""
         wanted = type_of(like) if has_like else None
         name = "a number" if wanted is None else type_name(wanted)
         if stored.spec.shape is None:
@@ -95,7 +95,7 @@ class ScalarHandler:
         return Target((HostRegion((), dtype),), detail=wanted)
 
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
-        """Make each number, of the type asked for or else Python's."""
+        """Return the numbers, each of the target's type, or a Python number if there was no target."""
         return [_value(leaf) for leaf in leaves]
 
 
@@ -124,8 +124,8 @@ def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
     if kind is not None:
         return is_subtype(dtype, kind)
 
-    # A concrete numpy type is the dtype's own, an abstract one, such as np.floating, a base of it.
-    # C has two names for int64, and numpy two types.
+    # A concrete numpy type must be the dtype's scalar type, an abstract one such as np.floating a base of
+    # that. C has two names for a 64-bit int, so numpy has two types for int64.
     return issubclass(dtype.type, wanted) or (wanted in _ALIASES and dtype == np.dtype(wanted))
 
 

@@ -1,7 +1,7 @@
-"""Leaves that lie in another checkpoint: they are saved without ever becoming values.
+"""Leaves of another checkpoint, saved again without being restored first.
 
-A conversion is a save of a tree of these. Nothing of it touches a device, and no more than a piece of
-an array is on the host at a time.
+A conversion saves a tree of these. It uses no device, and holds no more than one piece of an array in
+host memory at a time.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from penstock.kernel.protocols.written import PiecePlan
 
 @final
 class SourceFiles:
-    """The files of a checkpoint that is being read, of which few are open at a time.
+    """The files of a checkpoint that is being read; only the last few used are kept open.
 
-    A checkpoint may have more files than a process may open, and opening one costs more than reading
-    a small leaf. Thread-safe; one read at a time.
+    A checkpoint may have more files than a process may open, and opening a file costs more than reading
+    a small leaf. Thread-safe; reads run one at a time.
 
     Args:
-        store: Where they lie.
-        most: Files that may be open.
+        store: The store that holds the files.
+        most: How many files may be open at once.
     """
 
     __slots__ = ("_lock", "_most", "_open", "_store")
@@ -55,10 +55,10 @@ class SourceFiles:
         self._store = store
         self._most = most
         self._lock = Lock()
-        self._open: dict[str, ReadableFile] = {}  # the one used last at the end
+        self._open: dict[str, ReadableFile] = {}  # the most recently used one is last
 
     def read_at(self, path: str, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from the file at `path`; see `ReadableFile.read_at` for what it raises."""
+        """Fill the buffer from the file at `path`. Raises the same errors as `ReadableFile.read_at`."""
         with self._lock:
             file = self._open.pop(path, None) or self._store.open_data_file(path)
             self._open[path] = file
@@ -68,7 +68,7 @@ class SourceFiles:
             file.read_at(offset, [buffer])
 
     def close(self) -> None:
-        """Close them all. Idempotent."""
+        """Close all open files. Idempotent."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
@@ -77,7 +77,7 @@ class SourceFiles:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredValue:
-    """A leaf with array bytes, where it lies."""
+    """A leaf with array bytes, and the checkpoint and files that hold it."""
 
     files: SourceFiles
     checkpoint: StoredCheckpoint
@@ -87,19 +87,19 @@ class StoredValue:
 @final
 @dataclass(frozen=True, slots=True)
 class StoredValueHandler:
-    """Saves a leaf of one checkpoint into another one; restores nothing.
+    """Saves a leaf of one checkpoint into another one. Cannot restore.
 
-    What was recorded of it (its kind, sharding, PRNG implementation) is recorded again, and its chunks
-    stay as they are where they divide the array evenly. Bytes whose checksum is known are checked.
+    The leaf's recorded kind, sharding and PRNG implementation are recorded again. Its chunk shape is kept
+    if it divides the array evenly. Bytes with a recorded checksum are verified.
     """
 
     typestr: str = "stored value"
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say what is stored of a `StoredValue`, and so will be again.
+        """Return the spec to store for a `StoredValue`: its own, but with one whole chunk for uneven chunks.
 
         Raises:
-            InvalidLeafError: If it is a third party's, whose files only its own handler knows.
+            InvalidLeafError: If the leaf belongs to a third-party handler, which alone can read its files.
         """
         assert isinstance(value, StoredValue)
         spec = value.stored.spec
@@ -121,7 +121,7 @@ class StoredValueHandler:
         return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
 
     def buffer(self, leaf: StagedLeaf) -> Any:
-        """Read a leaf that is one range of a file; None of any other."""
+        """Read a leaf that is one range of a file; None for any other leaf."""
         value = leaf.value
         assert isinstance(value, StoredValue)
         bounds = tuple([(0, size) for size in leaf.spec.shape or ()])
@@ -129,7 +129,7 @@ class StoredValueHandler:
         return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
-        """Plan the reads of each chunk. What lies in a file as it is, is a piece for every read of it."""
+        """Plan the pieces of each chunk: one per read if its bytes are ranges of files, else slabs."""
         value, spec = leaf.value, leaf.spec
         assert isinstance(value, StoredValue)
         if not spec.nbytes:
@@ -159,7 +159,7 @@ def _reads(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_bytes:
 
 
 def _tiling(reads: Iterable[Read], nbytes: int) -> list[DirectRead] | None:
-    """Return reads that are ranges of files, follow each other and fill a chunk; None if they do not."""
+    """Return the reads if they are file ranges that fill a chunk without gaps, in order; else None."""
     tiling: list[DirectRead] = []
     end = 0
     for read in reads:
@@ -175,9 +175,10 @@ def _tiling(reads: Iterable[Read], nbytes: int) -> list[DirectRead] | None:
 def _slabs(
     value: StoredValue, chunk: tuple[int, ...], bounds: tuple[tuple[int, int], ...], piece_bytes: int
 ) -> Iterator[PiecePlan]:
-    """Cut a chunk along its first axis, where the stored chunks are cut, so that each is read once.
+    """Cut a chunk along its first axis, at the stored chunks' edges, so that each of those is read once.
 
-    What a codec made indivisible is one piece, however large; the budget admits it alone.
+    A piece holds at least one row of stored chunks, because encoded chunks cannot be cut. It may therefore
+    exceed `piece_bytes`; a piece larger than the whole budget is admitted alone.
     """
     dtype = stored_dtype(value.stored)
     stored = value.stored.spec.chunk_shape
@@ -226,7 +227,7 @@ async def _perform(read: DriverRead) -> None:
 
 
 def _fill(value: StoredValue, read: DirectRead | ScatterRead, buffer: memoryview) -> None:
-    """Perform one read, and check what was read if that can be done."""
+    """Perform one read, and verify its checksum if one is recorded."""
     if not read.nbytes:
         return
 

@@ -21,16 +21,16 @@ from penstock.kernel.protocols.written import PiecePlan
 @final
 @dataclass(frozen=True, slots=True)
 class StringHandler:
-    """Stores a `str` in a document of the layout: it has no pieces and needs no regions."""
+    """Stores a `str` in one of the layout's documents, without pieces or regions."""
 
     typestr: str = "string"
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say what would be stored of a `str` or `np.str_`.
+        """Return the spec to store for a `str` or `np.str_`.
 
         Raises:
-            InvalidLeafError: If it is another subclass of `str`, which could not be given back, or
-                has surrogates, which no UTF-8 document can hold.
+            InvalidLeafError: If the value is of another subclass of `str`, whose type would be lost, or
+                contains surrogates, which UTF-8 cannot encode.
         """
         if type(value) is not str and type(value) is not np.str_:
             raise InvalidLeafError(
@@ -54,14 +54,14 @@ class StringHandler:
         return iter(())
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Accept a target that is a string or the type `str`; its own text does not matter."""
+        """Accept a string target, or its type, for a stored string; the target's text does not matter."""
         if stored.spec.text is None:
             return different("type", stored, "string")
 
         return Target(detail=np.str_ if has_like and type_of(like) is np.str_ else str)
 
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
-        """Return the texts, each as `str`, or as `np.str_` where the target was one."""
+        """Return the strings, each as `np.str_` if the target asks for that, else as `str`."""
         texts = (leaf.stored.spec.text for leaf in leaves)
         return [
             np.str_(text) if leaf.target.detail is np.str_ else text

@@ -1,4 +1,4 @@
-"""Encode the B+tree nodes of an OCDBT index.
+"""Encodes the B+tree nodes of an OCDBT index.
 
 Source:
     TensorStore's OCDBT page, section "B+tree node format".
@@ -30,33 +30,33 @@ from penstock.handlers.ocdbt.wire_format import (
 )
 from penstock.kernel.errors import SpecError
 
-# The most that the varints of one entry take, when every one of them is as long as its field allows.
+# The most bytes that the varints of one entry take, if each is as long as its field allows.
 _LEAF_ENTRY_BYTES = 3 + 3 + 9 + 1 + 5 + 9
 _INTERIOR_ENTRY_BYTES = 3 + 3 + 3 + 6 * 9
-_NODE_BYTES = ENVELOPE_BYTES + 1 + 3  # with height and number of entries
-_TABLE_BYTES = 40  # of a table of one data file with a name of the usual length
+_NODE_BYTES = ENVELOPE_BYTES + 1 + 3  # the height and the number of entries
+_TABLE_BYTES = 40  # a table of one data file with a name of the usual length
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """An encoded node, as its parent refers to it."""
+    """What a parent records about an encoded node."""
 
     first_key: bytes
     last_key: bytes
     offset: int  #: in the node file
     nbytes: int
     n_keys: int  #: in the leaves below
-    tree_bytes: int  #: of this node and all below
-    indirect_bytes: int  #: of the values in data files, below
+    tree_bytes: int  #: bytes of this node and all nodes below
+    indirect_bytes: int  #: bytes of the values below that lie in data files
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where values lie, in columns: value `i` in `files[file_ids[i]]`, from byte `offsets[i]` on."""
+    """Where values lie, in columns: value `i` is in `files[file_ids[i]]` at byte `offsets[i]`."""
 
-    files: Sequence[str]  #: each once, relative to the database's directory
+    files: Sequence[str]  #: distinct paths, relative to the database's directory
     file_ids: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
 
@@ -64,36 +64,36 @@ class Places:
 @final
 @dataclass(frozen=True, slots=True)
 class EncodedTree:
-    """The nodes of a tree, encoded."""
+    """The encoded nodes of a tree."""
 
     nodes: Sequence[bytes]  #: leaves first, root last
     root: NodeSummary
-    height: int  #: of the root
+    height: int  #: height of the root
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _LeafPlan:
-    """All of a leaf but where its values lie."""
+    """A leaf, except for the places of its values."""
 
     first_key: bytes
     last_key: bytes
     n_keys: int
-    keys: bytes  #: the columns from the number of entries to the kinds of values, encoded
+    keys: bytes  #: the encoded columns from the number of entries to the kinds of values
     inline: bytes  #: the inline values
-    placed: npt.NDArray[np.int64]  #: which of the values in data files are this leaf's, by ascending key
+    placed: npt.NDArray[np.int64]  #: indices into the `Places` of this leaf's values, by ascending key
     indirect_bytes: int
 
 
 @final
 class TreePlan:
-    """The tree of some keys, as far as it does not depend on where the values lie.
+    """The part of a tree that does not depend on where its values lie.
 
     Args:
-        keys: In ascending order, at least one.
+        keys: At least one key, in ascending order.
         inline: The value of each key, or None if it lies in a data file.
-        lengths: Bytes of the value of each key.
-        slots: Of each key whose value lies in a data file, in order: which of the `Places` is its.
+        lengths: The length of each key's value, in bytes.
+        slots: For each key whose value lies in a data file, in order: its index into the `Places`.
         max_node_bytes: See `encode_index`.
     """
 
@@ -129,12 +129,12 @@ class TreePlan:
         """Encode every node.
 
         Args:
-            places: Where the values lie that are not inline.
+            places: Where the values that are not inline lie.
             node_file: The data file that will hold the nodes.
-            node_offset: Where in it the first of them will lie.
+            node_offset: Offset of the first node in that file.
 
         Raises:
-            SpecError: If a value does not lie within a file, or a file's path is no plain relative one.
+            SpecError: If a value's range is impossible, or a file's path is not a plain relative one.
         """
         _check_places(places, self._lengths)
         encoder = _Encoder(node_file, node_offset, self._max_node_bytes)
@@ -153,7 +153,7 @@ def _plan_leaf(
     placed: npt.NDArray[np.int64],
     inherited: int,
 ) -> _LeafPlan:
-    """Encode what is known of one leaf, leaving out the first `inherited` bytes of every key."""
+    """Encode the known columns of one leaf, leaving out the first `inherited` bytes of every key."""
     values = [value for value in inline if value is not None]
     longest = max(map(len, values), default=0)
     if longest > MAX_INLINE_BYTES:
@@ -177,7 +177,7 @@ class _Encoder:
 
     def __init__(self, node_file: str, node_offset: int, max_node_bytes: int) -> None:
         self.nodes: list[bytes] = []
-        self.height = 0  #: of the level encoded last
+        self.height = 0  #: height of the level encoded last
         self._table = encode_files([node_file])
         self._next_offset = node_offset
         self._max_node_bytes = max_node_bytes
@@ -205,8 +205,8 @@ class _Encoder:
         costs = [
             _INTERIOR_ENTRY_BYTES + len(key) - common for key, common in zip(keys, [0, *shared], strict=True)
         ]
-        # With two children at least, every level is shorter than the one below, however small a node
-        # is to be.
+        # With at least two children per node, each level has fewer nodes than the one below, however small
+        # the nodes should be.
         cuts = _cuts(costs, self._max_node_bytes, at_least=2)
         if len(cuts) == 1:
             return [self._interior(children, shared, inherited=0)]
@@ -233,7 +233,7 @@ class _Encoder:
             suffix_lengths,
             varints([common_prefix(child.first_key, child.last_key) - inherited for child in children]),
             suffixes,
-            bytes(len(children)),  # the one file of the table
+            bytes(len(children)),  # file id 0: the table has only one file
             varints([child.offset for child in children]),
             varints([child.nbytes for child in children]),
             varints(n_keys),
@@ -254,7 +254,7 @@ class _Encoder:
 
 
 def _cuts(costs: list[int], max_node_bytes: int, at_least: int) -> list[tuple[int, int]]:
-    """Divide a level into nodes of the size aimed at, as ranges of its entries."""
+    """Divide the entries of a level into nodes of about the target size; return (start, stop) ranges."""
     starts = [0]
     empty = _NODE_BYTES + _TABLE_BYTES
     total = empty
@@ -269,10 +269,10 @@ def _cuts(costs: list[int], max_node_bytes: int, at_least: int) -> list[tuple[in
 
 
 def _check_places(places: Places, lengths: npt.NDArray[np.int64]) -> None:
-    """Refuse values that no OCDBT database can hold."""
+    """Raise `SpecError` for a value whose range no OCDBT database can store."""
     offsets: npt.NDArray[Any] = places.offsets
     bad = np.flatnonzero((offsets < 0) | (lengths < 0) | (offsets > MAX_OFFSET - lengths))
     if bad.size:
         at = int(bad[0])
         file = places.files[int(places.file_ids[at])]
-        raise SpecError(f"{lengths[at]} bytes at {offsets[at]} are no range of {file!r}")
+        raise SpecError(f"{lengths[at]} bytes at {offsets[at]} are not a possible range of {file!r}")

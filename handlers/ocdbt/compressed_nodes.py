@@ -1,6 +1,6 @@
-"""Decode zstd-compressed OCDBT manifests and nodes, with TensorStore's help.
+"""Decodes zstd-compressed OCDBT manifests and nodes with TensorStore.
 
-TensorStore has no decompressor to call, but it prints the decoded form of what lies in a database.
+TensorStore exposes no decompressor, but it can dump the decoded manifest and nodes of a database.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from penstock.kernel.protocols.stores import Store
 
 @final
 class DumpedDatabase:
-    """Read manifests and nodes of one database as `tensorstore.ocdbt.dump` shows them.
+    """Reads the manifests and nodes of one database with `tensorstore.ocdbt.dump`.
 
-    Every method blocks, and raises `CorruptCheckpointError` for what TensorStore cannot decode.
+    Every method blocks, and raises `CorruptCheckpointError` if TensorStore cannot decode the bytes.
 
     Raises:
         UnsupportedByStoreError: If TensorStore cannot read the store.
@@ -39,7 +39,7 @@ class DumpedDatabase:
         self._spec = store.kvstore_spec(directory)
 
     def manifest(self, origin: Origin) -> Manifest:
-        """Read the newest manifest; of numbered ones TensorStore finds it by itself."""
+        """Read the newest manifest. TensorStore itself finds the newest of numbered ones."""
         versions = self._dump(origin, None).get("versions")
         if not versions:
             raise origin.corrupt("a manifest without versions")
@@ -94,10 +94,10 @@ def _reference(origin: Origin, entry: dict[str, Any], height: int) -> NodeRefere
 
 
 def _location(origin: Origin, location: str) -> tuple[DataFile, int, int]:
-    """Parse `kind:base:path:offset:length`, in which base and path are percent-encoded."""
+    """Parse `kind:base:path:offset:length`, where base and path are percent-encoded."""
     _, base, relative, offset, length = location.split(":")
     try:
-        # Unlike in the encoded form, the base is the whole of it here, transitive part included.
+        # Unlike in the encoded form, the base is complete here: it includes the transitive part.
         base, relative = unquote(base, errors="strict"), unquote(relative, errors="strict")
     except UnicodeDecodeError as error:
         raise origin.corrupt(f"data file path of {location!r} is not UTF-8") from error

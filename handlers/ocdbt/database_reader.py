@@ -1,4 +1,4 @@
-"""Read an OCDBT index: every key of the newest version, and where its value lies."""
+"""Reads an OCDBT index: every key of the newest version, and where its value lies."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
 
 _MANIFEST: Final = "manifest.ocdbt"
 _NUMBERED_MANIFEST: Final = re.compile(r"manifest\.[0-9a-f]{16}")
-# The errors of a file whose name is wrong, rather than of the medium.
+# The errors of a wrong file name, as opposed to a failing medium.
 _NO_SUCH_FILE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def read_index(store: Store, directory: str, known: RememberedKeys | None = None) -> Index:
     """Read all keys of the newest version of an OCDBT database, and where their values lie.
 
-    Blocks the calling thread. What penstock writes is uncompressed and decoded here; TensorStore is
-    imported only for a database that it compressed.
+    Blocks the calling thread. Uncompressed databases, such as penstock writes, are decoded here; TensorStore
+    is imported only for compressed ones.
 
     Args:
-        store: Where the database lies.
+        store: The store that holds the database.
         directory: The database's directory, which holds `manifest.ocdbt`.
-        known: Keys that were decoded before; those decoded now are added.
+        known: Keys that were decoded before; newly decoded keys are added.
 
     Returns:
-        Keys in ascending order. Paths of data files are relative to `directory`, also for values
-        that a merge left in the database of another process. Whether the data files are there and
-        long enough is checked only for the nodes of the index itself.
+        Keys in ascending order. Paths of data files are relative to `directory`, even for values that a
+        merge left in another process's database. Only the files of index nodes are checked for existence
+        and length, not those of values.
 
     Raises:
         NotACheckpointError: If there is no `manifest.ocdbt`.
         TruncatedDataError: If the manifest, or the file of a node, is too short.
-        ChecksumError: If a manifest or node differs from what was written.
-        UnsupportedFormatError: If the format is newer than what is known here.
-        CorruptCheckpointError: If anything else is wrong with them.
+        ChecksumError: If a manifest or node does not match its checksum.
+        UnsupportedFormatError: If the format is newer than this version of penstock supports.
+        CorruptCheckpointError: If a manifest or node is malformed in any other way.
         UnsupportedByStoreError: If the index is compressed, and TensorStore cannot read the store.
         StorageError: If the medium fails.
 
@@ -105,7 +105,7 @@ def _read_index(database: _Database, known: RememberedKeys) -> Index:
 
 @final
 class _Database:
-    """The files of one database. Those that are read in parts are opened once, and closed by `files`."""
+    """The files of one database. A file that is read in parts is opened once; `files` closes it."""
 
     def __init__(self, store: Store, directory: str, known: RememberedKeys, files: ExitStack) -> None:
         self._store = store
@@ -145,7 +145,7 @@ class _Database:
         return self._dump().manifest(origin), origin
 
     def node(self, reference: NodeReference) -> tuple[Node, Origin]:
-        """Read a B+tree node and check that it is of the height that its parent says."""
+        """Read a B+tree node, and check that its height is the one its parent records."""
         path = os.path.join(self._directory, reference.file.path)
         origin = Origin(path, f"B+tree node at byte {reference.offset}")
         if reference.length < ENVELOPE_BYTES:
@@ -157,7 +157,7 @@ class _Database:
         else:
             node = self._dump().node(origin, reference)
 
-        # Heights that fall by one at each step also rule out cycles.
+        # Heights that decrease by one at each level also rule out cycles.
         if node.height != reference.height:
             raise origin.corrupt(f"height {node.height}, but its parent says {reference.height}")
 
@@ -165,7 +165,7 @@ class _Database:
 
     def _dump(self) -> DumpedDatabase:
         if self._dumped is None:
-            # Here, because it imports tensorstore, which what penstock wrote never needs.
+            # Imported here because it imports tensorstore, which a database written by penstock never needs.
             from penstock.handlers.ocdbt.compressed_nodes import DumpedDatabase
 
             self._dumped = DumpedDatabase(self._store, self._directory)
@@ -182,7 +182,7 @@ class _Database:
         path, end = origin.path, reference.offset + reference.length
         try:
             file, size = self._opened(origin)
-            # Asking first keeps a corrupt length from being allocated.
+            # Checked first, so that a corrupt length is never allocated.
             if end > size:
                 raise TruncatedDataError(path, end, size)
 

@@ -1,4 +1,4 @@
-"""Encode an OCDBT index: the B+tree nodes of one version, and the manifest that points to their root."""
+"""Encodes an OCDBT index: the B+tree nodes of one version, and the manifest that points to their root."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ _SINGLE_MANIFEST = 0
 _VERSION_TREE_ARITY_LOG2 = 4
 _GENERATION = 1
 _RUN = 8192  # keys sorted at once
-_NO_FILE = bytes((1, 0, 0))  # a data file table of one file, whose name is empty
+_NO_FILE = bytes((1, 0, 0))  # a data file table with one file, whose name is empty
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class EncodedIndex:
-    """An index, ready to be written."""
+    """An encoded index, ready to be written."""
 
-    nodes: bytes  #: to be written into the node file at the offset given; empty if there are no keys
+    nodes: bytes  #: to be written to the node file at the given offset; empty if there are no keys
     manifest: bytes  #: the whole content of `manifest.ocdbt`
 
 
 @final
 class IndexPlan:
-    """An uncompressed single-version OCDBT index, as far as it does not depend on where values lie.
+    """The part of an uncompressed single-version OCDBT index that does not depend on where values lie.
 
-    Most of the work is done here, once for all checkpoints of one tree.
+    Most of the encoding is done here, once for all checkpoints of one tree.
 
     Args:
-        keys: In any order; nearly sorted is fastest.
+        keys: In any order; nearly sorted keys are fastest.
         inline: The value of each key, or None if it lies in a data file.
-        lengths: Bytes of the value of each key.
-        max_node_bytes: Size of a node aimed at. One may exceed it by its table of data files, by a
-            single large entry, or in that an interior node has at least two children.
+        lengths: The length of each key's value, in bytes.
+        max_node_bytes: Target size of a node. A node may exceed it because of its table of data files,
+            because of a single large entry, or because an interior node has at least two children.
 
     Raises:
-        SpecError: If a key is given twice or is longer than 65535 bytes, or an inline value is longer
-            than `MAX_INLINE_BYTES`.
+        SpecError: If a key is given twice or is longer than 65535 bytes, if an inline value is longer than
+            `MAX_INLINE_BYTES`, or if `max_node_bytes` is not a positive 32-bit number.
     """
 
     __slots__ = ("_max_node_bytes", "_tree")
@@ -84,7 +84,7 @@ class IndexPlan:
             return
 
         values = [inline[row] for row in rows]
-        # The n-th of the keys whose value lies in a data file has the n-th of the places.
+        # Among the keys as given, the n-th whose value lies in a data file has the n-th place.
         slots = np.cumsum([value is None for value in inline]) - 1
         placed = [row for row, value in zip(rows, values, strict=True) if value is None]
         self._tree = TreePlan(
@@ -101,9 +101,9 @@ class IndexPlan:
         """Encode the index. The nodes and every data file must be durable before the manifest is written.
 
         Args:
-            places: Of the keys whose values are not inline, in the order in which they were given.
+            places: Where the values that are not inline lie, in the order in which their keys were given.
             node_file: The data file that will hold the nodes, relative to the database's directory.
-            node_offset: Where in it the first byte of `nodes` will lie.
+            node_offset: Offset of the first byte of `nodes` in that file.
             uuid: 16 bytes that identify the database.
             commit_time_ns: Nanoseconds since the epoch.
 
@@ -111,11 +111,11 @@ class IndexPlan:
             The nodes, leaves first and root last, and the manifest: one version, generation 1.
 
         Raises:
-            SpecError: If a path, range or uuid is not what the format allows.
+            SpecError: If the format does not allow a path, range, offset, uuid or commit time.
 
         Source:
             TensorStore's OCDBT page, sections "Manifest format", "Data file table format" and "B+tree
-            node format". Every base path is left empty: it only matters for nodes that lie in a
+            node format". Every base path is left empty, because base paths only matter for nodes in a
             database below this one.
         """
         _check_options(node_offset, uuid, commit_time_ns)
@@ -146,13 +146,13 @@ def encode_index(
     commit_time_ns: int,
     max_node_bytes: int = DEFAULT_MAX_NODE_BYTES,
 ) -> EncodedIndex:
-    """Encode keys and values as an index, in one step; see `IndexPlan`."""
+    """Encode keys and values as an index in one step; see `IndexPlan` and `IndexPlan.encode`."""
     rows = list(entries)
     references = [value for _, value in rows if isinstance(value, Indirect)]
     for reference in references:
         offset, length = reference.offset, reference.length
         if offset < 0 or length < 0 or offset + length > MAX_OFFSET:
-            raise SpecError(f"{length} bytes at {offset} are no range of {reference.file!r}")
+            raise SpecError(f"{length} bytes at {offset} are not a possible range of {reference.file!r}")
 
     files = list(dict.fromkeys(reference.file for reference in references))
     ids = {file: at for at, file in enumerate(files)}
@@ -173,10 +173,10 @@ def encode_index(
 
 
 def _ascending(keys: Sequence[bytes]) -> list[int]:
-    """Sort by key, in steps that each release the interpreter lock soon; return the rows in order.
+    """Return the row numbers in key order, sorted in steps that each hold the interpreter lock briefly.
 
-    Sorting 200,000 shuffled keys at once would stall the event loop for 0.2 s; the last merge of two
-    runs takes a tenth of that.
+    Sorting 200,000 shuffled keys at once would block the event loop for 0.2 s; the longest step, the last
+    merge of two runs, takes a tenth of that.
     """
     by_key = keys.__getitem__
     runs: list[list[int]] = [
@@ -200,12 +200,12 @@ def _check_options(node_offset: int, uuid: bytes, commit_time_ns: int) -> None:
         raise SpecError(f"uuid has {len(uuid)} bytes, not 16")
     if not 0 <= commit_time_ns < 1 << 64:
         raise SpecError(f"commit_time_ns {commit_time_ns} is not an unsigned 64-bit number")
-    if not 0 <= node_offset <= MAX_OFFSET // 2:  # where the nodes end is then within the limit, too
+    if not 0 <= node_offset <= MAX_OFFSET // 2:  # the end of the nodes is then within the limit, too
         raise SpecError(f"node_offset {node_offset} is not within a file")
 
 
 def _check_keys(keys: list[bytes]) -> None:
-    """Refuse keys, in ascending order, that no OCDBT database can hold."""
+    """Raise `SpecError` for keys that no OCDBT database can hold. They must be in ascending order."""
     if any(map(eq, keys, keys[1:])):
         twice = next(a for a, b in pairwise(keys) if a == b)
         raise SpecError(f"key {twice!r} is given twice")

@@ -1,7 +1,7 @@
 """The keys of a database and where their values lie, in columns.
 
-A tree of 100,000 leaves has 200,000 keys: an object for each costs more than reading it, and the
-garbage collector more than both.
+A tree of 100,000 leaves has 200,000 keys. One object per key would take longer to make than the index takes
+to read, and the garbage collector would take longer than both.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Values:
     """Where the values of some keys lie, in the order of the keys."""
 
     files: list[str]  #: data files, relative to the database's directory
-    inline: bytes  #: the values that lie in the index itself, one after the other
-    ids: Column  #: which of `files`, or -1 for a value in `inline`
-    offsets: Column  #: from the start of the file, or of `inline`; bytes
+    inline: bytes  #: the values that are stored in the index itself, concatenated
+    ids: Column  #: index into `files`, or -1 for a value in `inline`
+    offsets: Column  #: bytes from the start of the file, or of `inline`
     lengths: Column  #: bytes
 
     @classmethod
     def of(cls, values: Iterable[Value]) -> Values:
-        """Put values into columns."""
+        """Make columns from single values."""
         files: dict[str, int] = {}
         inline = bytearray()
         rows: list[tuple[int, int, int]] = []
@@ -56,7 +56,7 @@ class Index(Mapping[bytes, Value]):
 
     Args:
         table: The keys.
-        parts: Their values: those of the first keys, of the next, and so on.
+        parts: Their values, in the order of the keys; each part covers the next few keys.
     """
 
     __slots__ = ("_inline", "_keys", "files", "ids", "lengths", "offsets", "rows")
@@ -74,16 +74,16 @@ class Index(Mapping[bytes, Value]):
             at += len(part.inline)
 
         self._keys = table.keys
-        self.rows = table.rows  #: which row is a key's
+        self.rows = table.rows  #: the row of each key
         self.files = list(files)  #: data files, relative to the database's directory
-        self.ids = _joined([ids for ids, _, _ in columns])  #: which of `files`; -1 in the index itself
+        self.ids = _joined([ids for ids, _, _ in columns])  #: index into `files`; -1 if inline
         self.offsets = _joined([offsets for _, offsets, _ in columns])
         self.lengths = _joined([lengths for _, _, lengths in columns])
         self._inline = b"".join(inline)
 
     @classmethod
     def of(cls, values: Mapping[bytes, Value]) -> Index:
-        """Make the index of a few keys at hand."""
+        """Make an index from a mapping of a few keys."""
         ordered = sorted(values)
         return cls(KeyTable.of(ordered), [Values.of([values[key] for key in ordered])])
 
@@ -97,7 +97,7 @@ class Index(Mapping[bytes, Value]):
         return len(self._keys)
 
     def value(self, row: int) -> Value:
-        """The value of one row."""
+        """Return the value of one row."""
         file, offset, length = int(self.ids[row]), int(self.offsets[row]), int(self.lengths[row])
         if file < 0:
             return Inline(self._inline[offset : offset + length])
@@ -105,7 +105,7 @@ class Index(Mapping[bytes, Value]):
         return Indirect(self.files[file], offset, length)
 
     def inline_values(self, rows: list[int]) -> list[bytes | None]:
-        """The values of many rows; None for one that is not in the index itself."""
+        """Return the inline values of many rows; None for a value in a data file."""
         ids, offsets = self.ids[rows], self.offsets[rows]
         ends = offsets + self.lengths[rows]
         inline = self._inline
@@ -115,15 +115,15 @@ class Index(Mapping[bytes, Value]):
         ]
 
     def what_it_says(self) -> Hashable:
-        """Return what is equal for two indices of the same keys, with the same values in the index itself.
+        """Return a value that is equal for two indices with the same keys and the same inline values.
 
-        Keys are the same if their table is the same object. Where values lie in data files does not count.
+        Keys are the same if their table is the same object. Places in data files are not compared.
         """
         inline = self.ids < 0
         return ByIdentity(self.rows), self._inline, inline.tobytes(), self.lengths[inline].tobytes()
 
     def needed(self) -> dict[str, int]:
-        """How long each data file must be, in bytes."""
+        """Return the least length of each data file, in bytes."""
         ends = self.offsets + self.lengths
         return {file: int(ends[self.ids == number].max(initial=0)) for number, file in enumerate(self.files)}
 

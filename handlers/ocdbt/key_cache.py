@@ -1,4 +1,4 @@
-"""A cache of decoded keys: the databases of one run have the same keys, and other values."""
+"""A cache of decoded keys: the databases of one run have the same keys and different values."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Final, TypeAlias, final
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 
 Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes]
-"""Keys as they are stored: lengths of prefixes, lengths of suffixes, suffixes."""
+"""Keys in their stored form: lengths of prefixes, lengths of suffixes, concatenated suffixes."""
 
-_BYTES_OF_A_KEY: Final = 100  # with its row, beside its text
+_BYTES_OF_A_KEY: Final = 100  # overhead of a key and its row, without the key's text
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyTable:
-    """The keys of a database, in ascending order. Nobody may change it."""
+    """The keys of a database, in ascending order. It is shared, so it must not be changed."""
 
     keys: list[bytes]
-    rows: Mapping[bytes, int]  #: which place a key has in `keys`
+    rows: Mapping[bytes, int]  #: position of each key in `keys`
 
     @classmethod
     def of(cls, keys: list[bytes]) -> KeyTable:
-        """Number the keys."""
+        """Make the table of some keys, which must be in ascending order."""
         return cls(keys, dict(zip(keys, range(len(keys)), strict=True)))
 
 
@@ -35,18 +35,19 @@ class KeyTable:
 class RememberedKeys:
     """Remembers the keys of the last few nodes and databases. Thread-safe.
 
-    A node is recognised by all bytes of its keys. Equal keys are one object.
+    A node is recognised by all bytes of its stored keys. Nodes with equal keys share one list, and databases
+    with the same lists share one table.
     """
 
     _nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
     _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=lambda: BoundedCache(2), init=False)
 
     def keys(self, stored: Columns, decode: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the keys of a node, decoded now or before."""
+        """Return the keys of a node; `decode` is called only if they are not cached."""
         return self._nodes.get_or_make(stored, decode, _nbytes)
 
     def table(self, nodes: list[list[bytes]]) -> KeyTable:
-        """Return the table of all keys, given those of each node."""
+        """Return the table of a database, given the keys of each of its nodes in order."""
 
         def make() -> KeyTable:
             return KeyTable.of([key for keys in nodes for key in keys])

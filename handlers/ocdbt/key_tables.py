@@ -1,4 +1,4 @@
-"""The two prefix-compressed tables of OCDBT, both ways: sorted keys, and the data files of a node.
+"""Encodes and decodes OCDBT's two prefix-compressed tables: sorted keys, and the data files of a node.
 
 Source:
     TensorStore's OCDBT page, sections "Data file table format" and "B+tree node format".
@@ -35,9 +35,9 @@ from penstock.kernel.errors import SpecError
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """Count the leading bytes in which two keys agree."""
-    # The lowest bit that differs lies in the first byte that differs: two conversions and an xor
-    # cost a tenth of comparing byte by byte.
+    """Return how many leading bytes two keys share."""
+    # The lowest differing bit is in the first differing byte. Two conversions and an xor cost a tenth of
+    # comparing byte by byte.
     difference = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
     shorter = min(len(a), len(b))
     if not difference:
@@ -47,7 +47,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 
 def shared_prefixes(keys: Iterable[bytes]) -> list[int]:
-    """Count, for every key but the first, the leading bytes it shares with the one before."""
+    """Return, for every key but the first, how many leading bytes it shares with the previous one."""
     return [common_prefix(a, b) for a, b in pairwise(keys)]
 
 
@@ -55,9 +55,9 @@ def encode_keys(keys: list[bytes], shared: Sequence[int], inherited: int) -> tup
     """Encode the keys of a node as lengths of prefixes, lengths of suffixes, and suffixes.
 
     Args:
-        keys: In ascending order, at least one.
+        keys: At least one key, in ascending order.
         shared: Their `shared_prefixes`.
-        inherited: Leading bytes to leave out, common to all of them and given by the parent node.
+        inherited: How many leading bytes to leave out; all keys share them, and the parent node holds them.
     """
     suffixes = [key[start:] for key, start in zip(keys, [inherited, *shared], strict=True)]
     return (
@@ -73,14 +73,14 @@ def decode_keys(
     """Read `count` keys, relative to their node.
 
     Args:
-        cursor: Where they begin.
-        count: At least one.
-        interior: Whether the node is no leaf.
-        known: Keys of other nodes; of a leaf that has the same, its list is returned.
+        cursor: At the first byte of the keys.
+        count: Number of keys, at least one.
+        interior: Whether the node is an interior node, not a leaf.
+        known: Cached keys of other nodes; if one has the same keys, its list is returned.
 
     Returns:
-        The keys, and for an interior node how many leading bytes of each are common to all keys of
-        the child; nothing for a leaf.
+        The keys. For an interior node also how many leading bytes of each key are shared by all keys of the
+        child; for a leaf an empty sequence.
 
     Raises:
         CorruptCheckpointError: If a length is impossible, or the keys are not in ascending order.
@@ -90,7 +90,7 @@ def decode_keys(
     inherited = cursor.varints(count) if interior else ()
     lengths = list(map(add, (0, *shared), suffixes))
     if any(map(gt, shared, lengths)):
-        raise cursor.origin.corrupt("a key shares more bytes with the key before than that has")
+        raise cursor.origin.corrupt("a key shares more bytes with the previous key than that key has")
     if max(lengths) > MAX_KEY_BYTES:
         raise cursor.origin.corrupt(f"a key of {max(lengths)} bytes")
     if any(map(gt, inherited, lengths)):
@@ -121,16 +121,16 @@ def _keys(shared: Sequence[int], suffixes: Sequence[int], encoded: bytes) -> Ite
 @final
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One row of a data file table; empty where there is nothing to refer to."""
+    """One row of a data file table. Both paths are empty in a database without keys."""
 
-    base: str  #: what the paths within a node that lies in this file start with
+    base: str  #: prefix of all paths in the nodes that this file holds
     path: str  #: relative to the database's directory
 
 
 def encode_files(paths: Sequence[str]) -> bytes:
     """Encode a data file table.
 
-    Every base path is left empty: it only matters for nodes of a database below this one.
+    Every base path is left empty, because base paths only matter for nodes in a database below this one.
 
     Raises:
         SpecError: If a path is not a plain relative one, or is too long.
@@ -156,8 +156,8 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
     """Read a data file table.
 
     Args:
-        cursor: Where it starts.
-        transitive: The base path of the file that the table lies in, as the parent node gave it.
+        cursor: At the first byte of the table.
+        transitive: The base path of the file that holds the table, as recorded by the parent node.
 
     Raises:
         CorruptCheckpointError: If a length is impossible, or a path is not a plain relative one.
@@ -174,7 +174,7 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
         if prefix > len(path) or base > length or length > MAX_PATH_BYTES:
             raise cursor.origin.corrupt("impossible lengths in the table of data files")
         if prefix > min(base, base_before) and base != base_before:
-            raise cursor.origin.corrupt("a data file shares part of another's name and not its base")
+            raise cursor.origin.corrupt("a data file shares part of another's name but not its base")
 
         base_before = base
         path = path[:prefix] + cursor.take(suffix)
@@ -189,7 +189,7 @@ def _data_file(cursor: Cursor, transitive: str, base: bytes, path: bytes) -> Dat
     except UnicodeDecodeError as error:
         raise cursor.origin.corrupt(f"data file path {path!r} is not UTF-8") from error
 
-    # The root of a database without keys is said to lie in a file without a name.
+    # In a database without keys, the root refers to a file whose name is empty.
     if path and (problem := path_problem(file.path)):
         raise cursor.origin.corrupt(problem)
 

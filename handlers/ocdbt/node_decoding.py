@@ -1,4 +1,4 @@
-"""Decode uncompressed OCDBT manifests and B+tree nodes.
+"""Decodes uncompressed OCDBT manifests and B+tree nodes.
 
 Source:
     TensorStore's OCDBT page, sections "Manifest format" and "B+tree node format".
@@ -33,7 +33,7 @@ _MANIFEST_KINDS = (0, 1)  # single, numbered
 @final
 @dataclass(frozen=True, slots=True)
 class NodeReference:
-    """Where a B+tree node lies, and what its parent says about it."""
+    """Where a B+tree node lies, and what its parent records about it."""
 
     file: DataFile
     offset: int  #: bytes from the start of the file
@@ -45,9 +45,9 @@ class NodeReference:
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says about the newest version."""
+    """What a manifest records about the newest version."""
 
-    numbered: bool  #: True if versions are in `manifest.<16 hex>` files, and this holds none
+    numbered: bool  #: True if the versions are in `manifest.<16 hex>` files and not in this one
     root: NodeReference | None = None  #: None if there are no keys
 
 
@@ -57,7 +57,7 @@ class Child:
     """An entry of an interior node."""
 
     key: bytes  #: the lowest key that the child may hold, relative to this node
-    inherited: int  #: leading bytes of `key` that the child's keys leave out
+    inherited: int  #: how many leading bytes of `key` the child's keys leave out
     node: NodeReference
 
 
@@ -67,8 +67,8 @@ class Node:
     """A B+tree node: keys and values in a leaf, children in an interior node."""
 
     height: int
-    keys: list[bytes]  #: relative to this node; of the leaf's entries, or of the children
-    values: Values | None  #: of a leaf's keys; None in an interior node
+    keys: list[bytes]  #: keys of the leaf's entries or of the children, relative to this node
+    values: Values | None  #: values of a leaf's keys; None in an interior node
     children: list[Child]  #: empty in a leaf
 
 
@@ -120,7 +120,7 @@ def _newest_root(cursor: Cursor) -> NodeReference | None:
 def _references(
     cursor: Cursor, files: list[DataFile], count: int, heights: bytes
 ) -> list[NodeReference | None]:
-    """Read the columns that refer to nodes and sum them up."""
+    """Read the columns that refer to nodes, including the columns of subtree statistics."""
     ids = cursor.varints(count)
     offsets = cursor.varints(count)
     lengths = cursor.varints(count)
@@ -139,9 +139,9 @@ def decode_node(cursor: Cursor, transitive: str, known: RememberedKeys | None = 
     """Decode the body of a B+tree node.
 
     Args:
-        cursor: Where it starts.
-        transitive: The base path of the file that the node lies in.
-        known: Keys decoded before.
+        cursor: At the first byte of the body.
+        transitive: The base path of the file that holds the node.
+        known: Cache of keys that were decoded before.
 
     Raises:
         CorruptCheckpointError: If it is malformed.
@@ -201,7 +201,7 @@ def _in_columns(
     ids: Sequence[int],
     offsets: Sequence[int],
 ) -> Values:
-    """Give every value its place: in a data file, or in the node behind the inline ones before it."""
+    """Make the columns; an inline value's offset is the total length of the inline values before it."""
     sizes = np.fromiter(lengths, np.int64, len(lengths))
     indirect = np.fromiter(kinds, np.bool_, len(kinds))
     here = np.where(indirect, 0, sizes)

@@ -7,14 +7,14 @@ __all__ = ("MAX_INLINE_BYTES", "Indirect", "Inline", "Value")
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-#: Longest value kept in the index itself, in bytes, as Orbax configures it.
+#: The longest value stored in the index itself, in bytes, as Orbax configures it.
 MAX_INLINE_BYTES = 1024
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """A value that lies in the index itself."""
+    """A value that is stored in the index itself."""
 
     value: bytes
 
@@ -22,9 +22,9 @@ class Inline:
 @final
 @dataclass(frozen=True, slots=True)
 class Indirect:
-    """A value that lies in a data file."""
+    """A value that is stored in a data file."""
 
-    file: str  #: relative to the database's directory, as in `d/<32 hex>` or `ocdbt.process_0/d/<32 hex>`
+    file: str  #: relative to the database's directory, like `d/<32 hex>` or `ocdbt.process_0/d/<32 hex>`
     offset: int  #: bytes from the start of the file
     length: int  #: bytes
 

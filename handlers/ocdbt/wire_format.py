@@ -1,4 +1,4 @@
-"""The pieces that OCDBT manifests and nodes are made of: varints, the envelope and its checksum.
+"""The building blocks of OCDBT manifests and nodes: varints, and the envelope with its checksum.
 
 Source:
     TensorStore's OCDBT page, section "Storage format".
@@ -47,21 +47,21 @@ NODE_MAGIC = bytes.fromhex("0cdb20de")
 UNCOMPRESSED = 0
 ZSTD = 1
 MISSING = 2**64 - 1  #: offset and length of the root of a database without keys
-MAX_OFFSET = 2**63 - 1  #: where the last byte of a node or value may end; TensorStore's limit
+MAX_OFFSET = 2**63 - 1  #: the largest end offset of a node or value; TensorStore's limit
 MAX_KEY_BYTES = 65535
 MAX_PATH_BYTES = 65535
-MAX_NODE_ENTRIES = 1024 * 1024  #: TensorStore refuses a wider node, although the format names no limit
+MAX_NODE_ENTRIES = 1024 * 1024  #: TensorStore rejects larger nodes, although the format names no limit
 
-_HEADER_BYTES = 14  # magic 4, length 8, and one each for version 0 and the compression method
+_HEADER_BYTES = 14  # 4 of magic, 8 of length, 1 of version (0), 1 of compression method
 _CHECKSUM_BYTES = 4
 ENVELOPE_BYTES = _HEADER_BYTES + _CHECKSUM_BYTES
 _UINT64_END = 1 << 64
-_FEW = 16  # numbers that are decoded faster one by one
-_LONGEST = 9  # bytes of a number of 63 bits
+_FEW = 16  # columns of up to this many numbers are faster to decode one by one
+_LONGEST = 9  # bytes of a 63-bit varint
 
 
 def varint(number: int) -> bytes:
-    """Encode a non-negative integer, seven bits a byte, lowest first."""
+    """Encode a non-negative integer, seven bits per byte, lowest bits first."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -76,19 +76,19 @@ def varints(numbers: Sequence[int]) -> bytes:
     if max(numbers, default=0) < 0x80:
         return bytes(numbers)
 
-    # Lengths and file ids repeat, so that each distinct number is worth encoding only once.
+    # Lengths and file ids repeat, so each distinct number is encoded only once.
     encoded = {number: varint(number) for number in set(numbers)}
     return b"".join([encoded[number] for number in numbers])
 
 
 def varint_column(numbers: npt.NDArray[np.int64]) -> bytes:
-    """Encode a column of non-negative integers, as `varints` does, all of them at once."""
+    """Encode a column of non-negative integers as `varints` does, but vectorised."""
     if not numbers.size or numbers.max() < 0x80:
         return numbers.astype(np.uint8).tobytes()
 
     bits = np.frexp(numbers.astype(np.float64))[1]
     widths = np.maximum((bits + 6) // 7, 1)
-    # A float rounds up to the next power of two, and then counts a bit too many.
+    # A float may round up to the next power of two, which has one bit too many.
     widths -= (widths > 1) & (numbers >> np.minimum(7 * (widths - 1), 63) == 0)
     ends = np.cumsum(widths)
     starts = ends - widths
@@ -102,9 +102,9 @@ def varint_column(numbers: npt.NDArray[np.int64]) -> bytes:
 
 
 def path_problem(path: str) -> str | None:
-    """Say why `path` must not name a data file, or None if it may.
+    """Return why `path` must not name a data file, or None if it may.
 
-    A checkpoint may come from anybody, so its index must not lead out of its own directory.
+    Checkpoints may come from untrusted sources, so an index must not refer to files outside its directory.
     """
     if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
         return f"data file path {path!r} is not a plain relative path"
@@ -113,7 +113,7 @@ def path_problem(path: str) -> str | None:
 
 
 def seal(magic: bytes, body: bytes) -> bytes:
-    """Put the header before an uncompressed body and the checksum behind it."""
+    """Add the header before an uncompressed body, and the checksum after it."""
     length = (ENVELOPE_BYTES + len(body)).to_bytes(8, "little")
     sealed = b"".join((magic, length, bytes((0, UNCOMPRESSED)), body))
     return sealed + crc32c(sealed).to_bytes(_CHECKSUM_BYTES, "little")
@@ -122,31 +122,31 @@ def seal(magic: bytes, body: bytes) -> bytes:
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where bytes came from, for the errors about them."""
+    """Where bytes came from, for error messages."""
 
     path: str  #: the file
-    part: str  #: what of it, as in `B+tree node at byte 0`
+    part: str  #: the part of the file, like `B+tree node at byte 0`
 
     def corrupt(self, problem: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(self.path, f"{self.part}: {problem}")
 
 
 def unseal(origin: Origin, magic: bytes, data: bytes) -> tuple[int, Cursor]:
-    """Check header and checksum.
+    """Check the header and the checksum.
 
     Args:
         origin: Where `data` came from.
-        magic: The four bytes it must start with.
+        magic: The four bytes that `data` must start with.
         data: A whole manifest or node, and nothing else.
 
     Returns:
-        The compression method, `UNCOMPRESSED` or `ZSTD`, and a cursor on the body.
+        The compression method, `UNCOMPRESSED` or `ZSTD`, and a cursor at the body.
 
     Raises:
         TruncatedDataError: If bytes are missing at the end.
         ChecksumError: If the checksum does not match.
-        UnsupportedFormatError: If the checksum matches, and the version or the method is unknown.
-        CorruptCheckpointError: If the magic is wrong, or there are bytes too many.
+        UnsupportedFormatError: If the checksum matches, but the version or compression method is unknown.
+        CorruptCheckpointError: If the magic is wrong, or there are extra bytes.
     """
     if len(data) < ENVELOPE_BYTES:
         raise TruncatedDataError(origin.path, ENVELOPE_BYTES, len(data))
@@ -177,7 +177,8 @@ def _long_varints(data: bytes, start: int, end: int, count: int) -> tuple[int, l
     """Read a column of varints of at most 63 bits each.
 
     Returns:
-        Where it ends, and the numbers; None if there is anything that must be looked at one by one.
+        The end of the column and the numbers; None if it must be decoded one by one, because it is cut
+        short or a number is longer.
     """
     encoded = np.frombuffer(data, np.uint8, min(end - start, count * _LONGEST), start)
     ends = np.flatnonzero(encoded < 0x80)[:count] + 1
@@ -199,7 +200,7 @@ def _long_varints(data: bytes, start: int, end: int, count: int) -> tuple[int, l
 
 @final
 class Cursor:
-    """Read the fields of a body one after the other; whatever is wrong is a `CorruptCheckpointError`."""
+    """Reads the fields of a body in order. Malformed bytes raise `CorruptCheckpointError`."""
 
     __slots__ = ("_data", "_end", "_position", "origin")
 
@@ -226,7 +227,7 @@ class Cursor:
         """Read a column of `count` varints."""
         short = self.take(count)  # no varint is shorter than a byte, so this also bounds `count`
         if short.isascii():
-            return short  # all of one byte each: the bytes are the numbers
+            return short  # each number is one byte: the bytes are the numbers
 
         position = self._position - count
         if count > _FEW and (found := _long_varints(self._data, position, self._end, count)):
@@ -260,6 +261,6 @@ class Cursor:
         raise self.origin.corrupt("its body ends within a number")
 
     def finish(self) -> None:
-        """Check that nothing is left over."""
+        """Check that no bytes are left over."""
         if self._position != self._end:
             raise self.origin.corrupt(f"{self._end - self._position} bytes left over")

@@ -1,4 +1,4 @@
-"""Page-aligned buffers for bytes on their way to a file that is written past the page cache."""
+"""Page-aligned buffers for writes that bypass the page cache."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HUGE_PAGE = 2**21
 class Arena:
     """Lends blocks of memory to writing threads. Thread-safe.
 
-    Blocks are reused: there are as many as were ever lent at once, so never more than threads that
-    write. All are freed when the last user leaves.
+    Blocks are reused, so there are never more of them than writing threads. All are freed when the last
+    user leaves.
 
     Args:
-        block_bytes: Length of a block; a multiple of the page size. By default that of a huge page,
-            which the system pins in one go for a transfer: with small pages a save takes half as long again.
+        block_bytes: Length of a block, a multiple of the page size. The default is one huge page, which the
+            system pins for a transfer in one step; with small pages a save takes half as long again.
     """
 
     __slots__ = ("_free", "_lock", "_n_users", "block_bytes")
@@ -39,17 +39,17 @@ class Arena:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes in blocks that nobody uses now."""
+        """Bytes in blocks that are not lent now."""
         with self._lock:
             return len(self._free) * self.block_bytes
 
     def enter(self) -> None:
-        """Count one more user; the blocks are kept while there is one."""
+        """Count one more user. Blocks are kept as long as there are users."""
         with self._lock:
             self._n_users += 1
 
     def leave(self) -> None:
-        """Count one user less; after the last one the memory is freed."""
+        """Count one user less. The last one to leave frees the blocks."""
         with self._lock:
             self._n_users -= 1
             if not self._n_users:

@@ -16,12 +16,12 @@ AT_FDCWD = -100
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 
-# A file system without the flag says EINVAL (NFS, some FUSE), a kernel without the call ENOSYS.
+# A file system without the flag fails with EINVAL (NFS, some FUSE), a kernel without the call with ENOSYS.
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 
 
 def rename_to_absent(source: str, destination: str) -> None:
-    """Rename in one step. Where the system cannot refuse to replace, look first and then rename.
+    """Rename in one step, without replacing. Where the system cannot do that, check first, then rename.
 
     Raises:
         FileExistsError: If the destination exists, even as an empty directory.
@@ -36,7 +36,7 @@ def rename_to_absent(source: str, destination: str) -> None:
 
 
 def exchange(first: str, second: str) -> None:
-    """Swap two names in one step, or in three where the file system has no such step.
+    """Swap two names in one step, or in three renames where the file system cannot do it in one.
 
     Raises:
         OSError: As `os.rename` does; the names are then as they were.
@@ -48,10 +48,10 @@ def exchange(first: str, second: str) -> None:
 def exchange_in_steps(first: str, second: str) -> None:
     """Swap two names by three renames.
 
-    `second` is renamed aside, to `<second>.penstock-aside-<hex>`; `first` takes its place; what is
-    aside takes the place of `first`. So `second` is absent between the first two, and `first`
-    between the last two. A process that dies there leaves the old content of `second` whole under
-    the name aside; an error that is seen is undone.
+    `second` is renamed to `<second>.penstock-aside-<hex>`, then `first` to `second`, then the aside name to
+    `first`. So `second` is absent between the first two renames, and `first` between the last two. If the
+    process dies there, the old content of `second` is intact under the aside name. If a rename fails, the
+    earlier ones are undone.
 
     Raises:
         OSError: As `os.rename` does; the names are then as they were.

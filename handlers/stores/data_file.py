@@ -21,7 +21,7 @@ from penstock.handlers.stores.vectored_io import write_vectored
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.transfers import Transfers
 
-# The errors of a file system that opens files for direct transfers and then refuses them.
+# The errors of a file system that opens a file with O_DIRECT but then refuses direct transfers.
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
@@ -29,14 +29,14 @@ _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 class LocalDataFile:
     """A new file, written at chosen offsets. Several threads may write to separate ranges at once.
 
-    Large requests go past the page cache where the file system allows it: they leave no dirty pages
-    to be written back later, and their speed does not depend on how many pages are free. They pass
-    through a small arena unless they are page-aligned in memory already.
+    Large requests bypass the page cache where the file system allows it: they leave no dirty pages to be
+    written back later, and their speed does not depend on how many pages are free. They are copied through
+    a small arena unless they are page-aligned in memory already.
 
     Args:
-        path: Of the file, which does not exist yet.
-        io: Whether large requests go directly; "auto" asks the file system's type.
-        arena: Shared by the files of a store.
+        path: Path of the file, which must not exist yet.
+        io: Whether large requests bypass the page cache; "auto" decides by the type of the file system.
+        arena: Lends aligned buffers; shared by the files of a store.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class LocalDataFile:
     )
 
     def __init__(self, path: str, io: Io, arena: Arena) -> None:
-        # O_EXCL, because two saves that wrote into one file would both be lost.
+        # O_EXCL, because two saves writing into one file would both be corrupted.
         self._descriptor = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         self._direct = open_direct(self._descriptor, os.O_WRONLY, io)
         self._refused = self._direct is None
@@ -69,14 +69,14 @@ class LocalDataFile:
 
     @property
     def transfers(self) -> Transfers:
-        """What was written so far."""
+        """How many bytes were written so far, and in which way."""
         return self._transfers
 
     def allocate(self, nbytes: int) -> None:
         """Reserve room for the first `nbytes` of the file, so that a full disk is noticed now.
 
-        Several threads can write directly to blocks that exist already. `sync` gives back what was
-        not written. Does nothing where the file system cannot allocate.
+        Several threads can write past the page cache at once to blocks that are already allocated. `sync`
+        releases what was not written. Does nothing where the file system cannot allocate.
 
         Raises:
             StorageError: If there is no room.
@@ -91,7 +91,7 @@ class LocalDataFile:
                     self._allocated = max(self._allocated, nbytes)
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write all buffers one after another, beginning at `offset`; never short.
+        """Write all buffers in full, one after another, beginning at `offset`.
 
         Args:
             offset: Bytes from the beginning of the file; may lie past its end.
@@ -126,9 +126,9 @@ class LocalDataFile:
         """Make every byte, and the size of the file, durable.
 
         Raises:
-            StorageError: If it fails, or failed before. Linux reports a failed write-back once and then
-                forgets the pages. A second fsync that succeeds would prove nothing, so none is made
-                (PostgreSQL's "fsyncgate" of 2018).
+            StorageError: If it fails, or failed before. Linux reports a failed write-back only once and then
+                drops the pages, so a second fsync could succeed although bytes are lost. It is therefore
+                not tried (PostgreSQL's "fsyncgate" of 2018).
         """
         self._check()
         try:
@@ -145,7 +145,7 @@ class LocalDataFile:
             raise
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         if self._open:
             self._open = False
             self._arena.leave()
@@ -156,7 +156,7 @@ class LocalDataFile:
                 stack.callback(self._direct.close)
 
     def _write_direct(self, offset: int, nbytes: int, views: list[memoryview]) -> bool:
-        """Write whole pages past the page cache; False if the file system refuses to."""
+        """Write whole pages past the page cache; return False if the file system refuses."""
         if self._refused or self._direct is None:
             return False
         try:
@@ -184,6 +184,6 @@ class LocalDataFile:
 def _gather(views: Sequence[memoryview], block: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
     at = 0
     for view in views:
-        # With numpy, which lets other threads run meanwhile.
+        # numpy releases the interpreter lock while it copies.
         np.copyto(block[at : at + len(view)], np.frombuffer(view, np.uint8))
         at += len(view)

@@ -1,4 +1,4 @@
-"""File descriptors with one owner each, and the translation of `OSError` into `StorageError`."""
+"""File descriptors that have one owner each, and the translation of `OSError` to `StorageError`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.kernel.errors import StorageError
 
 @contextmanager
 def translated(operation: str, path: str) -> Generator[None]:
-    """Turn an `OSError` raised in the block into a `StorageError` with the same number and words."""
+    """Turn an `OSError` raised in the block into a `StorageError` with the same number and message."""
     try:
         yield
     except OSError as error:
@@ -27,8 +27,8 @@ class Descriptor:
     """An open file. Warns if it is collected before it is closed.
 
     Args:
-        path: What to open.
-        flags: As for `os.open`, which adds O_CLOEXEC: no child process inherits it.
+        path: The file or directory to open.
+        flags: Flags for `os.open`, which adds O_CLOEXEC, so that no child process inherits the descriptor.
 
     Raises:
         StorageError: If it cannot be opened.

@@ -1,4 +1,4 @@
-"""Which bytes of a request may go past the page cache. Everything but `open_direct` is pure."""
+"""Decides which bytes of a request may bypass the page cache. All functions but `open_direct` are pure."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from penstock.kernel.errors import StorageError
 
 Io: TypeAlias = Literal["auto", "direct", "buffered"]
 
-PAGE = max(4096, mmap.PAGESIZE)  #: of the page cache; what every disk can transfer by itself, too
-DIRECT_FROM = 2**20  #: bytes; below, the latency of the disk costs more than the page cache
+PAGE = max(4096, mmap.PAGESIZE)  #: bytes of a page; also a multiple of what every disk transfers
+DIRECT_FROM = 2**20  #: bytes; for smaller requests, disk latency costs more than the page cache
 
 
 class Part(NamedTuple):
-    """A part of a request, and the way its bytes take."""
+    """A part of a request, and whether its bytes bypass the page cache."""
 
     nbytes: int
     direct: bool
 
 
 def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
-    """Cut a request, in order, into parts that may go past the page cache and parts that must not.
+    """Cut a request, in order, into parts that may bypass the page cache and parts that must not.
 
     Only whole pages inside the request may. A page at its edge may also hold bytes of another request,
     which are written through the page cache.
 
     Args:
-        offset: In the file, bytes.
+        offset: Where the request begins in the file, in bytes.
         nbytes: Length of the request.
-        block_bytes: Most bytes of a direct part.
+        block_bytes: The most bytes of one direct part.
     """
     head = -offset % PAGE
     whole = (nbytes - head) // PAGE * PAGE
@@ -60,11 +60,14 @@ def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
 
 
 def cut(views: Sequence[memoryview], sizes: Iterable[int]) -> Iterator[list[memoryview]]:
-    """Yield the views, byte by byte in order, in runs of these sizes.
+    """Cut consecutive views into runs of the given sizes, in order.
 
     Args:
-        views: One-dimensional, of bytes.
-        sizes: Together as many bytes as the views have.
+        views: One-dimensional views of bytes.
+        sizes: The bytes of each run; their sum is the total length of the views.
+
+    Yields:
+        For each size, the views that make up the run.
     """
     at = start = 0
     for size in sizes:
@@ -80,7 +83,7 @@ def cut(views: Sequence[memoryview], sizes: Iterable[int]) -> Iterator[list[memo
 
 
 def address_of(view: memoryview) -> int:
-    """Return the address of the first byte of a view that is not empty."""
+    """Return the memory address of the first byte of a non-empty view."""
     return np.frombuffer(view, np.uint8).ctypes.data
 
 
@@ -88,8 +91,8 @@ def open_direct(descriptor: Descriptor, flags: int, io: Io) -> Descriptor | None
     """Open the file of a descriptor a second time, for transfers past the page cache.
 
     Returns:
-        None where that is not wanted or not possible. "auto" wants it on the disk file systems that
-        are known to gain by it.
+        The second descriptor, or None if `io` or the file system rules it out. "auto" allows it only on
+        local file systems that are known to be faster this way.
     """
     if sys.platform != "linux" or io == "buffered":
         return None
@@ -97,7 +100,7 @@ def open_direct(descriptor: Descriptor, flags: int, io: Io) -> Descriptor | None
         return None
     try:
         direct = Descriptor(descriptor.path, flags | os.O_DIRECT)
-    except StorageError:  # EINVAL of a file system without it; the other descriptor serves all the same
+    except StorageError:  # EINVAL if the file system lacks O_DIRECT; the buffered descriptor still works
         return None
 
     if os.path.samestat(os.fstat(direct.number), os.fstat(descriptor.number)):

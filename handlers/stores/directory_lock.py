@@ -1,4 +1,4 @@
-"""Holding a directory, so that two saves never build in one place."""
+"""Locking a directory, so that two saves never build in the same place."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from penstock.handlers.stores.descriptor import translated
 from penstock.kernel.concurrency.fork import HomeProcess
 from penstock.kernel.errors import StorageError
 
-# Some network file systems have no such lock. There the user makes sure that one save runs at a time.
+# Some network file systems have no such lock. There the user must make sure that one save runs at a time.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 @final
 class DirectoryHold:
-    """An flock on a directory. The system lifts it when the process ends, however it ends.
+    """An flock on a directory. The system releases it when the process ends, even after a crash.
 
     Args:
-        path: A directory.
-        shared: Whether others may share the hold.
+        path: The directory to lock.
+        shared: Whether other shared holds may exist at the same time.
 
     Raises:
-        StorageError: With `errno.EBUSY` if another hold is on it, of this process or another, or if
+        StorageError: With `errno.EBUSY` if this process or another one already holds the directory, or if
             the directory was replaced meanwhile.
     """
 
@@ -35,7 +35,7 @@ class DirectoryHold:
 
     def __init__(self, path: str, *, shared: bool = False) -> None:
         self._home = HomeProcess()
-        self._number = -1  # in case it cannot be opened
+        self._number = -1  # in case the directory cannot be opened
         with translated("hold", path):
             self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -60,13 +60,13 @@ class DirectoryHold:
             raise _busy(path)
 
     def release(self) -> None:
-        """Give it up. Idempotent."""
+        """Release the lock. Idempotent."""
         number, self._number = self._number, -1
         if number < 0:
             return
 
-        # A fork shares the lock. The fork must not lift it; here it must be lifted, because closing is not
-        # enough while the fork has the descriptor open.
+        # A forked child shares the lock and must not release it. This process must unlock explicitly,
+        # because closing is not enough while a child still has the descriptor open.
         if self._home.is_here:
             with suppress(OSError):
                 fcntl.flock(number, fcntl.LOCK_UN)

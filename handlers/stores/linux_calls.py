@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-# From <linux/magic.h>. Only disks of this machine: over a network, the local page cache is worth having.
-# An overlay passes direct transfers on, and refuses them where the file system below does.
+# From <linux/magic.h>. Only local disks are listed: for network file systems the local page cache is worth
+# using. An overlay supports direct transfers if the file system below it does.
 EXT4: Final = 0xEF53
 XFS: Final = 0x58465342
 F2FS: Final = 0xF2F52010
@@ -22,12 +22,12 @@ OVERLAY: Final = 0x794C7630
 DISKS: Final = frozenset({EXT4, XFS, F2FS, OVERLAY})
 
 _CACHESTAT: Final = 451
-_STATFS_BYTES: Final = 512  # more than the structure has anywhere; it begins with the type
+_STATFS_BYTES: Final = 512  # larger than the structure on any platform; its first field is the type
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ESPIPE})
 
 
 def takes_direct_io(descriptor: int) -> bool:
-    """Say whether an open file lies on a local disk whose file system gains by direct transfers."""
+    """Return whether an open file is on a local disk whose file system is faster with direct transfers."""
     call = _find("fstatfs", ctypes.c_int, ctypes.c_char_p)
     if call is None:
         return False
@@ -40,10 +40,10 @@ def takes_direct_io(descriptor: int) -> bool:
 
 
 def allocate(descriptor: int, offset: int, nbytes: int) -> bool:
-    """Reserve room in a file and extend the file over it; the new bytes read as zero.
+    """Reserve room in a file, and extend the file to include it. The new bytes read as zero.
 
     Returns:
-        False if the file system cannot. (`os.posix_fallocate` would then write zeros.)
+        Whether it was done; False if the file system cannot. (`os.posix_fallocate` would then write zeros.)
 
     Raises:
         OSError: If there is no room: ENOSPC, EDQUOT, EFBIG.
@@ -63,19 +63,19 @@ def allocate(descriptor: int, offset: int, nbytes: int) -> bool:
 
 
 def cached_bytes(descriptor: int, offset: int, nbytes: int) -> int | None:
-    """Return how many bytes of a file range are in the page cache; None if the system does not say.
+    """Return how many bytes of a file range are in the page cache; None if the system cannot tell.
 
-    Takes some 10 us for 16 MiB. The alternatives are worse: a read with RWF_NOWAIT fills the page cache
-    since Linux 5.10, and mincore takes forty times as long.
+    Takes some 10 us for 16 MiB. The alternatives are worse: since Linux 5.10 a read with RWF_NOWAIT fills
+    the page cache, and mincore takes forty times as long.
     """
     call = _find("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)
     if call is None:
         return None
 
     wanted = (ctypes.c_uint64 * 2)(offset, nbytes)
-    answer = (ctypes.c_uint64 * 5)()  # pages cached, dirty, being written, evicted, evicted lately
+    answer = (ctypes.c_uint64 * 5)()  # pages: cached, dirty, in write-back, evicted, recently evicted
     if call(_CACHESTAT, descriptor, ctypes.byref(wanted), ctypes.byref(answer), 0) != 0:
-        return None  # before Linux 6.5, or not a file of ours
+        return None  # Linux before 6.5, or the file belongs to another user
 
     return int(answer[0]) * mmap.PAGESIZE
 
@@ -87,7 +87,7 @@ def _find(name: str, *argument_types: type) -> Callable[..., int] | None:
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (AttributeError, OSError):
-        return None  # another C library
+        return None  # the C library lacks the function
 
     call.argtypes = argument_types
     call.restype = ctypes.c_int

@@ -1,4 +1,4 @@
-"""The local file system, and any other mounted file system that behaves as POSIX says."""
+"""The local file system, and any other mounted file system that follows POSIX."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from penstock.kernel.protocols.stores import BuildToken
 class LocalStore:
     """Files and directories of a POSIX file system: a `Store` with every capability. Every method blocks.
 
-    Failures are `StorageError`s that keep the operating system's number: a file that is not there
-    has `errno.ENOENT`. Symbolic links are followed. No descriptor is inherited by child processes.
+    Failures are `StorageError`s with the operating system's error number: `errno.ENOENT` for a missing
+    file. Symbolic links are followed. Child processes inherit no descriptors.
 
     Args:
-        io: How large parts of data files travel. "auto": past the page cache (O_DIRECT) on local
-            disks, except that bytes in the page cache are read from there. "direct": past the page
+        io: How large parts of data files are transferred. "auto": past the page cache (O_DIRECT) on local
+            disks, except that bytes already in the page cache are read from there. "direct": past the page
             cache wherever the file system allows it. "buffered": through the page cache.
 
     Raises:
@@ -52,7 +52,7 @@ class LocalStore:
         self._arena = Arena()  # empty while no data file is open for writing
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
-        """Say what lies at `path`; None if nothing does, or a link that leads nowhere."""
+        """Return the kind of entry at `path`; None if there is nothing, or only a dangling link."""
         status = _status(path)
         if status is None:
             return None
@@ -65,9 +65,9 @@ class LocalStore:
             return os.stat(path).st_size
 
     def identity(self, path: str) -> object:
-        """Return a value that differs once something else lies at `path`; None if nothing does.
+        """Return a value that changes if `path` is replaced by another entry; None if there is nothing.
 
-        Includes the time, because the inode number of a removed directory is soon reused.
+        Includes the modification time, because the inode number of a removed directory is soon reused.
         """
         status = _status(path)
         return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
@@ -92,15 +92,15 @@ class LocalStore:
         if read_only:
             raise StorageError("create", path, f"{parent!r} is on a read-only file system", errno.EROFS)
 
-        # As the user whose rights the system will check, who in a set-uid program is not the real one.
+        # The system will check the effective user, who differs from the real one in a set-uid program.
         effective = os.access in os.supports_effective_ids
         if not os.access(parent, os.W_OK | os.X_OK, effective_ids=effective):
             raise StorageError("create", path, f"no permission to write to {parent!r}", errno.EACCES)
 
     def make_directory(self, path: str) -> None:
-        """Create it and its missing parents; it may exist.
+        """Create a directory and its missing parents; it may exist already.
 
-        The entry of each directory that was missing is durable when this returns.
+        The directory entry of each created directory is durable when this returns.
         """
         path = os.path.abspath(path)
         missing: list[str] = []
@@ -113,7 +113,7 @@ class LocalStore:
                 try:
                     os.mkdir(made)
                 except FileExistsError:
-                    # Somebody else made it just now, and may not have synced its entry yet.
+                    # Another process just made it, and may not have synced its entry yet.
                     if not os.path.isdir(made):
                         raise
 
@@ -123,41 +123,41 @@ class LocalStore:
             raise StorageError("mkdir", path, "exists and is not a directory", errno.EEXIST)
 
     def hold(self, path: str) -> DirectoryHold:
-        """Hold the directory; see `DirectoryHold`."""
+        """Lock the directory; see `DirectoryHold`."""
         return DirectoryHold(path)
 
     def hold_reading(self, path: str) -> DirectoryHold:
-        """Hold the directory beside other readers; see `DirectoryHold`."""
+        """Lock the directory together with other readers; see `DirectoryHold`."""
         return DirectoryHold(path, shared=True)
 
     def list_directory(self, path: str) -> Sequence[str]:
-        """Names in the directory, sorted."""
+        """Return the names in the directory, sorted."""
         with translated("list", path):
             return sorted(os.listdir(path))
 
     def list_folders(self, path: str) -> Sequence[str]:
-        """Names of the directories in the directory, sorted; links are followed."""
+        """Return the names of its subdirectories, sorted. Links are followed."""
         with translated("list", path), os.scandir(path) as entries:
             return sorted([entry.name for entry in entries if entry.is_dir()])
 
     def read_file(self, path: str) -> bytes:
-        """Return all that the file holds."""
+        """Return the content of the file."""
         with translated("read", path), open(path, "rb", buffering=0) as file:
             return file.readall()
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
-        """Return what each file holds; None where there is none."""
+        """Return the content of each file; None for a missing one."""
         return many.read_files(paths)
 
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
-        """Return the bytes of each file; -1 of a directory, and None where there is nothing."""
+        """Return the size of each file in bytes; -1 for a directory, None where there is nothing."""
         return many.file_sizes(paths)
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
         """Write a whole file and make its content durable; see `Store.write_file`.
 
-        The directory entry is not durable before `sync_directory`. Without `create` the file is not
-        replaced in one step: after a failure it may be there with any part of the content.
+        The directory entry is durable only after `sync_directory`. Without `create` the file is not replaced
+        in one step: after a failure it may hold any part of the content.
         """
         if create:
             return create_whole(path, data)
@@ -166,7 +166,7 @@ class LocalStore:
         return True
 
     def create_data_file(self, path: str) -> LocalDataFile:
-        """Create a file that does not exist yet, for writing at chosen offsets."""
+        """Create a file, which must not exist yet, for writing at chosen offsets."""
         return LocalDataFile(path, self._io, self._arena)
 
     def open_data_file(self, path: str) -> LocalReadableFile:
@@ -180,8 +180,8 @@ class LocalStore:
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable.
 
-        A file system that cannot sync a directory at all says EINVAL, which is accepted: nothing
-        more could be done there.
+        Some file systems cannot sync directories and fail with EINVAL. That is ignored, because nothing
+        more can be done there.
         """
         directory = Descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -194,7 +194,7 @@ class LocalStore:
             directory.close()
 
     def sync_tree(self, path: str) -> None:
-        """Make durable every file and directory at and below `path`; links are not followed."""
+        """Make every file and directory at and below `path` durable. Links are not followed."""
         with translated("list", path):
             found = [(folder, files) for folder, _, files in os.walk(path, topdown=False, onerror=_reraise)]
 
@@ -205,31 +205,31 @@ class LocalStore:
             self.sync_directory(folder)
 
     def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
-        """Return `beside` as the place: a name on the same file system, to be renamed to `final`.
+        """Return `beside` as the place to build: a name on the same file system, later renamed to `final`.
 
-        Nothing is done: whoever builds there holds the place.
+        Creates and locks nothing; the caller must hold the place while it builds there.
         """
         return BuildToken(final, beside, file)
 
     def publish(self, token: BuildToken) -> None:
-        """Rename what was built to its own path, which must be free, in one step."""
+        """Rename what was built to its final path, which must be free, in one step."""
         self.rename(token.built, token.final)
 
     def exchange(self, token: BuildToken) -> None:
-        """Swap what was built and what it replaces in one step, so that neither name is ever absent.
+        """Swap what was built with what it replaces in one step, so that neither name is ever absent.
 
-        Where the file system has no such step (renameat2 of Linux 3.15), the path is absent for a
-        moment. See `atomic_rename.exchange_in_steps` for what a crash in that moment leaves behind.
+        Where the file system cannot do that (renameat2 of Linux 3.15), the path is absent for a moment. See
+        `atomic_rename.exchange_in_steps` for what a crash in that moment leaves behind.
         """
         with translated("exchange", token.final):
             exchange(token.built, token.final)
 
     def discard(self, token: BuildToken) -> None:
-        """Remove the place and all in it."""
+        """Remove the place and everything in it."""
         self.remove_tree(token.place)
 
     def rename(self, source: str, destination: str) -> None:
-        """Rename in one step; a destination that exists is an error, not replaced."""
+        """Rename in one step. It is an error if the destination exists; it is never replaced."""
         with translated("rename", source):
             rename_to_absent(source, destination)
 
@@ -237,28 +237,28 @@ class LocalStore:
         """Give the file at `source` a second name, which must be free, on the same file system.
 
         Raises:
-            StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP where that is not possible. A copy would
-                cost what it costs to write the bytes anew, so none is made.
+            StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP where that is not possible. The file is not
+                copied instead, because that would cost as much as writing the bytes again.
         """
         with translated("share", destination):
-            os.link(os.path.realpath(source), destination)  # of a symbolic link: the file it leads to
+            os.link(os.path.realpath(source), destination)  # link the target, not a symlink
 
         return "link"
 
     def kvstore_spec(self, directory: str) -> dict[str, Any]:
-        """Return TensorStore's spec of a directory of files."""
-        # The file driver takes a path for a directory only if it ends in a slash.
+        """Return TensorStore's spec for a directory of files."""
+        # The file driver treats a path as a directory only if it ends in a slash.
         return {"driver": "file", "path": os.path.join(directory, "")}
 
     @property
     def placement(self) -> Placement:
-        """Chunks that are worth a direct transfer begin on a page."""
+        """Chunks that are large enough for a direct transfer begin on a page boundary."""
         return Placement(page_bytes=PAGE, page_from_bytes=DIRECT_FROM)
 
     @staticmethod
     def _sync_file(path: str) -> None:
         if os.path.islink(path) or not os.path.isfile(path):
-            return  # a link, a pipe, a socket: nothing with bytes of its own
+            return  # a link, pipe or socket has no bytes of its own
 
         file = Descriptor(path, os.O_RDONLY)
         try:
@@ -268,13 +268,13 @@ class LocalStore:
             file.close()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it. It may be absent, and others may be removing it, too."""
+        """Remove a directory and everything in it. It may be absent, or be removed by others meanwhile."""
         with translated("remove", path):
             while os.path.lexists(path):
                 try:
                     shutil.rmtree(path)
                 except FileNotFoundError:
-                    continue  # somebody else removed an entry: look again
+                    continue  # another process removed an entry: try again
 
 
 def _reraise(error: OSError) -> None:

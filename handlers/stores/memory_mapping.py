@@ -1,4 +1,4 @@
-"""Files mapped into memory: read when they are looked at, and shared with other processes."""
+"""Mapping files into memory: their bytes are read on access, and shared with other processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.handlers.stores.descriptor import Descriptor, translated
 
 
 def map_file(path: str) -> memoryview:
-    """Map a whole file, read-only and shared. Takes the same time for a file of any size.
+    """Map a whole file, read-only and shared, in the same time for any size.
 
-    The mapping lives as long as the view or any part of it, also when the file is renamed or
-    removed. Before Python 3.13 it keeps a descriptor open.
+    The mapping lives as long as the view or any slice of it, even if the file is renamed or removed.
+    Before Python 3.13 it keeps a descriptor open.
 
-    Only for files that nobody changes: a process that looks past the new end of a file that was cut
-    shorter is killed (SIGBUS).
+    Use it only for files that never change: if a mapped file is truncated, a process that reads past its new
+    end is killed (SIGBUS).
 
     Returns:
         The bytes; empty for an empty file.

@@ -18,20 +18,19 @@ from penstock.handlers.stores.vectored_io import read_vectored
 from penstock.kernel.errors import TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
 
-WINDOW = 16 * 2**20  #: bytes that are read in one way; directly, all of them are in flight at once
+WINDOW = 16 * 2**20  #: bytes that are read either directly or buffered; a direct read is one call for all
 
 
 @final
 class LocalReadableFile:
     """An existing file, read at chosen offsets by several threads at once.
 
-    Of a large request, the bytes that are in the page cache are copied from there. The others are read
-    directly into the buffers where the file system and the alignment allow it, and else through the
-    page cache.
+    In a large request, windows that are mostly in the page cache are copied from there. The others are read
+    directly into the buffers where the file system and the alignment allow it, else through the page cache.
 
     Args:
-        path: Of the file.
-        io: "auto" as above; "direct" does not look at the page cache; "buffered" always reads through it.
+        path: Path of the file.
+        io: "auto" is described above; "direct" ignores the page cache; "buffered" always reads through it.
     """
 
     __slots__ = ("_descriptor", "_direct", "_io", "_lock", "_refused", "_transfers", "path")
@@ -47,7 +46,7 @@ class LocalReadableFile:
 
     @property
     def transfers(self) -> Transfers:
-        """What was read so far."""
+        """How many bytes were read so far, and in which way."""
         return self._transfers
 
     def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -74,20 +73,20 @@ class LocalReadableFile:
                         raise TruncatedDataError(self.path, needed, found)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         with ExitStack() as stack:
             stack.callback(self._descriptor.close)
             if self._direct is not None:
                 stack.callback(self._direct.close)
 
     def _read(self, offset: int, views: Sequence[memoryview]) -> int:
-        """Read through the page cache; return the offset reached."""
+        """Read through the page cache, and return the offset reached."""
         reached = read_vectored(self._descriptor.number, offset, views)
         self._count(buffered_bytes=reached - offset)
         return reached
 
     def _read_large(self, offset: int, view: memoryview) -> int:
-        """Read each part in the way that suits it; return the offset reached."""
+        """Read each part directly or through the page cache, and return the offset reached."""
         parts = [Part(len(view), direct=False)]
         if not self._refused and (offset - address_of(view)) % PAGE == 0:
             parts = parts_of(offset, len(view), WINDOW)
@@ -97,7 +96,7 @@ class LocalReadableFile:
             end = at + part.nbytes
             if part.direct and self._is_wanted_directly(at, part.nbytes):
                 at += self._read_direct(at, view[at - offset : end - offset])
-            if at < end:  # all of it, or what a direct read left
+            if at < end:  # the whole part, or the rest of a short direct read
                 at = self._read(at, [view[at - offset : end - offset]])
             if at < end:
                 break
@@ -112,11 +111,11 @@ class LocalReadableFile:
         return cached is not None and 2 * cached < nbytes
 
     def _read_direct(self, offset: int, view: memoryview) -> int:
-        """Read past the page cache; return the number of bytes read, 0 if this file does not allow it."""
+        """Read past the page cache. Return the number of bytes read, 0 if the file does not allow it."""
         try:
             descriptor = self._opened_directly()
             moved = 0 if descriptor is None else os.preadv(descriptor.number, [view], offset)
-        except OSError:  # whatever is wrong, a read through the page cache succeeds or reports it
+        except OSError:  # a read through the page cache follows, which succeeds or reports the error
             self._refused = True
             return 0
 
@@ -124,7 +123,7 @@ class LocalReadableFile:
         return moved
 
     def _opened_directly(self) -> Descriptor | None:
-        # Not before it is needed: a checkpoint has many files, and a process few descriptors.
+        # Opened only when needed: a checkpoint may have many files, and a process has few descriptors.
         with self._lock:
             if self._direct is None and not self._refused:
                 self._direct = open_direct(self._descriptor, os.O_RDONLY, self._io)

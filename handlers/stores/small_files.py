@@ -1,4 +1,4 @@
-"""Reading and measuring thousands of small files at the price of the system calls alone."""
+"""Reading or measuring thousands of small files, with little cost beyond the system calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_ONCE: Final = 1 << 16
 
 
 def read_files(paths: Iterable[str]) -> list[bytes | None]:
-    """Return what each file holds; None where there is none.
+    """Return the content of each file; None for a missing one or a directory.
 
     Raises:
         StorageError: If one cannot be read.
@@ -48,10 +48,10 @@ def _read(path: str) -> bytes:
 
 
 def file_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the bytes of each file; -1 of a directory, and None where there is nothing.
+    """Return the size of each file in bytes; -1 for a directory, None where there is nothing.
 
     Raises:
-        StorageError: If one cannot be looked at.
+        StorageError: If the status of one cannot be read.
     """
     found: list[int | None] = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""`pwritev` and `preadv` for any number of buffers, repeated until all bytes are moved."""
+"""`pwritev` and `preadv` for any number of buffers, repeated until all bytes are transferred."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from errno import EIO
 from itertools import islice
 
-MAX_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  #: of one call; 1024 on Linux
+MAX_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  #: buffers per call; 1024 on Linux
 
 
 def write_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
     """Write all buffers one after another, beginning at `offset`.
 
     Raises:
-        OSError: As `os.pwritev` does, after any number of bytes.
+        OSError: As `os.pwritev` does. Any number of bytes may have been written before.
     """
     end = offset + sum(buffer.nbytes for buffer in buffers)
     if _transfer(os.pwritev, descriptor, offset, buffers) < end:
@@ -28,10 +28,10 @@ def read_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -
     """Fill the buffers one after another, beginning at `offset`.
 
     Returns:
-        The offset reached: that of the end of the last buffer, or less where the file ends.
+        The offset reached: the end of the last buffer's range, or less if the file ends before.
 
     Raises:
-        OSError: As `os.preadv` does, after any number of bytes.
+        OSError: As `os.preadv` does. Any number of bytes may have been read before.
     """
     return _transfer(os.preadv, descriptor, offset, buffers)
 
@@ -42,7 +42,7 @@ def _transfer(
     offset: int,
     buffers: Sequence[memoryview],
 ) -> int:
-    # One Linux call moves at most 2 GiB - 4 KiB, and any call may move less than it was asked to.
+    # A Linux call transfers at most 2 GiB - 4 KiB, and any call may transfer less than it was asked to.
     pending = deque(buffer.cast("B") for buffer in buffers if buffer.nbytes)
     while pending:
         moved = call(descriptor, list(islice(pending, MAX_BUFFERS)), offset)

@@ -1,4 +1,4 @@
-"""Files that are written whole, in one call: replaced, or created by one writer of many."""
+"""Writing whole files in one call: replacing them, or creating them exactly once among many writers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.vectored_io import write_vectored
 from penstock.kernel.errors import StorageError
 
-# What a file system without hard links says.
+# The errors of a file system without hard links.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 def replace_whole(path: str, data: bytes, *, new: bool = False) -> None:
     """Create a file, or replace its content, and make the content durable.
 
-    Not in one step: after a failure the file may be there with any part of the content.
+    This is not atomic: after a failure the file may hold any part of the content.
 
     Args:
-        path: Of the file.
-        data: All of its content.
-        new: Whether the file must not exist.
+        path: Path of the file.
+        data: Its whole content.
+        new: Whether it is an error if the file exists.
 
     Raises:
         StorageError: If the medium refuses.
@@ -43,16 +43,16 @@ def replace_whole(path: str, data: bytes, *, new: bool = False) -> None:
 
 
 def create_whole(path: str, data: bytes) -> bool:
-    """Create a file with its content in one step, durable but for its name.
+    """Create a file with its content in one step. The content is durable, its directory entry is not.
 
-    It is written beside its path, as `<path>.penstock-new-<hex>`, and linked to it, so that of several
-    writers one succeeds and nobody reads a part. A crash may leave the file beside it.
+    It is written as `<path>.penstock-new-<hex>` and then linked to `path`, so that only one of several
+    writers succeeds and readers never see a part. A crash may leave the `penstock-new` file behind.
 
     Returns:
-        True if it was created; False if it was there with this content.
+        True if the file was created; False if it existed with this content.
 
     Raises:
-        StorageError: With `errno.EEXIST` if it was there with another content.
+        StorageError: With `errno.EEXIST` if it existed with other content.
     """
     beside = f"{path}.penstock-new-{uuid.uuid4().hex}"
     try:
@@ -65,7 +65,7 @@ def create_whole(path: str, data: bytes) -> bool:
 
         return False
     finally:
-        with suppress(OSError):  # gone by the rename, or never made
+        with suppress(OSError):  # already renamed, or never created
             os.unlink(beside)
 
     return True

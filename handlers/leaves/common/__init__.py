@@ -1,1 +1,1 @@
-"""What leaf handlers share: arrays as blocks of bytes, host buffers, how target and leaf differ."""
+"""Shared by the leaf handlers: arrays cut into blocks, host buffers, targets compared with leaves."""

@@ -1,4 +1,4 @@
-"""An array cut into chunks, and cast, on its way to the medium."""
+"""Cutting an array into chunks, and casting it to the stored dtype."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory
 def chunk_boxes(
     shape: tuple[int, ...], chunk_shape: tuple[int, ...], most: int
 ) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """Cut an array into chunks, and each into boxes that are flat ranges of it in C order.
+    """Cut an array into chunks, and each chunk into boxes that are flat ranges of it in C order.
 
     Args:
-        shape: Of the array; if an axis is empty there are no boxes.
-        chunk_shape: Divides `shape`.
-        most: Elements that a box may have, at least 1.
+        shape: Shape of the array; if an axis is empty there are no boxes.
+        chunk_shape: Divides `shape` evenly.
+        most: The most elements a box may have, at least 1.
 
     Yields:
-        The grid index of the chunk, and a box: its `starts` in the array, its `first` in the chunk.
+        The grid index of the chunk, and a box whose `starts` count from the array's origin and whose
+        `first` counts from the chunk's.
     """
     if 0 in shape:
         return
@@ -51,21 +52,21 @@ def chunk_boxes(
 
 @lru_cache(maxsize=256)
 def stored_as(dtype: str) -> np.dtype[Any]:
-    """The dtype called `dtype` as its elements lie on the medium: little-endian."""
+    """The dtype named `dtype` in its stored byte order, little-endian."""
     return numpy_dtype(dtype).newbyteorder("<")
 
 
 def cast_to(array: npt.NDArray[Any], dtype: str | np.dtype[Any], *, copy: bool = False) -> npt.NDArray[Any]:
-    """Return the elements in C order, as the dtype called `dtype`, converted as C would.
+    """Return the elements in C order, converted to `dtype` by C's rules.
 
     Args:
-        array: Of any strides and byte order.
-        dtype: By name, or itself.
-        copy: Whether the result must be another memory.
+        array: An array of any strides and byte order.
+        dtype: The dtype, or its name for the little-endian one.
+        copy: Whether the result must not share the array's memory.
     """
     wanted = stored_as(dtype) if isinstance(dtype, str) else dtype
     host = np.asarray(array)
-    with np.errstate(all="ignore"):  # what does not fit becomes what C makes of it
+    with np.errstate(all="ignore"):  # values out of range are converted as C converts them
         if not copy or host.size * wanted.itemsize < MAPPED_FROM:
             return host.astype(wanted, order="C", copy=copy)
 

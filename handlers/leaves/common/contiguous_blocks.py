@@ -1,4 +1,4 @@
-"""Cutting an array into parts whose bytes follow one another in C order."""
+"""Cutting an array into parts that are contiguous in C order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Box:
 
     starts: tuple[int, ...]  #: along each axis
     sizes: tuple[int, ...]  #: along each axis
-    first: int  #: index of its first element in C order, in the array that is cut
+    first: int  #: flat index of its first element in the array that is cut, in C order
 
     @property
     def n_elements(self) -> int:
@@ -30,14 +30,14 @@ class Box:
 
 
 def boxes(shape: tuple[int, ...], most: int) -> Iterator[Box]:
-    """Cut an array of `shape` into boxes, in C order, that together cover it once.
+    """Cut an array of `shape` into boxes, in C order, that together cover each element once.
 
-    One axis is cut into nearly equal steps, the axes before it into single indices, those after it
-    not at all; so there are at most two different sizes, and a compiler sees few shapes.
+    One axis is cut into nearly equal steps, the axes before it into single indices, and those after it
+    not at all. So boxes have at most two different shapes, and few programs need to be compiled.
 
     Args:
-        shape: Of the array; if an axis is empty there are no boxes.
-        most: Elements that a box may have, at least 1.
+        shape: Shape of the array; if an axis is empty there are no boxes.
+        most: The most elements a box may have, at least 1.
     """
     if 0 in shape:
         return
@@ -58,7 +58,7 @@ def boxes(shape: tuple[int, ...], most: int) -> Iterator[Box]:
 
 
 def flat_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """The place of an element in C order."""
+    """The position of an element in C order."""
     flat = 0
     for at, size in zip(index, shape, strict=True):
         flat = flat * size + at
@@ -67,7 +67,7 @@ def flat_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def is_contiguous(box: Box, shape: tuple[int, ...]) -> bool:
-    """Whether the elements of a box follow one another in an array of `shape`, in C order."""
+    """Whether the elements of a box are contiguous in an array of `shape`, in C order."""
     axis = len(shape)
     while axis and box.sizes[axis - 1] == shape[axis - 1]:
         axis -= 1
@@ -76,7 +76,7 @@ def is_contiguous(box: Box, shape: tuple[int, ...]) -> bool:
 
 
 def _cut_axis(shape: tuple[int, ...], most: int) -> tuple[int, int]:
-    """Find the axis to cut (-1 if the whole fits) and the elements behind one index of it."""
+    """Return the axis to cut, or -1 if the whole array fits, and how many elements one index of it has."""
     inner = 1
     for axis in reversed(range(len(shape))):
         if inner * shape[axis] > most:

@@ -1,4 +1,4 @@
-"""Host memory that a restore reads into, and that the restored value then keeps."""
+"""Host memory that a restore reads into, and that the restored value may keep."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from penstock.kernel.memory.buffers import anonymous_memory
 
-_CACHE_LINE = 64  # what jax needs of a buffer to use it in place on a CPU device
-_PAGE = 4096  # what O_DIRECT needs
+_CACHE_LINE = 64  # the alignment jax needs to use a buffer in place on a CPU device
+_PAGE = 4096  # the alignment O_DIRECT needs
 _HUGE_PAGE = 1 << 21
 _PAGE_ALIGNED_FROM = 1 << 16
 _HUGE_FROM = 2 * _HUGE_PAGE
@@ -25,13 +25,13 @@ _HUGE_FROM = 2 * _HUGE_PAGE
 class HostRegion:
     """The kernel's `Destination`: a buffer for one rectangular part of a global array.
 
-    The memory is allocated when it is first looked at, belongs to nobody else, and is never used
-    again for another region: the value that is built may simply keep it. It starts at a multiple of
-    64 bytes, of 4096 from 64 KiB on, and lies in huge pages where the system has them from 4 MiB on.
+    The memory is allocated on first access. It is never shared or reused, so the restored value may keep
+    it. It is aligned to 64 bytes, and from 64 KiB on to 4096. From 4 MiB on it is in huge pages, if the
+    system has them.
 
     Args:
-        bounds: (start, stop) along each axis of the global array; `()` of a 0-d one.
-        dtype: Of the elements, in native byte order.
+        bounds: (start, stop) along each axis of the global array; `()` for a 0-d array.
+        dtype: Dtype of the elements, in native byte order.
     """
 
     __slots__ = ("_array", "_lock", "bounds", "dtype", "nbytes", "shape")
@@ -46,17 +46,17 @@ class HostRegion:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostRegion:
-        """One region for all of an array."""
+        """Return one region for the whole array."""
         return cls(tuple([(0, size) for size in shape]), dtype)
 
     def adopt(self, memory: memoryview) -> None:
-        """Be these bytes, read-only, instead of memory of its own. Before anybody looked at it."""
+        """Use these bytes, read-only, instead of allocating memory. Call it before the first access."""
         with self._lock:
             assert self._array is None, "the region has memory already"
             self._array = np.frombuffer(memory, np.uint8).view(self.dtype).reshape(self.shape)
 
     def view(self) -> memoryview:
-        """The buffer: writable, contiguous, C order, as bytes. Thread-safe."""
+        """The memory as writable, contiguous bytes in C order. Thread-safe."""
         return self.array().reshape(-1).view(np.uint8).data
 
     def array(self) -> npt.NDArray[Any]:
@@ -71,7 +71,7 @@ class HostRegion:
         return array
 
     def let_go(self) -> None:
-        """Forget the memory: it dies with the last view of it. To be called when nobody fills it."""
+        """Drop the memory, which is freed with its last view. Call it only when nothing writes to it."""
         self._array = None
 
     def __repr__(self) -> str:
@@ -82,12 +82,12 @@ class HostRegion:
 def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return uninitialised, aligned memory.
 
-    Huge pages halve the time to fill it: without them every 4 KiB costs a page fault (ARCHITECTURE §5).
+    Huge pages halve the time to fill it; without them every 4 KiB costs a page fault (ARCHITECTURE §5).
     """
     if sys.platform == "linux" and nbytes >= _HUGE_FROM:
         whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
         memory = np.frombuffer(anonymous_memory(whole, huge_pages=True), np.uint8)
-        if memory.ctypes.data % _HUGE_PAGE:  # Linux before 6.7 does not place it by itself
+        if memory.ctypes.data % _HUGE_PAGE:  # Linux before 6.7 does not align it by itself
             memory = np.frombuffer(anonymous_memory(whole + _HUGE_PAGE, huge_pages=True), np.uint8)
 
         return _aligned(memory, nbytes, _HUGE_PAGE)

@@ -15,7 +15,7 @@ from penstock.kernel.protocols.leaf import LeafSpec, StoredLeaf
 
 
 def _on_disk(spec: LeafSpec) -> str:
-    """Say what is stored, as in `jax.Array float32[8,12]`, `scalar int64[]`, `string`."""
+    """Describe the stored leaf, as in `jax.Array float32[8,12]`, `scalar int64[]` or `string`."""
     if spec.shape is None:
         return spec.typestr
     if spec.random_key_impl is not None:
@@ -25,20 +25,23 @@ def _on_disk(spec: LeafSpec) -> str:
 
 
 def different(kind: str, stored: StoredLeaf, in_like: str, found: str = "") -> TreeDifference:
-    """Make a `TreeDifference` of `kind`; `found` defaults to all that is known of the stored leaf."""
+    """Make a `TreeDifference` of `kind`; `found` defaults to a description of the stored leaf."""
     return TreeDifference(kind, stored.info.key_path, in_like, found or _on_disk(stored.spec))
 
 
 def different_array(
     stored: StoredLeaf, type_name: str, shape: Sequence[int], dtype: str
 ) -> TreeDifference | None:
-    """Compare a stored leaf with the array that is wanted, element type first. Nothing is ever cast.
+    """Compare a stored leaf with the target array, dtype first. Nothing is ever cast.
 
     Args:
         stored: The leaf on disk, of any kind.
-        type_name: What the target is, for the message.
-        shape: Of the target.
-        dtype: Of the target, by name.
+        type_name: Name of the target's type, for the message.
+        shape: The target's shape.
+        dtype: Name of the target's dtype.
+
+    Returns:
+        The first difference, or None if there is none.
     """
     spec = stored.spec
     if spec.shape is None:
@@ -66,12 +69,12 @@ def stored_dtype(stored: StoredLeaf) -> np.dtype[Any]:
 
 
 def type_of(value: object) -> type:
-    """The type that a restore target names or is an instance of."""
+    """The restore target itself if it is a type, else its type."""
     return value if isinstance(value, type) else type(value)
 
 
 def type_name(value: object) -> str:
-    """The name, for people, of a type or of a value's type: `int`, `numpy.float32`."""
+    """The readable name of a type, or of a value's type: `int`, `numpy.float32`."""
     type_ = type_of(value)
     module = type_.__module__
     return type_.__qualname__ if module == "builtins" else f"{module}.{type_.__qualname__}"

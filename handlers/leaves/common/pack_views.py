@@ -1,4 +1,4 @@
-"""The arrays in a pack, as they lie in its buffer."""
+"""The arrays of a pack, as views of its buffer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.kernel.protocols.views import FilledPack
 
 
 def pack_views(host: FilledPack) -> Iterator[npt.NDArray[Any]]:
-    """Yield an array for each leaf, of its stored shape and dtype, that looks at the pack's buffer.
+    """Yield a view of the pack's buffer for each leaf, with its stored shape and dtype.
 
-    Of leaves of one kind that follow each other without gaps, numpy makes the views many at a time.
+    Consecutive leaves of one kind without gaps are cut from one larger view, which is faster.
     """
     specs, starts, sizes = host.specs, host.starts, host.sizes
     at = 0

@@ -1,8 +1,8 @@
-"""Many small arrays onto one device: beneath the public call, where that is found to do the same.
+"""Putting many small arrays on one device, by a private jax call where it does the same as the public one.
 
-`jax.device_put` costs some 30 µs for each array of a list, the call beneath it 4. That call is private,
-so it is tried out first, on each kind of array that is asked for, and the public one takes over at the
-first surprise, or if `PENSTOCK_PUBLIC_DEVICE_PUT` is set in the environment.
+`jax.device_put` takes some 30 µs for each array of a list; the private call beneath it takes 4. The private
+call is tried once for each kind of array. If its result differs in any way from the public call's, or if
+`PENSTOCK_PUBLIC_DEVICE_PUT` is set in the environment, the public call is used.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _Put: TypeAlias = Callable[[npt.NDArray[Any]], jax.Array]
 
 
 def put_small(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> list[jax.Array]:
-    """Copy arrays of one shape and dtype to one device, each into memory of its own. Blocking.
+    """Copy arrays of one shape and dtype to one device, each into its own memory. Blocking.
 
     Args:
-        views: Of any alignment; may change once this has returned.
-        sharding: Of a single device; None for jax's default device, uncommitted.
+        views: Arrays of any alignment. They may change once this has returned.
+        sharding: A single-device sharding; None for jax's default device, uncommitted.
     """
     if not views:
         return []
@@ -47,8 +47,8 @@ def put_small(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> l
 
 
 def put_publicly(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> list[jax.Array]:
-    """Do the same by jax's public call."""
-    # Copied, because jax may look at the memory for as long as the array lives.
+    """Do the same with jax's public call."""
+    # Copied, because jax may use the memory for as long as the array lives.
     copies = [view.copy() for view in views]
     put: Callable[..., list[jax.Array]] = cast("Any", jax).device_put
     return put(copies) if sharding is None else put(copies, [sharding] * len(copies))
@@ -70,21 +70,21 @@ def _fast_put(
     *,
     x64: bool,
 ) -> _Put | None:
-    """Make the fast call for arrays of one kind, if it gives just what the public call gives."""
+    """Return the fast call for arrays of one kind, or None unless its result equals the public call's."""
     device, memory_kind, committed = place
-    del x64  # a part of the key: what jax makes of 64-bit types depends on it
+    del x64  # only a part of the cache key: how jax treats 64-bit types depends on it
     try:
         sharding = SingleDeviceSharding(device, memory_kind=memory_kind)
         put = _private_put(shape, dtype, device, sharding, committed=committed)
         return put if _gives_the_same(put, shape, dtype, sharding if committed else None) else None
-    except Exception:  # whatever another version of jax makes of it
+    except Exception:  # another version of jax may fail here in any way
         return None
 
 
 def _private_put(
     shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, sharding: Sharding, *, committed: bool
 ) -> _Put:
-    # Looked for here, so that a version without these names is one without the fast call.
+    # Imported here, so that a version without these names falls back to the public call.
     private: Any = import_module("jax._src.lib")
     aval = cast("Any", import_module("jax._src.core")).ShapedArray(shape, dtype)
     put: Callable[..., jax.Array] = private.xla_client.batched_device_put
@@ -101,18 +101,18 @@ def _private_put(
 def _gives_the_same(
     put: _Put, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding | None
 ) -> bool:
-    """Compare with the public call, for one array of bytes that differ and whose memory is then changed."""
+    """Compare with the public call on a probe array, whose memory is then overwritten to detect aliasing."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     buffer = np.arange(nbytes + 1, dtype=np.uint64).astype(np.uint8)
     if dtype == np.bool_ or dtype.itemsize == 1:
-        buffer &= 1  # not every byte is a bool, or an int4
+        buffer &= 1  # not every byte is a valid bool or int4
 
     probe = np.ndarray(shape, dtype, buffer.data, 1)  # not aligned, as in a pack
     expected = probe.copy()
     (public,) = put_publicly([probe], sharding)
     found = put(probe)
     cast("Any", jax).block_until_ready(found)
-    buffer[:] = 1 - (buffer & 1)  # the array must not look at this memory any more
+    buffer[:] = 1 - (buffer & 1)  # the array must not use this memory any more
     return (
         type(found) is type(public)
         and found.shape == public.shape

@@ -1,4 +1,4 @@
-"""A jax.Array that is filled part by part on its devices, so that the host never holds all of it."""
+"""Filling a jax.Array part by part on its devices, so that the host never holds the whole array."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from penstock.kernel.protocols.views import FilledLeaf
 
 
 def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool) -> list[Target]:
-    """Cut the regions of a target, each one shard; see `PartsHandler.parts`.
+    """Cut the regions of a target, which are one shard each, into parts; see `PartsHandler.parts`.
 
-    Shards that hold the same rows are cut alike and go together: what is read for one holds what is
-    read for the others.
+    Shards that hold the same rows are cut alike, and their boxes form one part, because the bytes read for
+    one also contain those of the others.
     """
     placement = cast("Placement", target.detail)
     if not target.staging_bytes or placement.as_numpy or not _in_main_memory(placement.sharding):
@@ -53,29 +53,29 @@ def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_c
 
 
 def place_part(part: FilledLeaf) -> None:
-    """Put the filled regions of a part on their devices, in place, and let go of their memory. Blocking."""
+    """Write the filled regions of a part into the shards on their devices, and free them. Blocking."""
     detail = cast("_Part", part.target.detail)
     detail.canvas.fill(detail, [cast("HostRegion", region) for region in part.target.regions])
 
 
 def join_parts(part: FilledLeaf) -> object:
-    """Return the array that every part has been put into."""
+    """Return the finished array, after every part was placed."""
     return cast("_Part", part.target.detail).canvas.array()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The regions of one part: the same box of several shards."""
+    """Describes one part: the same box of several shards."""
 
     canvas: _Canvas
-    shards: tuple[Bounds, ...]  #: for each region, that of which it is a part
-    starts: tuple[int, ...]  #: of the box, in each shard
+    shards: tuple[Bounds, ...]  #: for each region, the bounds of its shard
+    starts: tuple[int, ...]  #: where the box begins in each shard
 
 
 @final
 class _Canvas:
-    """The shards of one array in the making, each allocated when its first part is put there."""
+    """The shards of an array that is being filled, each allocated when its first part arrives."""
 
     __slots__ = ("_dtype", "_homes", "_lock", "_placement", "_shape", "_shards")
 
@@ -103,7 +103,7 @@ class _Canvas:
 
                     self._shards[device] = _paste(shard, _put(region.array(), device), starts)
 
-            # The memory may be read until then, by a copy to the device or, on the host, by the update.
+            # Until then the regions' memory may be read: by a copy to a device, or by an update on the host.
             cast("Any", jax).block_until_ready(list(self._shards.values()))
 
         for region in regions:
@@ -119,7 +119,7 @@ class _Canvas:
         return jax.make_array_from_single_device_arrays(self._shape, sharding, shards)
 
     def _width(self) -> AbstractContextManager[object]:
-        # Whether jax narrows is a setting of the thread. Who asked for 64 bits by name gets them.
+        # Whether jax narrows 64-bit types is a thread-local setting; a target that names one gets it.
         return jax.enable_x64(True) if self._placement.wide else nullcontext()
 
 
@@ -136,7 +136,7 @@ def _within(shard: HostRegion, box: Box) -> HostRegion:
 
 
 def _chunk_rows(shape: tuple[int, ...], chunk_shape: tuple[int, ...], most: int) -> Iterator[Box]:
-    """Cut a shard between rows of chunks; not at all if they do not end where it does."""
+    """Cut a shard between rows of chunks; leave it whole if the rows do not divide it evenly."""
     if not shape or shape[0] % chunk_shape[0]:
         yield Box((0,) * len(shape), shape, 0)
         return
@@ -148,7 +148,7 @@ def _chunk_rows(shape: tuple[int, ...], chunk_shape: tuple[int, ...], most: int)
 
 
 def _in_main_memory(sharding: Sharding | None) -> bool:
-    """Whether arrays of this sharding lie in the memory that their devices compute with."""
+    """Whether arrays of this sharding are in their devices' default memory."""
     kind = None if sharding is None else sharding.memory_kind
     if sharding is None or kind is None:
         return True
@@ -172,6 +172,6 @@ def _update(shard: jax.Array, part: jax.Array, starts: tuple[np.uint32, ...]) ->
     return jax.lax.dynamic_update_slice(shard, part, starts)
 
 
-# The shard is given up, and so updated where it is. Its start is an operand: one compilation serves all
-# parts of a size.
+# The shard is donated, so it is updated in place. The start is an operand, so that one compilation serves
+# all parts of one size.
 _paste: Callable[..., jax.Array] = cast("Any", jax).jit(_update, donate_argnums=0)

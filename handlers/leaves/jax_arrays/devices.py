@@ -1,4 +1,4 @@
-"""What is asked of jax about devices, with types: jax's own annotations leave much of this unknown."""
+"""Typed wrappers for jax's functions about devices, many of which jax itself does not annotate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Slices: TypeAlias = tuple[slice, ...]
 
 
 class Device(Protocol):
-    """What is used of a `jax.Device`."""
+    """The part of `jax.Device` that is used here."""
 
     @property
     def id(self) -> int: ...
@@ -39,7 +39,7 @@ def all_devices() -> Sequence[Device]:
 
 
 def default_device() -> Device:
-    """Where jax puts what was given no place."""
+    """The device on which jax puts arrays by default."""
     device: Device | str | None = cast("Any", jax).config.jax_default_device
     if device is None or isinstance(device, str):
         return cast("Sequence[Device]", cast("Any", jax).local_devices(backend=device))[0]
@@ -48,13 +48,13 @@ def default_device() -> Device:
 
 
 def devices_of(sharding: Sharding) -> Iterable[Device]:
-    """The devices an array of this sharding lies on, each once, in no order."""
+    """The devices that hold an array of this sharding, each once, in no particular order."""
     return cast("Iterable[Device]", cast("Any", sharding).device_set)
 
 
 @lru_cache(maxsize=1024)
 def on_host(sharding: Sharding) -> bool:
-    """Whether arrays of this sharding lie in the memory of CPU devices."""
+    """Whether arrays of this sharding are in the memory of CPU devices."""
     return all(device.platform == "cpu" for device in devices_of(sharding))
 
 

@@ -1,4 +1,4 @@
-"""Where a restored jax.Array is to lie, and making it from host memory."""
+"""Where to place a restored jax.Array, and how to make it from host memory."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How the value of one leaf is made from its regions; `Target.detail` of the array handler."""
+    """How to make the value of one leaf from its regions. The array handler's `Target.detail`."""
 
-    sharding: Sharding | None = None  #: of the (key) data; None is jax's default device, uncommitted
-    as_numpy: bool = False  #: jax cannot hold it here as it was saved, so numpy does
-    key_impl: str | None = None  #: wrap the data as typed PRNG keys
-    wide: bool = False  #: of a 64-bit type while jax_enable_x64 is off
-    copied: bool = False  #: into memory of the device's own, though that is the host's
+    sharding: Sharding | None = None  #: of the data or key data; None for jax's default device, uncommitted
+    as_numpy: bool = False  #: make an np.ndarray, because jax here cannot hold the array as it was saved
+    key_impl: str | None = None  #: wrap the data as typed PRNG keys of this implementation
+    wide: bool = False  #: a 64-bit type is wanted while jax_enable_x64 is off
+    copied: bool = False  #: copy the regions, although a CPU device could use them in place
 
     @property
     def keeps_regions(self) -> bool:
-        """Whether the value goes on living in the regions' memory."""
+        """Whether the value keeps using the regions' memory."""
         if self.as_numpy:
             return True
 
@@ -43,11 +43,11 @@ class Placement:
 
 @lru_cache(maxsize=4096)
 def split(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Bounds, ...]:
-    """Find the distinct parts of an array of `shape` that devices of this process are to hold.
+    """Return the distinct parts of an array of `shape` that the devices of this process will hold.
 
     Raises:
         ValueError: If the sharding does not divide the shape.
-        IndexError: If it has more axes than the shape.
+        IndexError: If the sharding has more axes than the shape.
     """
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return (tuple([(0, size) for size in shape]),)
@@ -56,13 +56,13 @@ def split(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Bounds, ..
 
 
 def make_arrays(leaves: Sequence[FilledLeaf]) -> list[object]:
-    """Make the value of every leaf; those that lie on one device, all in one call. Blocking.
+    """Make the value of every leaf, all single-device arrays in one call. Blocking.
 
-    On CPU devices the arrays go on living in the regions' memory. To other devices the bytes are
-    copied; this returns when that is done, so that the regions may die.
+    Arrays on CPU devices keep using the regions' memory. For other devices the bytes are copied, and this
+    returns only when the copies are done, so that the regions can be freed.
     """
     plans = [cast("Placement", leaf.target.detail) for leaf in leaves]
-    # Whether jax narrows is a setting of the thread. Who asked for 64 bits by name gets them.
+    # Whether jax narrows 64-bit types is a thread-local setting; a target that names one gets it.
     with jax.enable_x64(True) if any(plan.wide for plan in plans) else nullcontext():
         loose, placed = _put(leaves, plans)
         values = [_value(leaf, plan, loose, placed) for leaf, plan in zip(leaves, plans, strict=True)]
@@ -76,7 +76,7 @@ def make_arrays(leaves: Sequence[FilledLeaf]) -> list[object]:
 def _put(
     leaves: Sequence[FilledLeaf], plans: Sequence[Placement]
 ) -> tuple[Iterator[jax.Array], Iterator[jax.Array]]:
-    """Transfer what goes to the default device, and to one device by name, each in the leaves' order."""
+    """Transfer the leaves for the default device, and those for one given device, each in order."""
     loose: list[npt.NDArray[Any]] = []
     placed: list[npt.NDArray[Any]] = []
     places: list[Sharding] = []
@@ -114,20 +114,20 @@ def _value(
 
 
 def _sharded(leaf: FilledLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
-    """Make an array that several devices hold; its shards alias their regions if they can."""
+    """Make an array on several devices; its shards alias their regions where possible."""
     shape = leaf.stored.spec.shape or ()
     parts = {region.bounds: cast("HostRegion", region).array() for region in leaf.target.regions}
 
     def part(index: Slices | None) -> npt.NDArray[Any]:
         return _copied_if(plan, parts[bounds_of(index or (), shape)])
 
-    # A fifth of the price of transferring the shards as arrays of their own and joining those.
+    # Costs a fifth of transferring each shard as its own array and joining them.
     array: jax.Array = cast("Any", jax).make_array_from_callback(shape, sharding, part)
     return array
 
 
 def bounds_of(index: Slices, shape: tuple[int, ...]) -> Bounds:
-    """The (start, stop) along each axis of what slices select."""
+    """The (start, stop) along each axis of the region that the slices select."""
     return tuple([part.indices(size)[:2] for part, size in zip(index, shape, strict=True)])
 
 

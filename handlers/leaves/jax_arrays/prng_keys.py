@@ -1,4 +1,4 @@
-"""Typed PRNG keys: their data, their implementation, and their element type."""
+"""Typed PRNG keys: their data, implementation and dtype."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def is_key(dtype: object) -> bool:
-    """Whether this is the element type of typed PRNG keys (`key<fry>`), not of numbers."""
+    """Whether this is a dtype of typed PRNG keys (`key<fry>`) rather than of numbers."""
     return not isinstance(dtype, np.dtype) and is_subtype(dtype, jax.dtypes.prng_key)
 
 
@@ -32,7 +32,7 @@ def key_impl_of(keys: jax.Array, info: ParamInfo) -> str:
     """The name of the keys' implementation.
 
     Raises:
-        InvalidLeafError: If it has none that it could be found by again.
+        InvalidLeafError: If the implementation has no registered name, so a restore could not find it.
     """
     impl = jax.random.key_impl(keys)
     if not isinstance(impl, str):
@@ -46,7 +46,7 @@ def key_impl_of(keys: jax.Array, info: ParamInfo) -> str:
 
 @lru_cache(maxsize=64)
 def key_dtype(impl: str) -> Any:
-    """The element type of keys of a named implementation.
+    """The dtype of typed keys of a named implementation.
 
     Raises:
         ValueError: If jax knows no implementation of this name.
@@ -56,7 +56,7 @@ def key_dtype(impl: str) -> Any:
 
 @lru_cache(maxsize=64)
 def key_data_shape(impl: str) -> tuple[int, ...]:
-    """The shape of one key's uint32 data, as in `(2,)`.
+    """The shape of one key's uint32 data, for example `(2,)`.
 
     Raises:
         ValueError: If jax knows no implementation of this name.
@@ -65,7 +65,7 @@ def key_data_shape(impl: str) -> tuple[int, ...]:
 
 
 def known_impl(dtype: object) -> str | None:
-    """The name of the implementation that an element type of keys belongs to; None if it is a private one."""
+    """The name of the implementation of a key dtype; None if it is not one of jax's own."""
     return next((impl for impl in _IMPLS if key_dtype(impl) == dtype), None)
 
 

@@ -1,4 +1,4 @@
-"""What a restore target asks for where a jax.Array is to be, and whether it can be had."""
+"""What a restore target asks for where a jax.Array is wanted, and whether the stored leaf satisfies it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target
     Args:
         stored: The leaf on disk, of any kind.
         like: An array, a struct, or their type; None if there is no target.
-        alias: Whether arrays on CPU devices may keep the memory that was read into.
+        alias: Whether arrays on CPU devices may keep the memory they were read into.
 
     Returns:
-        A target whose detail is a `Placement`, or what differs.
+        A target whose detail is a `Placement`, or the difference between target and leaf.
 
     Raises:
-        UnsupportedFormatError: If the stored dtype or PRNG implementation is not known here.
+        UnsupportedFormatError: If this process does not know the stored dtype or PRNG implementation.
     """
     if stored.spec.shape is None:
         return different("type", stored, _type_name(like))
@@ -82,7 +82,7 @@ def _target(stored: StoredLeaf, placement: Placement, like: Any, *, alias: bool)
 
 
 def _difference(stored: StoredLeaf, like: Abstract) -> TreeDifference | None:
-    """Compare shape and element type, where typed keys and their raw data may stand for each other."""
+    """Compare shape and dtype; typed keys match their raw uint32 data."""
     name = _type_name(like)
     if not is_key(like.dtype):
         return different_array(stored, name, like.shape, dtype_name(like.dtype))
@@ -101,7 +101,7 @@ def _difference(stored: StoredLeaf, like: Abstract) -> TreeDifference | None:
 
 
 def _key_impl(stored: StoredLeaf, like: Abstract) -> str | None:
-    """The implementation to wrap the data with, if the target is of typed keys."""
+    """The implementation to wrap the data with, if the target has typed keys."""
     return (stored.spec.random_key_impl or known_impl(like.dtype)) if is_key(like.dtype) else None
 
 
@@ -131,11 +131,11 @@ def _place(stored: StoredLeaf, like: Abstract) -> Placement:
 
 
 def _saved_place(stored: StoredLeaf, *, named: bool) -> Placement:
-    """Choose a place without being told one.
+    """Choose a placement from the saved sharding, for a target that names none.
 
     Args:
-        stored: The leaf, with the text of its sharding if there is one.
-        named: Whether the caller asked for a jax.Array; else numpy will do, except for keys.
+        stored: The leaf, with its sharding's text if one was saved.
+        named: Whether the caller asked for a jax.Array. If not, an np.ndarray will do, except for keys.
     """
     saved = decode(stored.spec.sharding)
     if saved.sharding is None:
@@ -144,7 +144,7 @@ def _saved_place(stored: StoredLeaf, *, named: bool) -> Placement:
     if isinstance(saved.sharding, SingleDeviceSharding) and default_device() in devices_of(saved.sharding):
         return Placement()
 
-    # A text that does not belong to this array is as good as none.
+    # A saved sharding that does not fit this array is ignored.
     return Placement(saved.sharding if _divides(saved.sharding, stored.spec.shape or ()) else None)
 
 

@@ -1,4 +1,4 @@
-"""Shardings as the JSON texts of the `_sharding` document, and back on whatever machine this is."""
+"""Encodes shardings as the JSON texts of the `_sharding` document, and decodes them for this machine."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _OLD_CPU_NAME: Final = re.compile(r"^TFRT_CPU_(\d+)$")  # what jax before 0.10 c
 @final
 @dataclass(frozen=True, slots=True)
 class SavedSharding:
-    """What a stored sharding means here."""
+    """A stored sharding, mapped to the devices that jax has here."""
 
-    sharding: Sharding | None  #: None if it is unknown, or if one of its devices is not here
-    n_devices: int  #: devices it was spread over; 0 if unknown
+    sharding: Sharding | None  #: None if it is unknown, or if one of its devices does not exist here
+    n_devices: int  #: number of devices it was spread over; 0 if unknown
 
 
 UNKNOWN: Final = SavedSharding(None, 0)
 
 
-@lru_cache(maxsize=1024)  # holds meshes and devices alive, which the process does anyway, and no array
+@lru_cache(maxsize=1024)  # keeps no arrays alive, only meshes and devices, which live as long as the process
 def encode(sharding: Sharding) -> str | None:
-    """Return the JSON text of a sharding, or None for a kind that the format has no words for.
+    """Return the JSON text of a sharding, or None for a kind that the format cannot express.
 
     Source:
-        ORBAX_FORMAT.md §1.3. The memory kind has no place there and is not stored.
+        ORBAX_FORMAT.md §1.3. The format has no field for the memory kind, so it is not stored.
     """
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = devices_of(sharding)
@@ -77,7 +77,7 @@ def encode(sharding: Sharding) -> str | None:
 
 @lru_cache(maxsize=1024)
 def decode(text: str | None) -> SavedSharding:
-    """Find the devices of a stored sharding. Never raises: what is not understood is `UNKNOWN`.
+    """Decode a stored sharding and find its devices. Never raises: an unreadable text is `UNKNOWN`.
 
     The devices are those of jax's default backend, by id for a NamedSharding and by name for a
     SingleDeviceSharding; `TFRT_CPU_0` and `cpu:0` are the same device.
@@ -91,7 +91,7 @@ def decode(text: str | None) -> SavedSharding:
             return _single(fields)
         if fields["sharding_type"] == "NamedSharding":
             return _named(fields)
-    except Exception:  # from jax come all kinds; and a restore can do without this document
+    except Exception:  # jax may raise anything, and a restore can do without this document
         return UNKNOWN
 
     return UNKNOWN
@@ -132,7 +132,7 @@ def _named(fields: _Json) -> SavedSharding:
 
     devices = np.empty(n_devices, dtype=object)
     devices[:] = [here[id_] for id_ in ids]
-    # Without axis types the checkpoint is older than they are, and every mesh was automatic.
+    # A checkpoint without axis types was written before jax had them, when every mesh was Auto.
     types = fields.get("axis_types") or ["AxisType.Auto"] * len(shape)
     mesh = Mesh(
         devices.reshape(shape),
@@ -145,7 +145,7 @@ def _named(fields: _Json) -> SavedSharding:
 
 
 def _mesh_ids(fields: _Json, n_devices: int) -> list[int]:
-    """Ids of the mesh's devices in C order; the first devices there are, if none were stored."""
+    """Ids of the mesh's devices in C order; those of jax's first devices if none were stored."""
     mesh = fields.get("device_mesh")
     if mesh is None:
         return [device.id for device in all_devices()[:n_devices]]

@@ -1,4 +1,4 @@
-"""A jax.Array's distinct shards, each on its way to host memory."""
+"""Copying or viewing the distinct shards of a jax.Array in host memory."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import PiecePlan
 
 PACKED: Final = frozenset({"int2", "int4", "float4_e2m1fn"})
-"""Types of which jax keeps several elements in a byte, and numpy one."""
+"""Dtypes of which jax packs several elements into a byte, and numpy only one."""
 
 
 def shard_pieces(
     value: jax.Array, spec: LeafSpec, piece_bytes: int, *, key_path: str, alias: bool
 ) -> Iterator[PiecePlan]:
-    """Plan the pieces of every distinct shard, chunk by chunk, with nothing done yet.
+    """Plan the pieces of every distinct shard, chunk by chunk. Copies nothing yet.
 
-    If what one replica writes is a part of a shard, each part is taken from a device of its own, and
-    the pieces of the devices take turns: so their copies can overlap.
+    If each replica writes only a part of a shard, each part is taken from another device, and the devices'
+    pieces alternate so that their copies can overlap.
 
     Args:
-        value: Of any sharding over devices of this process, with at least one element.
-        spec: The dtype it is to have; the part of a shard that a replica writes; and the chunk shape,
-            which divides that.
-        piece_bytes: Bytes of a piece that is copied, at most (but at least one element). What is looked at
-            is one piece: it costs nothing, and whoever bounds what is in flight cuts it.
-        key_path: For errors.
-        alias: Whether to look at the memory of CPU devices instead of copying it.
+        value: An array of any sharding over devices of this process, with at least one element.
+        spec: Gives the dtype to store, the part of a shard that one replica writes (`write_shape`), and the
+            chunk shape, which divides that part.
+        piece_bytes: The most bytes of a copied piece, which has at least one element. A view is one piece
+            of any size: it costs nothing, and the caller cuts it to bound the bytes in flight.
+        key_path: The leaf's key path, for errors.
+        alias: Whether to use the memory of CPU devices instead of copying it.
     """
     sharding = value.sharding
     shape = sharding.shard_shape(value.shape)
@@ -72,7 +72,7 @@ def shard_pieces(
 def _recut_pieces(
     value: jax.Array, shape: tuple[int, ...], spec: LeafSpec, most: int, *, key_path: str, alias: bool
 ) -> Iterator[PiecePlan]:
-    """Plan the pieces of an array that is stored in smaller chunks than shards, or in another dtype."""
+    """Plan the pieces of an array whose chunks are smaller than its shards, or whose dtype changes."""
     written = shape if spec.write_shape is None else spec.write_shape
     sources = list(_sources(value, shape, written))
     if written == shape:
@@ -81,7 +81,7 @@ def _recut_pieces(
 
         return
 
-    # What is copied together has a piece of each device. What is to be encoded must not be cut.
+    # One piece of each device is copied at the same time. A chunk that will be encoded must not be cut.
     least = 1 if spec.codec is None else math.prod(spec.chunk_shape)
     most = max(most // len(sources), least)
     turns = [_source_pieces(value, source, spec, most, key_path=key_path, alias=alias) for source in sources]
@@ -92,9 +92,9 @@ def _recut_pieces(
 def _source_pieces(
     value: jax.Array, source: _Source, spec: LeafSpec, most: int, *, key_path: str, alias: bool
 ) -> Iterator[PiecePlan]:
-    """Plan the pieces of what one device writes.
+    """Plan the pieces of the part that one device writes.
 
-    Host memory is looked at only where a piece of it is contiguous, and is not cast.
+    With a view of host memory, a piece is copied only if it is not contiguous or must be cast.
     """
     itemsize, data = spec.itemsize, source.data
     shape, is_cast = data.shape, dtype_name(value.dtype) != spec.dtype
@@ -126,15 +126,15 @@ def _sum(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What one device writes: a shard, or, if several devices hold the same one, a part of it."""
+    """What one device writes: a shard, or a part of a shard that several devices hold."""
 
     shard: tuple[int, ...]  #: grid index of the shard
     corner: tuple[int, ...]  #: where the part begins in the shard
-    shape: tuple[int, ...]  #: of the part
+    shape: tuple[int, ...]  #: shape of the part
     data: jax.Array  #: the whole shard
 
     def first_chunk(self, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The grid index of its first chunk, in the whole array."""
+        """The grid index of the part's first chunk, in the whole array."""
         return tuple(
             [
                 (at * size + start) // chunk
@@ -148,9 +148,9 @@ def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) ->
 
     Args:
         value: The array.
-        shape: Of its shards.
-        part: What one replica writes: part k is what the replica k holds of it. The first replica
-            writes all if it is the whole shard.
+        shape: The shape of its shards.
+        part: The shape of the part that one replica writes; replica k writes the k-th part. If it is the
+            shape of a shard, the first replica writes the whole shard.
     """
     nowhere = (0,) * len(shape)
     if value.sharding.num_devices == 1:
@@ -175,10 +175,10 @@ def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) ->
 @final
 @dataclass(slots=True)
 class _HostView:
-    """The memory of one shard on a CPU device, as it is.
+    """A view of the memory of one shard on a CPU device.
 
-    As long as a view of it lives, the runtime neither frees nor reuses the memory: what is donated
-    then is copied first. So the array is safe from the moment its first piece is taken.
+    The runtime neither frees nor reuses the memory while a view of it lives; a donation then copies it
+    first. So the array is safe as soon as its first piece is taken.
     """
 
     value: jax.Array
@@ -190,13 +190,13 @@ class _HostView:
     def take(self, start: int, stop: int) -> memoryview:
         with self._lock:
             if self._view is None:
-                # An array of an unusual layout is strided here, and copied by `reshape`.
+                # An array with an unusual layout is strided here; `_bytes` copies it when it reshapes it.
                 self._view = _bytes(self._host())
 
             return self._view[start:stop]
 
     def copy(self, box: Box, dtype: str) -> memoryview:
-        """Copy a box of it, in another dtype."""
+        """Return a copy of a box, in `dtype`."""
         return _bytes(cast_to(self._host()[box.slices], dtype, copy=True))
 
     def _host(self) -> npt.NDArray[Any]:
@@ -209,17 +209,17 @@ class _HostView:
 @final
 @dataclass(slots=True)
 class BoxCopy:
-    """One box of a shard on its way to the host, leaving nothing of it with the caller's array."""
+    """Copies one box of a shard to the host, without caching a host copy on the caller's array."""
 
     value: jax.Array
     data: jax.Array
     box: Box
     key_path: str
-    stored: str = ""  #: dtype that it is cast to
+    stored: str = ""  #: dtype to cast to; empty for no cast
     _part: jax.Array | None = None
 
     def begin(self) -> None:
-        """Start the copy. Not for what is on the host already."""
+        """Start the copy. Not to be called for an array that is on the host already."""
         try:
             self._part = self._cut_out()
             self._part.copy_to_host_async()
@@ -236,18 +236,18 @@ class BoxCopy:
 
         self._part = None
         if self.box.sizes == self.data.shape and on_host(part.sharding) and not _is_packed(part):
-            host = np.array(host, order="C", copy=True)  # of memory on the host, jax gave a view
+            host = np.array(host, order="C", copy=True)  # jax returned a view, not a copy
 
         return _bytes(cast_to(host, self.stored) if self.stored else host)
 
     def _cut_out(self) -> jax.Array:
         if self.box.sizes != self.data.shape:
-            # The device cuts, so that no more than the piece ever comes to the host. Its start is an
-            # operand: one compilation serves all pieces of a size.
+            # The device cuts, so that only the piece is copied to the host. The start is an operand, so
+            # that one compilation serves all pieces of one size.
             return _cut(self.data, tuple(map(np.uint32, self.box.starts)), sizes=self.box.sizes)
 
-        # jax keeps the host copy of an array on the array object. This is another object on the same
-        # device memory, so that the copy dies with the piece and not with the caller's array.
+        # jax caches the host copy of an array on the array object. This is a new object for the same
+        # device memory, so that the copy is freed with the piece, not with the caller's array.
         part = self.data.addressable_data(0)
         return jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
 

@@ -1,4 +1,4 @@
-"""Small jax.Arrays, restored many at a time."""
+"""Restoring many small jax.Arrays at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ _NOWHERE = ParamInfo((), (), "")
 
 
 def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> list[Placement | None]:
-    """Decide for each leaf where its array is to lie; None if that must be looked at leaf by leaf.
+    """Decide where to place the array of each leaf; None for a leaf that cannot be part of a pack.
 
-    A tree has many leaves, and few kinds of them: what is stored and what is wanted is compared once
-    for each kind.
+    A tree has many leaves but few kinds of them, so leaf and target are compared once for each kind.
     """
     wanted = [None] * len(specs) if likes is None else likes
     kinds = list(zip(map(id, specs), map(_kind, wanted), strict=True))
@@ -39,7 +38,7 @@ def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> l
 
 
 def _kind(like: Any) -> object:
-    """What `array_target` looks at. The objects named by their ids live as long as `like` does."""
+    """What `array_target` depends on. The objects identified by their ids live as long as `like`."""
     if isinstance(like, jax.Array):
         return like.shape, id(like.dtype), id(like.sharding), like.committed, id(type(like))
 
@@ -50,7 +49,7 @@ def _placement(spec: LeafSpec, like: Any) -> Placement | None:
     try:
         target = array_target(StoredLeaf(_NOWHERE, spec), like)
     except UnsupportedFormatError:
-        return None  # it will be raised when the leaf itself is asked for
+        return None  # it is raised again when the leaf is restored on its own
     if not isinstance(target, Target) or len(target.regions) != 1 or spec.dtype in PACKED:
         return None
 
@@ -71,7 +70,7 @@ def make_pack(host: FilledPack) -> list[jax.Array]:
         sharding = cast("Placement", host.details[at]).sharding
         arrays += put_small(views[at:stop], sharding)
         on_cpu = default_device().platform == "cpu" if sharding is None else on_host(sharding)
-        if not on_cpu:  # the buffer dies with this call
+        if not on_cpu:  # the buffer may be freed after this call
             cast("Any", jax).block_until_ready(arrays[at:stop])
 
         at = stop
