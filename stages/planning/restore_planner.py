@@ -94,7 +94,7 @@ class _Planner:
         self._options = options
         self._matching = matching
         self._dtype_rule = DtypeRule(options.dtype)
-        self._specs: dict[int, LeafSpec] = {}  # of leaves whose dtype or shape changes, by place in the result
+        self._specs: dict[int, LeafSpec] = {}  # of leaves whose dtype or shape changes, by place
         self._refits: dict[int, Refit] = {}
         self._input_indices: dict[object, int] = {}
 
@@ -183,7 +183,7 @@ class _Planner:
                 changes.append(Change("resized", info.key_path, str(stored.spec.shape), str(spec.shape)))
 
     def _input(self, wanted: Input) -> int:
-        """Plan an input of a function. Functions that need the same leaf with the same `like` share one read."""
+        """Plan the read of a function's input. Functions share one read for the same leaf and `like`."""
         like = wanted.like
         same: object = like if isinstance(like, type | jax.ShapeDtypeStruct) else id(like)
         key = (wanted.stored.info.keys, wanted.has_like, same)
@@ -217,7 +217,7 @@ class _Planner:
     def _handlers(
         self, rows: Sequence[int], specs: Sequence[LeafSpec], likes: Sequence[Any] | None
     ) -> list[LeafHandler]:
-        """Find the handler of each leaf: by the type in the target if there is one, else by the stored type."""
+        """Find the handler of each leaf: by its type in the target, or by its stored type without one."""
         wanted: list[Any]
         if likes is None:
             wanted = [spec.typestr for spec in specs]
