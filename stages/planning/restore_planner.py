@@ -38,7 +38,8 @@ def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[R
     """Decide what the result is and what to read for it. Blocking; reads no array bytes.
 
     The index of a leaf that is read is its place in the result. Leaves that only functions need have
-    indices above those. An event reports each kind of difference between the result and the checkpoint.
+    indices above those. Events list the leaves that are not restored as they are stored, one event for
+    each kind of change.
 
     Args:
         run: The restore.

@@ -61,7 +61,7 @@ def _by_prefix(tree: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
 
     unused = next((path for keys, (args, path) in given.items() if keys not in used and args), None)
     if unused is not None:
-        raise InvalidLeafError(unused, "save_args has an entry here, but the saved tree has no leaf")
+        raise InvalidLeafError(unused, "save_args has an entry here, but the tree has no leaf at this place")
 
     return result
 
