@@ -1,1 +1,1 @@
-"""How a restore is planned: which stored leaf becomes which leaf of the result, and what is read."""
+"""Plans a restore: which stored leaf becomes which leaf of the result, and what is read for it."""

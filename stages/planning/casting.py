@@ -1,7 +1,7 @@
-"""Restores a leaf with another dtype or shape than it is stored with, where that was asked for.
+"""Restores leaves with a dtype or shape other than the stored one, where the options ask for it.
 
-The leaf's own handler plans as if the leaf had been stored as it is wanted. Its buffers are then filled
-from others, which hold the stored elements as they were read: cast, padded or cut off.
+The leaf's own handler plans as if the leaf were stored with the wanted dtype and shape. The stored
+elements are read into separate buffers, then cast, padded or cropped into the buffers of the handler.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.planning.leaf_sources import call_foreign, described
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
-_PAGE = 4096  # what direct reads need
+_PAGE = 4096  # the alignment that direct reads need
 _ALIGNED_FROM = 1 << 16
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 
 @final
 class DtypeRule:
-    """The option `dtype`: says which dtype each leaf gets.
+    """The option `dtype`: decides which dtype each leaf gets.
 
     Args:
         dtype: None, a dtype for all arrays of its kind, `"like"`, a mapping from shell patterns over
             dotted names to dtypes, or a function of the key path.
 
     Raises:
-        SpecError: If something given as a dtype is none.
+        SpecError: If something given as a dtype is not one.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -61,7 +61,7 @@ class DtypeRule:
             self._all = _dtype(dtype)
 
     def __call__(self, stored: StoredLeaf, info: ParamInfo, like: Any) -> np.dtype[Any] | None:
-        """Return the dtype that a leaf of the result gets; None if it keeps its own."""
+        """Return the dtype that a leaf of the result gets; None if it keeps the stored one."""
         of_like: Any = None if isinstance(like, type) else getattr(like, "dtype", None)
         if self._like:
             return _dtype(of_like) if isinstance(of_like, np.dtype) else None
@@ -72,14 +72,14 @@ class DtypeRule:
         if self._all is None:
             return self._by_pattern(info.name)
 
-        # One dtype for all leaves is meant neither for step counters nor for Python's numbers.
+        # One dtype for all leaves is not meant for step counters or for Python numbers.
         is_number = stored.spec.typestr == "scalar" and of_like is None
         same_kind = not is_number and _kind(np.dtype(stored.spec.dtype)) == _kind(self._all)
         return self._all if same_kind else None
 
     @property
     def unused(self) -> list[str]:
-        """The patterns that no leaf fitted first."""
+        """The patterns that decided for no leaf."""
         return [pattern for pattern, _ in self._patterns if pattern not in self._used]
 
     def _by_pattern(self, name: str) -> np.dtype[Any] | None:
@@ -94,19 +94,19 @@ class DtypeRule:
 def refit_spec(
     stored: StoredLeaf, info: ParamInfo, like: Any, options: RestoreOptions, dtype_rule: DtypeRule
 ) -> LeafSpec | TreeDifference:
-    """Return the spec that a leaf is restored with: its own, or one of another dtype or shape.
+    """Return the spec that a leaf is restored with: the stored one, or one with another dtype or shape.
 
     Typed keys, and leaves that are not arrays, stay as they are stored.
 
     Args:
         stored: The leaf on disk.
         info: Where it stands in the result.
-        like: What the target has there, or None.
-        options: Of which `strict` counts here.
+        like: The target's leaf at that place, or None.
+        options: `dtype` and `strict` are used here.
         dtype_rule: The option `dtype`.
 
     Returns:
-        The spec, or a `TreeDifference` if there is no such cast, or it would drop an imaginary part.
+        The spec, or a `TreeDifference` if the cast is impossible or would drop an imaginary part.
     """
     spec = stored.spec
     if spec.shape is None or spec.random_key_impl is not None:
@@ -132,19 +132,19 @@ def refit_spec(
 
 @dataclass(frozen=True, slots=True)
 class Refitted:
-    """What `Refit` keeps in `Target.detail`: the handler's own target, and where its bytes come from."""
+    """What `Refit` keeps in `Target.detail`: the handler's own target, and the sources of its regions."""
 
-    stored: StoredLeaf  #: the leaf, as if it had been stored as it is wanted
+    stored: StoredLeaf  #: the leaf, with the wanted spec instead of the stored one
     target: Target
-    sources: tuple[_Source | None, ...]  #: for each region; None if it is read as it is
+    sources: tuple[_Source | None, ...]  #: for each region; None if it needs no conversion
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """A `LeafHandler` around another one, for leaves that are not stored as they are wanted.
+    """Wraps a `LeafHandler`, for leaves whose stored dtype or shape is not the wanted one.
 
-    Casts are those of C: 2.5 becomes 2, and the uint8 250 becomes the int8 -6. Padding is zeros at the
+    Values are cast as in C: 2.5 becomes 2, and the uint8 250 becomes the int8 -6. Zeros pad the
     end of each axis. Both happen on the host, before anything goes to a device.
     """
 
@@ -164,9 +164,9 @@ class Refit:
         return self.inner.target(stored, like, has_like)
 
     def refit(self, stored: StoredLeaf, spec: LeafSpec, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Decide what to read so that the handler can build the leaf as if it were stored as `spec` says.
+        """Decide what to read so that the handler can build the leaf as if it were stored with `spec`.
 
-        The buffers that hold the stored elements die once the value is built, and count as staging.
+        The buffers for the stored elements are freed once the value is built, and count as staging.
         """
         wanted = replace(stored, spec=spec)
         target = self.inner.target(wanted, like, has_like)
@@ -176,7 +176,7 @@ class Refit:
         return _refitted(stored, wanted, target)
 
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
-        """Fill the handler's own buffers and have it build the values."""
+        """Fill the buffers of the handler and let it build the values."""
         for leaf in leaves:
             _move(leaf)
 
@@ -185,7 +185,7 @@ class Refit:
     def parts(
         self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
     ) -> Sequence[Target]:
-        """Cut a leaf as its handler does, if it can; the stored elements take memory, too."""
+        """Split a leaf as its handler does, if it can. Buffers for stored elements count in `part_bytes`."""
         if not isinstance(self.inner, PartsHandler):
             return ()
 
@@ -196,16 +196,16 @@ class Refit:
         return [_refitted(stored, detail.stored, part) for part in parts]
 
     def place(self, part: FilledLeaf) -> None:
-        """Fill the handler's own buffers and have it put them in place."""
+        """Fill the buffers of the handler and let it place the part."""
         _move(part)
         cast("PartsHandler", self.inner).place(self._own(part))
 
     def join(self, part: FilledLeaf) -> Any:
-        """Have the handler return the value."""
+        """Let the handler return the value."""
         return cast("PartsHandler", self.inner).join(self._own(part))
 
     def _own(self, leaf: FilledLeaf) -> FilledLeaf:
-        """The leaf as its handler knows it."""
+        """Return the leaf as the wrapped handler expects it."""
         detail = cast("Refitted", leaf.target.detail)
         return _OwnLeaf(leaf.index, detail.stored, detail.target)
 
@@ -213,7 +213,7 @@ class Refit:
 @final
 @dataclass(frozen=True, slots=True)
 class _OwnLeaf:
-    """A leaf as its own handler knows it: as if it had been stored as it is wanted."""
+    """A leaf as the wrapped handler expects it: with the wanted spec instead of the stored one."""
 
     index: int
     stored: StoredLeaf
@@ -225,7 +225,7 @@ class _OwnLeaf:
 
 
 def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
-    """Return a target whose regions hold stored elements, from which those of `target` are filled."""
+    """Return a target whose regions hold stored elements; those of `target` are filled from them."""
     sources = tuple(_source_of(region, stored.spec, wanted.spec) for region in target.regions)
     pairs = zip(target.regions, sources, strict=True)
     regions = tuple(region if source is None else source for region, source in pairs)
@@ -243,7 +243,7 @@ def _move(leaf: FilledLeaf) -> None:
 
 @final
 class _Source:
-    """A `Destination` for the stored elements of one region; there may be none."""
+    """A `Destination` for the stored elements of one region. It may be empty."""
 
     __slots__ = ("_lock", "_memory", "bounds", "dtype", "nbytes", "shape")
 
@@ -259,7 +259,7 @@ class _Source:
         return self._bytes().data
 
     def move_into(self, region: Destination, dtype: np.dtype[Any]) -> None:
-        """Fill a region with the elements read, cast to `dtype`, and with zeros; then let go of the bytes."""
+        """Fill a region with the elements read, cast to `dtype`, and pad it with zeros. Frees the bytes."""
         if not region.nbytes:
             return
 
@@ -303,7 +303,7 @@ def _source_of(region: Destination, stored: LeafSpec, wanted: LeafSpec) -> _Sour
 
 def _pattern(pattern: object) -> str:
     if not isinstance(pattern, str):
-        raise SpecError(f"dtype maps patterns over dotted names to dtypes; {pattern!r} is no text")
+        raise SpecError(f"dtype maps patterns over dotted names to dtypes, but {pattern!r} is not a string")
 
     return pattern
 
@@ -314,7 +314,7 @@ def _dtype(dtype: Any) -> np.dtype[Any] | None:
     try:
         known: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
-        raise SpecError(f"{dtype!r} is no dtype: {error}") from error
+        raise SpecError(f"{dtype!r} is not a dtype: {error}") from error
 
     return known
 
@@ -323,7 +323,7 @@ def _known(name: str) -> np.dtype[Any] | None:
     try:
         return np.dtype(name)
     except TypeError:
-        return None  # its handler raises an error that says so
+        return None  # the handler raises the error
 
 
 def _kind(dtype: np.dtype[Any]) -> type | None:

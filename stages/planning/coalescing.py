@@ -15,12 +15,12 @@ def join_reads(reads: Sequence[Read], piece_bytes: int) -> tuple[Read, ...]:
     """Join scattered reads whose byte ranges overlap, as they do when columns go to several devices.
 
     Args:
-        reads: Of one leaf.
+        reads: The reads of one leaf.
         piece_bytes: Upper bound for a joined read. A read with a checksum is never made longer.
 
     Returns:
-        Reads that bring the same bytes to the same places. No byte is read twice, as far as one read can
-        hold the overlap.
+        Reads that bring the same bytes to the same places. A byte is read twice only if a single read
+        would be too long.
     """
     scattered = [read for read in reads if _is_joined(read)]
     if len(scattered) < 2:
@@ -65,5 +65,5 @@ def _scatter(group: Sequence[ScatterRead], data: memoryview) -> None:
 
 
 def _is_joined(read: Read) -> TypeGuard[ScatterRead]:
-    """Whether it may be one with others: it reads something, which means something by itself."""
+    """Whether a read may be joined: it is a scattered read, not empty, and its bytes are not opaque."""
     return isinstance(read, ScatterRead) and bool(read.nbytes) and read.opaque is None

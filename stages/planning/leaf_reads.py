@@ -1,6 +1,6 @@
-"""The one planner of reads: from what a handler wants of a leaf to ranges of files. Reads no array bytes.
+"""Plans the reads of a leaf: turns the target of its handler into ranges of files. Reads no array bytes.
 
-Whole leaves, leaves that are cast or cut, and parts of large leaves all go through `plan_reads`.
+`plan_reads` serves whole leaves, leaves with a new dtype or shape, and parts of large leaves alike.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, Scatte
 from penstock.stages.planning.coalescing import join_reads
 
 SHARE: Final = 2
-"""A leaf that would hold more than this part of the budget (a half) is cut. The device compiles a program
-for each shape of a part, so what can pass whole should; but the budget serves others, too, and may shrink."""
+"""A leaf that would hold more than 1/SHARE of the budget is split into parts. JAX compiles a program for
+each shape of a part, so splitting is avoided where possible; but others use the budget, too, and it may
+shrink."""
 
 
 def plan_reads(
     checkpoint: StoredCheckpoint, index: int, stored: StoredLeaf, target: Target, piece_bytes: int
 ) -> tuple[Read, ...]:
-    """Plan the reads that fill the regions of a target. What several regions need is read once.
+    """Plan the reads that fill the regions of a target. Bytes that several regions need are read once.
 
     Args:
-        checkpoint: Where the leaf lies.
-        index: What to put into `Read.leaf`.
+        checkpoint: The checkpoint that stores the leaf.
+        index: The value of `Read.leaf`.
         stored: The leaf.
-        target: What its handler wants.
+        target: The regions that its handler wants.
         piece_bytes: Upper bound for one read, unless a codec makes a chunk indivisible.
 
     Raises:
@@ -47,10 +48,10 @@ def plan_reads(
 
 
 def in_parts(run: RestoreRun, checkpoint: StoredCheckpoint, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
-    """Return the leaves; those that would hold too much of the memory budget come in parts.
+    """Split the leaves that would hold too much of the memory budget into parts.
 
-    A leaf that is restored into memory that its value keeps holds nothing of the budget and is never
-    cut. A leaf that its handler cannot cut stays whole, and is admitted alone.
+    A leaf that is read straight into the memory of its value holds no budget and is never split. A leaf
+    that its handler cannot split stays whole, and is admitted alone.
     """
     most = run.memory.limit_of(run.flow) // SHARE
     numbers = itertools.count(-1, -1)
@@ -66,7 +67,7 @@ def in_parts(run: RestoreRun, checkpoint: StoredCheckpoint, leaves: Sequence[Rea
 
 
 def scratch_bytes(reads: Sequence[Read]) -> int:
-    """Return the bytes of the buffers that reads go through on the way to their place."""
+    """Return the bytes of the intermediate buffers that reads need."""
     return sum([read.nbytes for read in reads if not isinstance(read, DirectRead)])
 
 
@@ -85,7 +86,7 @@ def _parts(
     piece_bytes = min(run.limits.piece_bytes, max(1, most // SHARE))
     whole_chunks = any(isinstance(read, DriverRead) or _is_opaque(read) for read in leaf.reads)
     held = leaf.target.staging_bytes + scratch_bytes(leaf.reads)
-    # Buffers that reads go through count, too. A checksum covers a whole piece as it was written.
+    # Intermediate buffers count, too. A checksum covers a whole piece, as it was written.
     part_bytes = max(1, piece_bytes * leaf.target.staging_bytes // held)
     written = max([read.nbytes for read in leaf.reads if _is_checked(read)], default=0)
     if part_bytes < written <= most:

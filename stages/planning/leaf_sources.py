@@ -1,4 +1,4 @@
-"""Where each leaf of a result comes from, once that is decided: plain data, and its few helpers."""
+"""Describes where each leaf of a result comes from: plain data and a few helpers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.kernel.messages.restore_options import Change
 from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
 
 ABSENT: Final = -1
-"""In a column of rows: no stored leaf is read for this leaf of the result."""
+"""A row with this value means that no stored leaf is read for this leaf of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +41,31 @@ class TargetLeaves:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A stored leaf that a function needs, and what it is to be restored as."""
+    """A stored leaf that a function needs, and the restore target for it."""
 
     stored: StoredLeaf
     like: Any = None
-    has_like: bool = False  #: False: as it was saved
+    has_like: bool = False  #: False to restore it as it was saved
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A caller's function over stored leaves."""
+    """A caller's function that makes a leaf from stored leaves."""
 
     name: str  #: for messages
     inputs: tuple[Input, ...]
-    call: Callable[[Sequence[Any]], object]  #: of the inputs' values, in order
+    call: Callable[[Sequence[Any]], object]  #: takes the values of the inputs, in order
 
 
 @dataclass(slots=True)
 class Matching:
-    """Where each leaf of a result comes from, by its place there, and what is to be told about it.
+    """Where each leaf of a result comes from, with the differences and changes to report.
 
-    A leaf is read if it has a row, made if it has a function, and is else the target's own value.
+    A leaf is read if it has a row, made if it has a function, and else keeps the target's own value.
     """
 
     infos: Sequence[ParamInfo]  #: of each leaf of the result
-    likes: Sequence[Any] | None  #: what the target has there; None for a restore without a target
+    likes: Sequence[Any] | None  #: of each leaf of the target; None for a restore without a target
     rows: Sequence[int]  #: places in the stored leaves, or `ABSENT`
     functions: dict[int, Function] = field(default_factory=dict[int, Function])  #: by place in the result
     differences: list[TreeDifference] = field(default_factory=list[TreeDifference])
@@ -73,7 +73,7 @@ class Matching:
 
 
 def keep(matching: Matching, info: ParamInfo, value: object) -> None:
-    """Note that the target's value stays, or that it cannot because it is no value."""
+    """Record that a leaf keeps the target's value, and a difference if there is no value to keep."""
     problem = _why_abstract(value)
     if problem:
         text = f"would be kept from the target, where it is {problem}"
@@ -83,7 +83,7 @@ def keep(matching: Matching, info: ParamInfo, value: object) -> None:
 
 
 def _why_abstract(value: object) -> str:
-    """Say why a leaf of a target is no value that could be kept; empty if it is one."""
+    """Return why a leaf of a target has no value to keep; empty if it has one."""
     if isinstance(value, type):
         return f"a type ({value.__name__})"
     if isinstance(value, jax.ShapeDtypeStruct):
@@ -97,7 +97,7 @@ def _why_abstract(value: object) -> str:
 
 
 def describe_target(value: Any) -> str:
-    """Say what a target has, as in `float32[8, 12]`, `int`."""
+    """Describe a leaf of a target, as in `float32[8, 12]`, `int`."""
     if isinstance(value, type):
         return value.__name__
 
@@ -106,13 +106,13 @@ def describe_target(value: Any) -> str:
 
 
 def describe_stored(stored: StoredLeaf) -> str:
-    """Say what is stored, as in `float32[8, 12]`, `string`."""
+    """Describe a stored leaf, as in `float32[8, 12]`, `string`."""
     spec = stored.spec
     return spec.typestr if spec.shape is None else f"{spec.dtype}{list(spec.shape)}"
 
 
 def rule_difference(key_path: str, problem: str) -> TreeDifference:
-    """Make the difference that says why what was asked for cannot be done at `key_path`."""
+    """Make the difference for a request that cannot be met at `key_path`."""
     return TreeDifference("rule", key_path, problem)
 
 
@@ -125,7 +125,7 @@ def call_foreign(function: Callable[..., Any], name: str, key_path: str, *argume
     """Call a caller's function.
 
     Raises:
-        HandlerFailedError: If it raises; its own error is the cause.
+        HandlerFailedError: If it raises; its error is the cause. A `PenstockError` passes unchanged.
     """
     try:
         return function(*arguments)

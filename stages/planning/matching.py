@@ -1,7 +1,7 @@
-"""The one matcher of a restore target against what is stored. Pure.
+"""Matches the leaves of a restore target to stored leaves. Pure.
 
-`only`, `rename`, `transforms`, `on_missing` and `on_unexpected` are its rules. Without any of them each
-leaf of the target is read from the stored leaf that has the same keys.
+The options `only`, `rename`, `transforms`, `on_missing` and `on_unexpected` apply here. Without them,
+each leaf of the target is read from the stored leaf with the same keys.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from penstock.stages.planning.selection import select_rows
 from penstock.stages.planning.stored_columns import StoredInfos, key_columns, spec_column
 from penstock.stages.planning.transforms import match_transforms
 
-MOST_SUGGESTIONS: Final = 40  # a search for the nearest name compares with every other,
-MOST_CANDIDATES: Final = 2_000  # so both are bounded: a wholly different tree has thousands
+MOST_SUGGESTIONS: Final = 40  # a search for a similar name compares with every other name,
+MOST_CANDIDATES: Final = 2_000  # so both are bounded: a different tree may have thousands
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Which key path of one side is which of the other."""
+    """Pairs of equal key paths in two lists."""
 
-    rows: Sequence[int]  #: for each that is wanted, its place among the stored ones, or `ABSENT`
-    unexpected: Sequence[int]  #: places of stored ones that nobody wants
+    rows: Sequence[int]  #: for each wanted key path, its place in the stored list, or `ABSENT`
+    unexpected: Sequence[int]  #: places of stored key paths that are not wanted
 
     @property
     def missing(self) -> list[int]:
-        """Places of wanted ones that are not stored."""
+        """Places of wanted key paths that are not stored."""
         return [at for at, row in enumerate(self.rows) if row == ABSENT]
 
 
 def pair_keys(wanted: Sequence[KeyPath], stored: Sequence[KeyPath]) -> Pairing:
-    """Find each wanted key path among the stored ones. Neither side has one twice."""
+    """Find each wanted key path in the stored list. Neither list may contain duplicates."""
     if list(wanted) == list(stored):
         return Pairing(range(len(wanted)), ())
 
@@ -70,19 +70,19 @@ def match_leaves(
 ) -> Matching:
     """Decide where each leaf of a result comes from.
 
-    None and empty containers count as leaves, with one exception: one on disk that the target does
-    not know is no difference, since it carries nothing and some classes leave no trace of theirs.
+    None and empty containers count as leaves, with one exception: one that is stored but not in the
+    target is no difference. It holds no data, and some classes do not report theirs when flattened.
 
     Args:
         path: The checkpoint, for messages.
         stored: All its leaves.
-        target: What is wanted; None for all that is stored, as it was saved.
-        options: Of which `rename`, `transforms`, `on_missing` and `on_unexpected` count here.
-        only: Which stored leaves are wanted at all.
+        target: The leaves to restore; None for every stored leaf, as it was saved.
+        options: `rename`, `transforms`, `on_missing` and `on_unexpected` are used here.
+        only: Limits the restore to some of the stored leaves.
 
     Raises:
-        SpecError: If a rule does not fit: `only` means nothing, a name is no name, a regular expression
-            is none.
+        SpecError: If an option is invalid: `only` matches nothing, `rename` gives something that is not
+            a name, or a key of `transforms` is not a regular expression.
         HandlerFailedError: If `rename` is a function and raises.
     """
     keys, _ = key_columns(stored)
@@ -120,11 +120,11 @@ def _by_keys(
 
     Args:
         stored: All leaves.
-        rows: Of those that are wanted.
-        infos: Where each of these stands, by the name it has in the result.
-        keys: Likewise.
-        target: What is wanted.
-        options: Of which `on_missing` and `on_unexpected` count here.
+        rows: Places in `stored` of the leaves to match.
+        infos: For each row, its info under the name it has in the result.
+        keys: For each row, its keys under that name.
+        target: The leaves to restore; None for all rows.
+        options: `on_missing` and `on_unexpected` are used here.
     """
     if target is None:
         return Matching(infos, None, rows)
@@ -152,7 +152,7 @@ def _tell_partners_missing(
     unexpected: Sequence[tuple[ParamInfo, StoredLeaf]],
     options: RestoreOptions,
 ) -> None:
-    """Say of each leaf that only one side has what happens to it."""
+    """Record what happens to each leaf that only one side has: a change or a difference."""
     infos, likes = matching.infos, matching.likes or ()
     if options.on_missing == "keep":
         for at in missing:

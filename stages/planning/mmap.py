@@ -1,4 +1,4 @@
-"""Maps leaves instead of reading them: their memory is the file's own, in the page cache."""
+"""Maps leaves instead of reading them: their memory is the mapped file, in the page cache."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock.stages.common.opaque_leaves import check_plain
 
 
 def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
-    """Give every region that is one plain range of a file the mapped file as its memory. Blocking.
+    """Map every region that is stored as one plain range of a file. Blocking.
 
     A region that is stored in another way (with a codec, in several chunks, for another sharding) is
-    read as always. Mapped bytes are not compared with their checksums: that would read them.
+    read as usual. The checksums of mapped bytes are not checked, since that would read every byte.
 
     Raises:
         UnsupportedByStoreError: If the store cannot map files.
         StorageError: If a file cannot be mapped.
-        UnsupportedFormatError: If a leaf is opaque: there is nothing in its file to be looked at.
+        UnsupportedFormatError: If a leaf is opaque: its file does not hold its plain bytes.
     """
     store = run.store
     if not isinstance(store, MappedFiles):
@@ -46,7 +46,7 @@ def _map_leaf(store: MappedFiles, leaf: ReadLeaf, files: dict[str, memoryview]) 
         if path not in files:
             files[path] = store.map_file(path)
         if offset + region.nbytes > len(files[path]):
-            continue  # to be told by whoever reads it
+            continue  # the stage that reads it raises the error
 
         region.adopt(files[path][offset : offset + region.nbytes])
         remaining = [read for read in remaining if not any(read is one for one in mine)]

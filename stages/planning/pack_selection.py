@@ -1,4 +1,4 @@
-"""Finds the leaves of a restore that can travel in packs. Pure, except that it asks the handlers."""
+"""Finds the leaves of a restore that can travel in packs. Pure, except for calls to handlers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL: Final = 64 * 1024
 class Wanted:
     """The leaves of a result that are read, in columns of one length."""
 
-    places: Sequence[int]  #: in the result, in order
+    places: Sequence[int]  #: places in the result, in order
     rows: Sequence[int]  #: places in the checkpoint's leaves
     specs: Sequence[LeafSpec]
     handlers: Sequence[LeafHandler]
@@ -35,7 +35,7 @@ class Wanted:
 
     @property
     def specs_once(self) -> Iterable[LeafSpec]:
-        """The distinct ones of `specs`, of which there are few."""
+        """The distinct `specs`, usually few."""
         return dict(zip(map(id, self.specs), self.specs, strict=True)).values()
 
 
@@ -46,14 +46,14 @@ def make_packs(
     limits: RunLimits,
     make: Callable[[int], ReadLeaf],
 ) -> tuple[list[ReadPack], Sequence[int]]:
-    """Put small leaves of one handler and one file together.
+    """Group small leaves that have the same handler and lie in the same file.
 
     Args:
-        checkpoint: Where they lie.
+        checkpoint: The checkpoint that stores them.
         wanted: All leaves that are read.
-        changed: Places of those that are not to be as they are stored; they travel alone.
+        changed: Places of leaves whose dtype or shape changes; these are never packed.
         limits: How many leaves and bytes a pack may have.
-        make: Makes the leaf of one place, if a stage wants to see it.
+        make: Makes the leaf at a place of the result. Called only if a stage looks at single leaves.
 
     Returns:
         The packs, and the places of all other leaves.
@@ -72,7 +72,7 @@ def make_packs(
 
 @final
 class _Infos:
-    """Where a leaf stands in the checkpoint, by its place in the result."""
+    """Maps a place in the result to the `ParamInfo` of its stored leaf."""
 
     __slots__ = ("_leaves", "_rows")
 
@@ -87,7 +87,7 @@ class _Infos:
 
 
 def _by_handler(wanted: Wanted, changed: Collection[int]) -> Iterator[tuple[PackingHandler, list[int]]]:
-    """Group the numbers of small leaves by who builds them. Handlers need not be hashable."""
+    """Yield each packing handler with the positions of its small leaves. Handlers need not be hashable."""
     handlers = {id(handler): handler for handler in wanted.handlers}
     small = {id(spec): 0 < spec.nbytes <= SMALL for spec in wanted.specs_once}
     is_small = list(map(small.__getitem__, map(id, wanted.specs)))

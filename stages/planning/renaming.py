@@ -1,4 +1,4 @@
-"""The option `rename`: stored key paths to those of the result. Pure."""
+"""The option `rename`: maps stored key paths to key paths of the result. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.kernel.messages.restore_options import Change, Rename
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
 from penstock.stages.planning.leaf_sources import call_foreign, described, rule_difference
 
-MOST_CANDIDATES: Final = 2_000  # a search for the nearest name compares with every other
+MOST_CANDIDATES: Final = 2_000  # a search for a similar name compares with every other name
 
 
 @dataclass(slots=True)
 class Renamed:
-    """The stored leaves that stay, under the names they get, as columns of one length."""
+    """The stored leaves that are restored, under their new names: `rows` and `infos` have the same length."""
 
     rows: list[int] = field(default_factory=list[int])  #: places in the stored leaves
-    infos: list[ParamInfo] = field(default_factory=list[ParamInfo])  #: where each stands in the result
+    infos: list[ParamInfo] = field(default_factory=list[ParamInfo])  #: of each row, in the result
     differences: list[TreeDifference] = field(default_factory=list[TreeDifference])
     changes: list[Change] = field(default_factory=list[Change])
 
@@ -33,13 +33,13 @@ def rename_leaves(
     """Give stored leaves the names they have in the result.
 
     Args:
-        stored_leaves: All that are stored.
-        rows: Places of those that are wanted.
+        stored_leaves: All stored leaves.
+        rows: Places of the leaves to rename.
         rename: See `penstock.Checkpointer.restore`.
-        targets: What the target has, by dotted name; a leaf renamed to one of these gets its keys.
+        targets: The target's leaves by dotted name; a leaf renamed to one of these gets its keys.
 
     Raises:
-        SpecError: If `rename` gives something that is no name.
+        SpecError: If `rename` gives something that is not a name.
         HandlerFailedError: If `rename` is a function and raises.
     """
     renamer = _Renamer(rename)
@@ -71,7 +71,7 @@ def rename_leaves(
 
 
 class _Renamer:
-    """Both forms of `rename` as one: a function from a stored leaf to its new keys, None to leave it out."""
+    """Applies either form of `rename` to a stored leaf. Returns its new keys, or None to leave it out."""
 
     def __init__(self, rename: Rename) -> None:
         self._function = rename if callable(rename) else None
@@ -86,11 +86,11 @@ class _Renamer:
             new = call_foreign(self._function, described("rename", self._function), info.key_path, info.keys)
             return _new(new, info.keys)
 
-        # The longest rule that names the leaf, or a node above it.
+        # The longest rule that names the leaf or a node above it wins.
         for depth in range(len(info.keys), -1, -1) if self.rules else ():
             above = info.keys[:depth]
             for rule in (above, ".".join(above)):
-                if rule in self.rules and (rule or not depth):  # "" is the root, not a key without letters
+                if rule in self.rules and (rule or not depth):  # "" names the root, not an empty key
                     self.used.add(rule)
                     new = self.rules[rule]
                     return None if new is None else (*new, *info.keys[depth:])
@@ -102,7 +102,7 @@ def _old(name: object) -> str | KeyPath:
     if isinstance(name, str):
         return name
 
-    return _keys(name, "names a stored leaf")
+    return _keys(name, "is a key of rename")
 
 
 def _new(name: object, old: object) -> KeyPath | None:
@@ -111,21 +111,21 @@ def _new(name: object, old: object) -> KeyPath | None:
     if isinstance(name, str):
         return tuple(name.split(".")) if name else ()
 
-    return _keys(name, f"is to be the new name of {old!r}")
+    return _keys(name, f"is the new name of {old!r} in rename")
 
 
 def _keys(name: object, what: str) -> KeyPath:
     keys = cast("tuple[object, ...]", name) if isinstance(name, tuple) else ()
     if not isinstance(name, tuple) or not all(isinstance(key, str) for key in keys):
-        raise SpecError(f"{name!r} {what}, but is neither a dotted string nor a tuple of strings")
+        raise SpecError(f"{name!r} {what}, but it is neither a dotted string nor a tuple of strings")
 
     return cast("KeyPath", keys)
 
 
 def _renamed_info(info: ParamInfo, keys: KeyPath) -> ParamInfo:
-    """Say where a leaf stands under new keys.
+    """Return the info of a leaf under new keys.
 
-    A number that was an index before, or that replaces one, is an index.
+    A decimal key is an index if the same key was one before, or if it replaces one.
     """
     mapping = KeyKind.MAPPING
     indices = {key: kind for key, kind in zip(info.keys, info.kinds, strict=True) if kind is not mapping}
@@ -158,7 +158,7 @@ def _unused(renamer: _Renamer, stored_leaves: Sequence[StoredLeaf]) -> list[Tree
 
 
 def leaves_within_leaves(infos: Sequence[ParamInfo]) -> list[TreeDifference]:
-    """Refuse leaves that were renamed to stand where others have their container."""
+    """Return a difference for each leaf whose new key path would lie below another leaf."""
     by_keys = {info.keys: info for info in infos}
     return [
         rule_difference(info.key_path, f"would lie within the leaf {by_keys[above].key_path}")

@@ -1,4 +1,4 @@
-"""Plans a restore: what the result is, which stored leaves are read for it, and by whom."""
+"""Plans a restore: the shape of the result, the stored leaves to read, and the handler for each."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ SHOWN_IN_EVENT: Final = 20
 def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[ReadPack], list[ReadLeaf]]:
     """Decide what the result is and what to read for it. Blocking; reads no array bytes.
 
-    A leaf of the result that is read has its own index. What functions need is read under indices
-    beyond those. Every departure from what is stored is told by events.
+    The index of a leaf that is read is its place in the result. Leaves that only functions need have
+    indices above those. Events list the leaves that are not restored as they are stored, one event for
+    each kind of change.
 
     Args:
         run: The restore.
-        located: The checkpoint, and what is wanted of it.
+        located: The checkpoint, with the caller's target and options.
 
     Returns:
-        The plan; small leaves in packs; and all other leaves, large ones in parts.
+        The plan; packs of small leaves; and all other leaves, with large ones split into parts.
 
     Raises:
-        SpecError: If an option does not fit.
-        StructureMismatchError: If the target and the checkpoint differ in what was not asked for, or
-            something that was asked for cannot be done; it lists every difference.
-        NoHandlerError: If no handler is registered for a type, wanted or stored.
+        SpecError: If an option is invalid.
+        StructureMismatchError: If the target and the checkpoint differ in a way that no option allows,
+            or if an option asks for something impossible. It lists every difference.
+        NoHandlerError: If no handler is registered for a type in the target or in the checkpoint.
         HandlerFailedError: If a function given as an option raises.
     """
     checkpoint, options = located.checkpoint, located.options or RestoreOptions()
@@ -82,19 +83,19 @@ def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[R
 
 @final
 class _Planner:
-    """Plans the reads of one restore, and notes what differs and what changes."""
+    """Plans the reads of one restore, and records differences and changes."""
 
     def __init__(
         self, run: RestoreRun, located: Located, options: RestoreOptions, matching: Matching
     ) -> None:
-        self.inputs: list[ReadLeaf] = []  # what only functions need
+        self.inputs: list[ReadLeaf] = []  # read only as inputs of functions
         self._run = run
         self._checkpoint = located.checkpoint
         self._mmap = located.mmap
         self._options = options
         self._matching = matching
         self._dtype_rule = DtypeRule(options.dtype)
-        self._specs: dict[int, LeafSpec] = {}  # of leaves that are cast or cut, by place in the result
+        self._specs: dict[int, LeafSpec] = {}  # of leaves whose dtype or shape changes, by place
         self._refits: dict[int, Refit] = {}
         self._input_indices: dict[object, int] = {}
 
@@ -127,7 +128,7 @@ class _Planner:
         return packs, [make(place) for place in others]
 
     def makings(self) -> list[Making]:
-        """Plan what functions need, and return how to make what they make."""
+        """Plan the inputs of functions, and return how each function makes its leaf."""
         functions = self._matching.functions
         needed = {
             place: tuple([self._input(each) for each in function.inputs])
@@ -145,7 +146,7 @@ class _Planner:
         ]
 
     def kept(self) -> list[tuple[int, object]]:
-        """Return what stays as the target has it, by place."""
+        """Return the leaves that keep the target's value, with their places."""
         matching = self._matching
         likes, made = matching.likes or (), matching.functions
         if ABSENT not in matching.rows:
@@ -161,7 +162,7 @@ class _Planner:
             raise StructureMismatchError(self._checkpoint.path, _in_order(matching.differences))
 
     def _find_changed(self, wanted: Wanted) -> None:
-        """Find the leaves that are not to be as they are stored, and tell how they change."""
+        """Find the leaves whose dtype or shape is to change, and record each change."""
         if self._options.dtype is None and self._options.strict:
             return
 
@@ -183,7 +184,7 @@ class _Planner:
                 changes.append(Change("resized", info.key_path, str(stored.spec.shape), str(spec.shape)))
 
     def _input(self, wanted: Input) -> int:
-        """Have a leaf read for a function, once for all functions that want it alike."""
+        """Plan the read of a function's input. Functions share one read for the same leaf and `like`."""
         like = wanted.like
         same: object = like if isinstance(like, type | jax.ShapeDtypeStruct) else id(like)
         key = (wanted.stored.info.keys, wanted.has_like, same)
@@ -217,7 +218,7 @@ class _Planner:
     def _handlers(
         self, rows: Sequence[int], specs: Sequence[LeafSpec], likes: Sequence[Any] | None
     ) -> list[LeafHandler]:
-        """Find who restores each leaf: the handler of the type that is wanted, or of the stored one."""
+        """Find the handler of each leaf: by its type in the target, or by its stored type without one."""
         wanted: list[Any]
         if likes is None:
             wanted = [spec.typestr for spec in specs]
@@ -234,7 +235,7 @@ class _Planner:
         return list(map(known.__getitem__, wanted))
 
     def _handler(self, kind: type | str, first: StoredLeaf) -> LeafHandler:
-        """Find the handler of a type that is wanted, or of a stored type name."""
+        """Find the handler for a type in the target, or for a stored type name."""
         registry, key_path = self._run.registry, first.info.key_path
         if isinstance(kind, str):
             return registry.for_typestr(kind, key_path)
@@ -242,7 +243,7 @@ class _Planner:
         return registry.lookup(kind, key_path)
 
     def _differs(self, difference: TreeDifference, stored: StoredLeaf, info: ParamInfo | None) -> None:
-        """Tell a difference where it is in the result, and where it is stored if that is elsewhere."""
+        """Record a difference at its place in the result; add the stored place if it is another one."""
         key_path = stored.info.key_path if info is None else info.key_path
         on_disk = difference.on_disk
         if key_path != stored.info.key_path:
@@ -252,7 +253,7 @@ class _Planner:
 
 
 def _unflatten(matching: Matching, treedef: Any, *, has_target: bool) -> Callable[[Sequence[object]], object]:
-    """Return how the values of a result become a tree."""
+    """Return the function that builds a tree from the values of a result."""
     infos = matching.infos
     if has_target:
         return partial(cast("Any", tree_util).tree_unflatten, treedef)
@@ -263,7 +264,7 @@ def _unflatten(matching: Matching, treedef: Any, *, has_target: bool) -> Callabl
 
 
 def _in_order(differences: Sequence[TreeDifference]) -> list[TreeDifference]:
-    """Sort differences: what cannot be done at all, then missing, then unexpected leaves, then the others."""
+    """Sort differences: impossible requests, then missing leaves, then unexpected leaves, then the others."""
     order = {"rule": 0, "missing": 1, "unexpected": 2}
     return sorted(differences, key=lambda difference: order.get(difference.kind, 3))
 

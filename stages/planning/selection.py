@@ -1,4 +1,4 @@
-"""The option `only`: which of the stored leaves are wanted at all. Pure."""
+"""The option `only`: selects stored leaves by key path. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from penstock.kernel.protocols.leaf import KeyPath
 
 
 def select_rows(path: str, keys: Sequence[KeyPath], only: Only) -> list[int]:
-    """Return the places of the leaves that `only` asks for, in order.
+    """Return the places of the leaves that `only` selects, in order.
 
     Args:
         path: The checkpoint, for messages.
-        keys: Of all stored leaves.
-        only: A function from a key path to whether it is wanted; or shell patterns over dotted names,
-            where a name stands for everything below it, too.
+        keys: The keys of all stored leaves.
+        only: A predicate on key paths, or shell patterns over dotted names. A pattern that matches a
+            node selects every leaf below it.
 
     Raises:
-        SpecError: If a pattern fits no leaf, or no leaf is wanted.
+        SpecError: If a pattern matches no leaf, or no leaf is selected.
     """
     if callable(only):
         rows = [row for row, key_path in enumerate(keys) if only(key_path)]
     else:
         rows = _fitting(path, keys, (only,) if isinstance(only, str) else tuple(only))
     if not rows:
-        raise SpecError(f"only: nothing in {path} is wanted")
+        raise SpecError(f"only selects no leaf of {path}")
 
     return rows
 
@@ -45,6 +45,6 @@ def _fitting(path: str, keys: Sequence[KeyPath], patterns: Sequence[str]) -> lis
             rows.append(row)
 
     if unused:
-        raise SpecError(f"only: nothing in {path} is called {min(unused)!r}")
+        raise SpecError(f"only: no leaf of {path} matches {min(unused)!r}")
 
     return rows

@@ -1,4 +1,4 @@
-"""The leaves of a checkpoint as columns, whether or not it offers them itself."""
+"""The leaves of a checkpoint as columns, even if the checkpoint does not provide columns itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo
 
 
 def key_columns(stored: Sequence[StoredLeaf]) -> tuple[Sequence[KeyPath], Sequence[tuple[KeyKind, ...]]]:
-    """Return the keys of each leaf, and the kinds of those."""
+    """Return the keys of each leaf, and the kinds of these keys."""
     if isinstance(stored, LeafColumns):
         return stored.keys, stored.kinds
 
@@ -20,17 +20,17 @@ def key_columns(stored: Sequence[StoredLeaf]) -> tuple[Sequence[KeyPath], Sequen
 
 
 def spec_column(stored: Sequence[StoredLeaf]) -> Sequence[LeafSpec]:
-    """Return what is stored of each leaf."""
+    """Return the spec of each leaf."""
     return stored.specs if isinstance(stored, LeafColumns) else [leaf.spec for leaf in stored]
 
 
 @final
 class StoredInfos(Sequence[ParamInfo]):
-    """Where some of the stored leaves stand. Each `ParamInfo` is made when somebody asks for it.
+    """The infos of some stored leaves. Each `ParamInfo` is made on access.
 
     Args:
         stored: All leaves of the checkpoint.
-        rows: Places of the chosen ones.
+        rows: Places of the chosen leaves.
     """
 
     __slots__ = ("_rows", "_stored")
@@ -40,7 +40,7 @@ class StoredInfos(Sequence[ParamInfo]):
         self._rows = rows
 
     def key_columns(self) -> tuple[Sequence[KeyPath], Sequence[tuple[KeyKind, ...]]]:
-        """Return the keys of each chosen leaf, and the kinds of those."""
+        """Return the keys of each chosen leaf, and the kinds of these keys."""
         keys, kinds = key_columns(self._stored)
         if len(self._rows) == len(keys):
             return keys, kinds

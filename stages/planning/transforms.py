@@ -1,4 +1,4 @@
-"""The option `transforms`: which stored leaves each leaf of a target is made of. Pure.
+"""The option `transforms`: decides which stored leaves each leaf of a target is made from. Pure.
 
 Source:
     ORBAX_FORMAT.md §6, tried with Orbax 0.12.8 by tests/interop/test_transforms.py.
@@ -31,29 +31,29 @@ from penstock.stages.planning.value_conversion import source_like
 from penstock.stages.pytree.flattening import FlatLeaf, is_empty, nest
 
 Source: TypeAlias = int | Function | None
-"""The number of a stored leaf that is read, a function, None for the target's own value; `ABSENT` for a
-rule that cannot be carried out, which was told."""
+"""The number of a stored leaf to read, a function to call, or None to keep the target's own value.
+`ABSENT` stands for a rule that cannot be applied; its difference has been recorded already."""
 
 
 def match_transforms(
     target: TargetLeaves, stored_leaves: Sequence[StoredLeaf], rows: Sequence[int], options: RestoreOptions
 ) -> Matching:
-    """Decide for each leaf of a target what it is made of.
+    """Decide what each leaf of a target is made from.
 
-    Every rule whose key matches is tried, in the order of the sorted keys; the last one counts, and
-    the others must be possible. `use_fallback` that means the target counts only if no other rule
-    matches. Leaves without a rule come from the checkpoint if it has them (or are the target's, if
-    that is the default); else they are the target's. None and empty containers stay as the target has
-    them.
+    Every rule whose key matches is checked, in the order of the sorted keys. The last one wins, but the
+    others must be possible, too. A `use_fallback` that falls back to the target wins only if no other
+    rule matches. A leaf without a rule is read from the checkpoint if it is there and
+    `transforms_default_to_original` is set; else it keeps the target's value. None and empty containers
+    always stay as they are in the target.
 
     Args:
-        target: What is wanted.
-        stored_leaves: Those that may be used.
-        rows: The place of each among all that are stored.
-        options: Of which `transforms` and `transforms_default_to_original` count here.
+        target: The leaves to restore.
+        stored_leaves: The stored leaves that may be used.
+        rows: The place of each of these among all stored leaves.
+        options: `transforms` and `transforms_default_to_original` are used here.
 
     Raises:
-        SpecError: If the key of a rule is no regular expression.
+        SpecError: If the key of a rule is not a regular expression.
     """
     matching = Matching(target.infos, target.values, ())
     matcher = _Matcher(stored_leaves, options, matching)
@@ -87,7 +87,7 @@ class _Matcher:
         self._matching = matching
 
     def add(self, at: int, found: FlatLeaf) -> int:
-        """Decide on one leaf of the target, and return the number of the stored leaf to be read, if any."""
+        """Decide on one leaf of the target. Returns the number of the stored leaf to read, or `ABSENT`."""
         if is_empty(found.value):
             return ABSENT
 
@@ -97,7 +97,7 @@ class _Matcher:
             matched = pattern.fullmatch(path)
             if matched is not None:
                 self._used_rules.add(key)
-                # To fall back to the target is what is done when no other rule says more.
+                # A fallback to the target yields to any other rule that matches.
                 if decide is None or not (rule.use_fallback and self._to_original):
                     decide = self._by_rule(found, rule, inputs, matched)
 
@@ -118,7 +118,7 @@ class _Matcher:
         return ABSENT
 
     def finish(self) -> None:
-        """Tell of stored leaves and of rules that were not used."""
+        """Record the stored leaves and the rules that were not used."""
         changes = self._matching.changes
         changes += [
             Change("skipped", stored.info.key_path, stored.spec.typestr)
@@ -134,7 +134,7 @@ class _Matcher:
         inputs: Sequence[tuple[re.Pattern[str], Any]],
         matched: re.Match[str],
     ) -> Callable[[], Source]:
-        """Say how a rule makes a leaf. It must be possible, even if another rule overrules it."""
+        """Return how a rule makes a leaf. Refuses an impossible rule, even if a later one overrides it."""
         path = _path(found.info)
         if rule.use_fallback and self._to_original:
             return partial(_constant, None)
@@ -156,7 +156,7 @@ class _Matcher:
     def _by_one(self, found: FlatLeaf, function: Callable[[Any], Any], number: int) -> Source:
         stored = self._stored_leaves[number]
         if stored.spec.is_empty_marker:
-            problem = f"value_fn is for {stored.info.key_path}, which is an empty {stored.spec.typestr}"
+            problem = f"value_fn needs {stored.info.key_path}, which is an empty {stored.spec.typestr}"
             self._refuse(found.info, problem)
             return ABSENT
 
@@ -199,7 +199,7 @@ class _Matcher:
 
     def _find(self, path: str, info: ParamInfo) -> int | None:
         if path in self._ambiguous:
-            problem = f"{path!r} means several leaves of the checkpoint, for keys in it contain slashes"
+            problem = f"{path!r} means several leaves of the checkpoint, because some keys contain slashes"
             self._refuse(info, problem)
             return None
 
@@ -225,7 +225,7 @@ _UNDECLARED: Any = object()
 
 @final
 class _LazyTree:
-    """The checkpoint's tree, with the spec of each leaf in its place; made when it is first needed."""
+    """The checkpoint's tree with each leaf replaced by its spec; built when first needed."""
 
     def __init__(self, stored_leaves: Sequence[StoredLeaf]) -> None:
         self._stored_leaves = stored_leaves
@@ -240,7 +240,7 @@ class _LazyTree:
 
 
 def _with_values(tree: Any, values: Mapping[KeyPath, object]) -> Any:
-    """Return the tree with other leaves at some key paths. Unchanged parts are shared."""
+    """Return a copy of the tree with `values` at their key paths. Unchanged parts are shared."""
     if () in values:
         return values[()]
 
@@ -274,7 +274,7 @@ def _compiled(key: str) -> re.Pattern[str]:
     try:
         return re.compile(key)
     except re.error as error:
-        raise SpecError(f"the transform {key!r} is no regular expression: {error}") from error
+        raise SpecError(f"the transform {key!r} is not a regular expression: {error}") from error
 
 
 def _compiled_inputs(rule: Transform) -> list[tuple[re.Pattern[str], Any]]:

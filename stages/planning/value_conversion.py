@@ -1,4 +1,4 @@
-"""What a caller's function gets of a stored leaf, and how its result becomes what the target asks for."""
+"""Prepares stored leaves for a caller's function, and converts its result to the type of the target."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ARRAY_TYPES = (jax.Array, jax.ShapeDtypeStruct)
 def source_like(spec: LeafSpec, like: Any) -> tuple[Any, bool, Callable[[Any], Any]]:
     """Decide what a stored leaf is restored as when a function makes a leaf of the result from it.
 
-    It keeps its shape and dtype. Where possible it gets the kind and the sharding of the leaf that the
-    function makes, so that the result is already where it belongs.
+    The leaf keeps its shape and dtype. Where possible it gets the type and the sharding of the leaf that
+    the function makes, so that the result is already on the right devices.
 
     Returns:
-        The restore target; whether there is one (else the leaf is restored as it was saved); and what
-        to do to the value before the function sees it.
+        The restore target; whether there is one (else the leaf is restored as it was saved); and a
+        function to apply to the value before the caller's function gets it.
     """
     if spec.shape is None or spec.random_key_impl is not None:
         return None, False, _unchanged
@@ -46,20 +46,21 @@ def source_like(spec: LeafSpec, like: Any) -> tuple[Any, bool, Callable[[Any], A
     if sharding is None or not _places(sharding) or not _divides(sharding, spec.shape):
         return jax.Array, True, _unchanged
 
-    make: Any = jax.ShapeDtypeStruct  # whose constructor has no types
+    make: Any = jax.ShapeDtypeStruct  # its constructor is untyped
     return make(spec.shape, np.dtype(spec.dtype), sharding=sharding), True, _unchanged
 
 
 def maker(
     function: Function, info: ParamInfo, like: Any, shared: Sequence[bool]
 ) -> Callable[[Sequence[Any]], object]:
-    """Return what makes a leaf of the result out of the values that its function needs.
+    """Return a function that makes a leaf of the result from the values of its inputs.
 
     Args:
-        function: The caller's.
+        function: The caller's function.
         info: Where the leaf stands in the result.
-        like: What the target has there.
-        shared: For each input, whether other functions get the same value. They must not change it.
+        like: The target's leaf at that place.
+        shared: For each input, whether other functions get the same value. Such a NumPy array is made
+            read-only.
     """
 
     def make(values: Sequence[Any]) -> object:
@@ -69,7 +70,7 @@ def maker(
 
         called = call_foreign(function.call, function.name, info.key_path, values)
         made: Any = _conformed(called, like, info.key_path)
-        # A part of a buffer would keep all of it alive, and one of a shared buffer would change with others.
+        # A view would keep the whole buffer alive, and a view of a shared buffer could change later.
         sole = len(values) == 1 and made is values[0] and not shared[0]
         return made if sole or not _is_part(made, values) else made.copy()
 
@@ -77,7 +78,7 @@ def maker(
 
 
 def _is_part(made: Any, values: Sequence[Any]) -> bool:
-    """Whether an array on the host may lie in the memory of another one."""
+    """Whether a NumPy array may share memory with one of `values`."""
     if not isinstance(made, np.ndarray):
         return False
 
@@ -86,9 +87,9 @@ def _is_part(made: Any, values: Sequence[Any]) -> bool:
 
 
 def _conformed(value: object, like: Any, key_path: str) -> object:
-    """Turn what a function made into what the target has: the same kind of array, in the same place.
+    """Convert the result of a function to the target's type of array, with the target's sharding.
 
-    Nothing is cast and nothing is reshaped. A value that is no array is returned as it is.
+    Nothing is cast and nothing is reshaped. A value that is not an array is returned as it is.
 
     Returns:
         The value, or a `TreeDifference` if it does not fit.
@@ -113,7 +114,7 @@ def _conformed(value: object, like: Any, key_path: str) -> object:
 def _placed(array: Any, like: Any) -> jax.Array:
     put = cast("Any", jax).device_put
     wide = not isinstance(array, jax.Array) and array.dtype.itemsize >= 8
-    with jax.enable_x64(True) if wide else nullcontext():  # else jax would narrow it
+    with jax.enable_x64(True) if wide else nullcontext():  # else jax would narrow it to 32 bits
         sharding = None if isinstance(like, type) else like.sharding
         if sharding is None or not _places(sharding) or (isinstance(like, jax.Array) and not like.committed):
             return cast("jax.Array", array if isinstance(array, jax.Array) else put(array))

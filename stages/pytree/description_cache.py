@@ -1,4 +1,4 @@
-"""A cache of trees that were saved before, so that the same tree need not be described again."""
+"""A cache of saved trees, so that a tree that is saved again need not be described again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BYTES_OF_A_LEAF: Final = 500
 class SavedTree:
     """The leaves of one tree, without their values."""
 
-    infos: Sequence[ParamInfo]  #: the very object that the structure cache gives for this structure
+    infos: Sequence[ParamInfo]  #: the same object that the structure cache returns for this structure
     leaves: tuple[Leaf, ...]
-    signatures: Sequence[object]  #: what each leaf's handler said of its value; None if it must be asked
-    save_args: Sequence[object] = ()  #: of each leaf; nothing if there were none
+    signatures: Sequence[object]  #: from the handler of each leaf; None if it must describe the value again
+    save_args: Sequence[object] = ()  #: one for each leaf; empty if there were none
     coded: bool = False  #: whether any leaf has a codec
 
 
@@ -41,9 +41,9 @@ class SavedTrees:
         self._known: BoundedCache[ByIdentity, SavedTree] = BoundedCache(most)
 
     def find(self, infos: Sequence[ParamInfo]) -> SavedTree | None:
-        """Return the tree that was saved last with this very structure object."""
+        """Return the tree that was saved last with this `infos` object; None if it is not known."""
         return self._known.get(ByIdentity(infos))
 
     def keep(self, tree: SavedTree) -> None:
-        """Remember `tree`, in the place of any other of its structure."""
+        """Remember `tree`; it replaces an earlier tree of the same structure."""
         self._known.put(ByIdentity(tree.infos), tree, _BYTES_OF_A_LEAF * len(tree.leaves))

@@ -1,4 +1,4 @@
-"""A tree and its leaves: flattening by key path, and nesting back when there is no target."""
+"""Flattens a tree by key path, and nests leaves back into a tree when there is no target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import tree_util
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
 
-# Looked up once and not for every step of every leaf. jax declares no types for them.
+# Looked up once instead of for each step of each leaf. jax declares no types for them.
 _jax: Any = tree_util
 _DICT_KEY, _ATTRIBUTE_KEY = _jax.DictKey, _jax.GetAttrKey
 _SEQUENCE_KEY, _FLAT_KEY = _jax.SequenceKey, _jax.FlattenedIndexKey
@@ -22,33 +22,33 @@ _SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
 
 @dataclass(frozen=True, slots=True)
 class FlatLeaf:
-    """A leaf, or an empty container, with where it stands."""
+    """A leaf, or an empty container, and its place in the tree."""
 
     info: ParamInfo
     value: Any
 
 
 def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any]:
-    """Take a tree apart into leaves, in JAX's flatten order, with None and empty containers as leaves.
+    """Flatten a tree in JAX's order, with None and empty containers as leaves.
 
-    Nodes are whatever JAX knows as nodes: dict, list, tuple, namedtuple, registered classes. An
-    empty container of a registered class has no leaf and no trace in the result.
+    The nodes are those of JAX: dict, list, tuple, namedtuple, and registered classes. An empty container
+    of a registered class yields no leaf.
 
     Args:
-        tree: Any PyTree; a bare leaf is one.
-        directory: Put into every `ParamInfo`.
+        tree: Any PyTree, also a bare leaf.
+        directory: The `directory` of every `ParamInfo`.
 
     Returns:
-        The leaves, and the structure that `jax.tree_util.tree_unflatten` makes a tree of them with.
+        The leaves, and the treedef for `jax.tree_util.tree_unflatten`.
 
     Raises:
         DuplicateNameError: If two leaves have the same stored name.
-        SpecError: If jax cannot flatten it: the keys of a dict cannot be sorted.
-        InvalidLeafError: If a key has surrogates in it, which no document can hold.
+        SpecError: If jax cannot flatten the tree, because the keys of a dict cannot be sorted.
+        InvalidLeafError: If a key contains a surrogate, which no document can hold.
     """
     try:
         pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_empty)
-    except ValueError as error:  # keys of one dict that cannot be sorted
+    except ValueError as error:  # the keys of a dict cannot be sorted
         raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
     leaves: list[FlatLeaf] = []
@@ -63,11 +63,11 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any
 
 
 def check_names(infos: Sequence[ParamInfo]) -> None:
-    """Refuse leaves whose names cannot be told apart, or cannot be written.
+    """Refuse leaves whose stored names are equal or cannot be written.
 
     Raises:
         DuplicateNameError: If two leaves have the same stored name.
-        InvalidLeafError: If a key has surrogates in it, which no document can hold.
+        InvalidLeafError: If a key contains a surrogate, which no document can hold.
     """
     seen: dict[str, str] = {}
     for info in infos:
@@ -81,10 +81,11 @@ def check_names(infos: Sequence[ParamInfo]) -> None:
 
 
 def nest(infos: Sequence[ParamInfo], values: Sequence[object]) -> object:
-    """Put values back into dicts and lists, by their key paths alone.
+    """Build a tree of dicts, lists and tuples from key paths alone.
 
-    Sequence keys make lists, in the order of their indices, or tuples where those are known; all others
-    make dicts. A container that mixes kinds, or skips an index, is a dict: nothing is renumbered.
+    Sequence keys make a list in the order of their indices, or a tuple if the kind of the keys says so;
+    all other keys make a dict. A container with mixed kinds or a missing index becomes a dict, since
+    renumbering would change key paths.
     """
     return nest_columns([info.keys for info in infos], [info.kinds for info in infos], values)
 
@@ -92,7 +93,7 @@ def nest(infos: Sequence[ParamInfo], values: Sequence[object]) -> object:
 def nest_columns(
     keys: Sequence[KeyPath], kinds: Sequence[tuple[KeyKind, ...]], values: Sequence[object]
 ) -> object:
-    """Do as `nest`, given the keys of each value and their kinds."""
+    """As `nest`, with the keys of each value and their kinds as columns."""
     if len(keys) == 1 and not keys[0]:
         return values[0]
 
@@ -106,7 +107,7 @@ def nest_columns(
 
 
 def _inner(nodes: dict[KeyPath, _Node], path: KeyPath, kinds: tuple[KeyKind, ...]) -> _Node:
-    """Make the node at `path`, and those above it that are missing."""
+    """Return the node at `path`; create it and any missing node above it."""
     node = nodes[()]
     for depth, (key, kind) in enumerate(zip(path, kinds, strict=False), 1):
         below = nodes.get(path[:depth])
@@ -140,7 +141,7 @@ class _Node:
 
 
 def is_empty(node: object) -> bool:
-    """Whether a node is None or a container of a built-in kind with nothing in it."""
+    """Whether a node is None or an empty dict, list or tuple."""
     return node is None or (isinstance(node, dict | list | tuple) and not node)
 
 
@@ -154,10 +155,10 @@ def _check_unicode(info: ParamInfo) -> None:
 
 
 def step(entry: Any) -> tuple[str, KeyKind]:
-    """Translate one of JAX's key entries.
+    """Return the stored key and the kind of one of JAX's key entries.
 
-    No cache: entries that are equal (of the keys 1, 1.0 and True) have different names, and those
-    that classes bring along need not even be hashable.
+    This cannot be cached by entry: the keys 1, 1.0 and True make equal entries with different names, and
+    the entries of registered classes need not be hashable.
     """
     if isinstance(entry, _DICT_KEY):
         return str(entry.key), _MAPPING
@@ -168,4 +169,4 @@ def step(entry: Any) -> tuple[str, KeyKind]:
     if isinstance(entry, _FLAT_KEY):
         return str(entry.key), _SEQUENCE
 
-    return str(entry), _MAPPING  # a class registered with key entries of its own
+    return str(entry), _MAPPING  # a class registered with its own key entries

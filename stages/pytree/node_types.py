@@ -1,4 +1,4 @@
-"""Which containers of a tree are tuples, and of which class, for layouts that record it."""
+"""Finds which containers of a tree are tuples, and their classes, for layouts that record it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BYTES_OF_A_LEAF: Final = 300
 
 @final
 class NodeTypes:
-    """Adds `ParamInfo.nodes`, and remembers that of the last few structures. Thread-safe.
+    """Adds `ParamInfo.nodes`, and caches the results of the last few structures. Thread-safe.
 
     Args:
         most: Structures to remember.
@@ -32,11 +32,12 @@ class NodeTypes:
         self._known: BoundedCache[ByIdentity, tuple[ParamInfo, ...]] = BoundedCache(most)
 
     def of(self, tree: object, infos: tuple[ParamInfo, ...]) -> tuple[ParamInfo, ...]:
-        """Return `infos` with the types of all nodes on the way to each leaf.
+        """Return `infos` with the types of all nodes on the path to each leaf.
 
         Args:
-            tree: What was taken apart.
-            infos: As `StructureCache.flatten` gave them: the same object stands for the same containers.
+            tree: The tree that was flattened.
+            infos: As returned by `StructureCache.flatten`. The same object means the same containers, so
+                it is the key of the cache.
         """
 
         def make() -> tuple[ParamInfo, ...]:
@@ -47,7 +48,7 @@ class NodeTypes:
 
 
 def _nodes(node: object, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield, for each leaf in jax's order, the types of the nodes on the way to it, and its own."""
+    """Yield for each leaf, in jax's order, the types of the nodes on its path, with its own type last."""
     on_the_way = (*above, _type_of(node))
     children = None if is_empty(node) else _children(node)
     if children is None:
@@ -59,7 +60,7 @@ def _nodes(node: object, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _children(node: object) -> Sequence[object] | None:
-    """Return what lies directly in a node; None for a leaf."""
+    """Return the direct children of a node; None for a leaf."""
 
     def is_child(inner: object) -> bool:
         return inner is not node

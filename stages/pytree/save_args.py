@@ -1,4 +1,4 @@
-"""What is asked for each leaf: by one `SaveArgs` for all, a prefix of the tree, or a function."""
+"""Finds the `SaveArgs` of each leaf: from one for all leaves, a prefix tree, or a function."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ def each_leaf(asked: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
     """Find the `SaveArgs` of each leaf.
 
     Args:
-        asked: None; a `SaveArgs`; a function from a stored key path to one or None; or a tree of them,
-            each of which is for every leaf at or below its place. None in a tree asks for nothing.
-        infos: Where the leaves stand.
+        asked: None; one `SaveArgs` for all leaves; a function from a stored key path to a `SaveArgs` or
+            None; or a prefix tree of them, in which each one applies to every leaf at or below its place.
+            None asks for nothing special.
+        infos: The infos of the leaves.
 
     Returns:
-        One for each leaf, or nothing if nothing is asked for any.
+        One entry for each leaf; empty if `asked` is None.
 
     Raises:
-        SpecError: If it is none of these, or a place in a tree is not in the tree that is saved.
+        SpecError: If `asked` is none of these.
+        InvalidLeafError: If the function or the prefix tree gives something else for a leaf, or asks for
+            what no leaf can have, or if the prefix tree has a place that the saved tree lacks.
         HandlerFailedError: If the function raises; its error is the cause.
     """
     if asked is None:
@@ -58,7 +61,7 @@ def _by_prefix(tree: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
 
     unused = next((path for keys, (args, path) in given.items() if keys not in used and args), None)
     if unused is not None:
-        raise InvalidLeafError(unused, "save_args has this, and the tree to be saved has nothing there")
+        raise InvalidLeafError(unused, "save_args has an entry here, but the tree has no leaf at this place")
 
     return result
 
@@ -66,7 +69,7 @@ def _by_prefix(tree: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
 def _answer(function: Callable[[KeyPath], object], info: ParamInfo) -> SaveArgs | None:
     try:
         answer = function(info.keys)
-    except SpecError as error:  # it asks for what no leaf can have
+    except SpecError as error:  # it made an invalid SaveArgs
         raise InvalidLeafError(info.key_path, f"save_args: {error}") from error
     except Exception as error:
         name = str(getattr(function, "__qualname__", function))

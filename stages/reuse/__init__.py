@@ -1,4 +1,4 @@
-"""What a save takes over from an earlier checkpoint instead of writing it again.
+"""Reuses leaves of an earlier checkpoint instead of writing them again.
 
-`incremental` decides it leaf by leaf; `value_cache` knows which objects in memory equal which stored leaves.
+`incremental` decides which leaves are reused; `value_cache` knows which objects equal stored leaves.
 """

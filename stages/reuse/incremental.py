@@ -1,7 +1,7 @@
-"""Sets aside the leaves that the previous checkpoint holds already, and links the files they lie in.
+"""Finds the leaves that the base checkpoint holds already, and links their files instead of writing them.
 
-A checkpoint that shares files with another one is whole by itself: a hard link is as good a name as
-the first one, so either may be deleted.
+Checkpoints that share files do not depend on each other. The files are hard links, so either checkpoint
+may be deleted.
 """
 
 from __future__ import annotations
@@ -30,27 +30,26 @@ from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.reuse.value_cache import KnownValues
 
 LIVE_SHARE = 0.5
-"""A file is linked if at least this part of it is still needed; else what is needed is written anew.
-
-So a chain of checkpoints never takes more than twice the bytes of its leaves."""
+"""A file is linked if at least this share of its bytes is still needed. Otherwise the leaves in it are
+written again. So a chain of checkpoints never takes more than twice the bytes of its leaves."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A leaf that is as it was, and where its bytes lie."""
+    """An unchanged leaf, and the places of its bytes in the base."""
 
     leaf: Leaf
     parts: tuple[Written, ...]
 
 
 async def set_aside(run: SaveRun, leaves: list[Leaf], plan: SavePlan) -> tuple[list[Leaf], SavePlan]:
-    """Return the leaves that must be written, in order, and the plan with the others as kept.
+    """Return the leaves that must be written, in order, and the plan with all others in `kept`.
 
-    The files that those lie in are linked.
+    The files of the leaves that are kept are linked into the new checkpoint.
 
     Raises:
-        CorruptCheckpointError: If there is no checkpoint at the base, or a damaged one.
+        CorruptCheckpointError: If the base is missing or damaged.
     """
     assert run.base is not None
     async with hold_for_reading(run.store, run.threads, run.base):
@@ -84,12 +83,12 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
     """Choose the data files of the base that the new checkpoint shares.
 
     Args:
-        unchanged: For each leaf that is as it was, where its parts lie.
+        unchanged: The parts of each unchanged leaf.
         sizes: Bytes of each file.
 
     Returns:
-        Files of which enough is needed. A leaf can be kept only if all of its files are among them;
-        of those that are not, nothing counts as needed.
+        The files with at least `LIVE_SHARE` of their bytes needed. A leaf can be kept only if all of its
+        files are shared, so the parts of other leaves do not count as needed.
     """
     leaves = [parts for parts in unchanged if parts]
     files = {part.file for parts in leaves for part in parts}
@@ -110,10 +109,11 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
 def _compare(
     run: SaveRun, base: str, leaves: Sequence[Leaf], plan: SavePlan
 ) -> tuple[str, list[_Candidate], dict[str, int]]:
-    """Find the leaves that the base holds as they are. In a worker thread.
+    """Find the leaves that the base holds unchanged. Runs in a worker thread.
 
     Returns:
-        The directory that the base's data files are named from, the leaves, and the sizes of the files.
+        The directory that the names of the base's data files are relative to, the leaves, and the sizes
+        of their files.
     """
     known: Mapping[str, References] = {} if run.by_digest else _known(run, base)
     if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, known):
@@ -122,7 +122,7 @@ def _compare(
     checkpoint, key = _open(run, base)
     same = _same_digest(plan.digests, checkpoint) if run.by_digest else _same_object(known.get(key, {}))
 
-    # What a stage changes on the way is compared as it is here, so it is written anew.
+    # Leaves that a later stage changes are always written: here they still have their old values.
     unchanged = [leaf for leaf in leaves if leaf.index not in plan.changes and same(leaf)]
     stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves} if unchanged else {}
     found: list[_Candidate] = []
@@ -140,21 +140,21 @@ def _compare(
 
 
 def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
-    """Whether the bytes mean the same; what is recorded of a leaf beside them is written anew."""
+    """Whether the stored bytes have the same meaning. All other metadata of a leaf is always written anew."""
     if not leaf.spec.nbytes or leaf.spec.codec not in (None, AUTO):
-        return False  # of what it would become, nothing is known
+        return False  # its encoded bytes are not known yet
 
     now, then = leaf.spec, before.spec
     return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
 
 
 def _uncoded(leaf: Leaf) -> Leaf:
-    """Return a leaf that lies somewhere without a codec, with none: that is settled."""
+    """Return the leaf with no codec instead of an undecided one: its stored bytes have none."""
     return leaf if leaf.spec.codec is None else replace(leaf, spec=replace(leaf.spec, codec=None))
 
 
 def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
-    """Whether the files of the base may be those of the new checkpoint, under the same names."""
+    """Whether the new checkpoint would look for the parts in files of the same names as the base."""
     layout = run.layout
     if not isinstance(layout, FormattedLayout):
         return True
@@ -172,7 +172,7 @@ def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
 
 
 def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
-    """Open the base; with the name under which `_known` has what is known of it."""
+    """Open the base. Returns it with its key in the mapping that `_known` returns."""
     if isinstance(run.layout, ItemsLayout):
         return run.layout.open_all(run.store, base), ""
 
@@ -181,9 +181,9 @@ def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
 
 
 def _known(run: SaveRun, base: str) -> Mapping[str, References]:
-    """Return what is known of each tree in the base, by stored name as this save has it.
+    """Return the known values of each tree in the base, by directory, and by stored name in this save.
 
-    The trees that this save would write as items are one, under an empty name.
+    If this save writes items, the trees of all items are merged under one empty key.
     """
     known = run.shared.of(KnownValues).find(base, run.store.identity(base))
     if not isinstance(run.layout, ItemsLayout):
@@ -193,7 +193,7 @@ def _known(run: SaveRun, base: str) -> Mapping[str, References]:
 
 
 def _any_known(leaves: Sequence[Leaf], known: Mapping[str, References]) -> bool:
-    """Whether any leaf is an object that is known, so that it is worth to open the base."""
+    """Whether any leaf is a known object. If none is, the base need not be opened."""
     return any(same(leaf) for same in map(_same_object, known.values()) for leaf in leaves)
 
 
@@ -218,7 +218,7 @@ def _same_digest(digests: Mapping[str, bytes], checkpoint: StoredCheckpoint) -> 
 async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, bytes]:
     """Return the SHA-256 of every leaf that has bytes, by stored name. Reads every byte.
 
-    What must be copied to the host for it is leased, a piece at a time.
+    The bytes that must be copied to the host are leased, up to one piece at a time.
     """
     found: dict[str, bytes] = {}
     most = run.limits.piece_bytes
@@ -234,7 +234,7 @@ async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, byt
 
 
 def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
-    """Hash the chunks of each leaf, in order, whatever pieces they come in, and in which order."""
+    """Hash the chunks of each leaf. The digest does not depend on the size or the order of the pieces."""
     found: dict[str, bytes] = {}
     for leaf in leaves:
         digest = sha256()
@@ -251,7 +251,7 @@ def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
 
 
 def _share(run: SaveRun, directory: str, files: set[str]) -> set[str]:
-    """Put each file into the new checkpoint, too; return those of which that was possible."""
+    """Link each file into the new checkpoint. Returns the files that could be linked."""
     shared: set[str] = set()
     if not isinstance(run.store, SharedFiles):
         return shared

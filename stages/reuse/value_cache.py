@@ -1,4 +1,4 @@
-"""A cache of objects in memory that equal leaves of the last few checkpoints."""
+"""A cache of objects in memory that are equal to leaves of the last few checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.kernel.protocols.leaf_handlers import LeafHandler, SnapshotHandler
 _BYTES_OF_A_REFERENCE: Final = 200
 
 ByDirectory: TypeAlias = Mapping[str, References]
-"""What is known of the trees of one checkpoint, by the directory that holds each."""
+"""The known values of the trees of one checkpoint, by the directory of each tree."""
 
 
 @final
@@ -33,15 +33,15 @@ class KnownValues:
         self._known: BoundedCache[str, tuple[object, ByDirectory]] = BoundedCache(most)
 
     def remember(self, path: str, identity: object, references: ByDirectory) -> None:
-        """Note what lies at `path` while it has this `identity` (see `Store.identity`).
+        """Record the values of the checkpoint at `path`, valid while it has this `identity`.
 
-        Adds to what is known of it already, for arrays that were saved there and arrays that were restored
-        from there are different objects.
+        Earlier values with the same identity are kept: an array that was saved there and an array that was
+        restored from there are different objects with equal values.
 
         Args:
             path: The checkpoint.
-            identity: As it is now.
-            references: For the directory of each tree in it, what lies there, by stored name.
+            identity: Its `Store.identity` now.
+            references: The values of each tree, by its directory, and by stored name.
         """
 
         def added(before: tuple[object, ByDirectory] | None) -> tuple[tuple[object, ByDirectory], int]:
@@ -52,19 +52,19 @@ class KnownValues:
         self._known.change(path, added)
 
     def moved(self, path: str, to: str, identity: object) -> None:
-        """Note that the only tree at `path` has been moved to `to`.
+        """Record that the only tree at `path` has been moved to `to`.
 
         Args:
-            path: Where it was saved; nothing is done if that is not known.
-            to: Its new place.
-            identity: As it is there now.
+            path: Where it was saved. Nothing is recorded if no tree is known there.
+            to: Its new path.
+            identity: Its `Store.identity` at the new path.
         """
         _, references = self._known.pop(path) or (None, {})
         if path in references:
             self._known.put(to, *_sized(identity, {to: references[path]}))
 
     def find(self, path: str, identity: object) -> ByDirectory:
-        """Return what is known of each tree at `path`; nothing if something else lies there by now."""
+        """Return the known values of each tree at `path`; empty if the identity has changed."""
         known, references = self._known.get(path) or (None, {})
         return references if known == identity else {}
 
@@ -75,10 +75,10 @@ def _sized(identity: object, references: ByDirectory) -> tuple[tuple[object, ByD
 
 
 def references_to(values: Iterable[tuple[str, object, LeafHandler]]) -> References:
-    """Make weak references to those of the values that never change.
+    """Make weak references to the values that are immutable.
 
     Args:
-        values: Stored names, values, and the handlers of those.
+        values: The stored name, the value and the handler of each leaf.
     """
     immutable: dict[int, bool] = {}  # by identity: a handler need not be hashable
     found: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def references_to(values: Iterable[tuple[str, object, LeafHandler]]) -> Referenc
             never_changes = isinstance(handler, SnapshotHandler) and handler.immutable
             immutable[id(handler)] = never_changes
         if never_changes:
-            with suppress(TypeError):  # of a class without weak references
+            with suppress(TypeError):  # its class does not support weak references
                 found[name] = ref(value)
 
     return found

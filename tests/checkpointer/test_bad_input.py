@@ -1,4 +1,4 @@
-"""What is wrong with the input is said clearly, and before anything is written."""
+"""Errors in the input are reported clearly, and before anything is written."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ class TestDamage:
 
     @pytest.fixture
     def restoring(self) -> Iterator[Callable[[Path], Any]]:
-        """A thread's Checkpointer, so that the test can be plain."""
+        """A blocking Checkpointer, so that the test needs no event loop."""
         with penstock.sync.Checkpointer() as checkpointer:
             yield checkpointer.restore
 

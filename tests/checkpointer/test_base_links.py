@@ -1,4 +1,4 @@
-"""Saving on the base of an earlier checkpoint: what is as it was is not written again."""
+"""Saves with a base: leaves that have not changed since the base are not written again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only the byte ranges that are needed are read: counted, for every way in which an array may lie."""
+"""Only the byte ranges that are needed are read. They are counted for every way to store an array."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on(shape: tuple[int, ...], *axes: str | None) -> Any:
 
 
 class Restored:
-    """What came of a restore, and the bytes that penstock and TensorStore read for it."""
+    """The result of a restore, and the bytes that penstock and TensorStore read for it."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         store: Any = CountingStore()
@@ -77,7 +77,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def header_bytes(path: Path) -> int:
-    """What is read of a safetensors file whatever is wanted of it."""
+    """Return the bytes of a safetensors file that every restore reads: its header."""
     return 8 + int.from_bytes(path.read_bytes()[:8], "little") if path.is_file() else 0
 
 
@@ -90,7 +90,7 @@ def test_an_array_is_read_once_whatever_its_sharding(path: Path, sharding: Any) 
     like = {"a": jax.ShapeDtypeStruct(ARRAY.shape, ARRAY.dtype, sharding=sharding)}  # type: ignore[no-untyped-call]  # jax's
     found = Restored(path, like=like, on_unexpected="skip")
     assert np.asarray(found.tree["a"]).tobytes() == ARRAY.tobytes()
-    # Columns lie between other columns. What is read together is read for each shard, but no more often.
+    # Each shard of columns may read the bytes between its columns, too, but only once.
     in_columns = len(sharding.spec) > 1 and sharding.spec[1] is not None
     shards = sharding.mesh.shape["x"] if in_columns else 1
     assert ARRAY.nbytes <= found.direct - header_bytes(path) <= ARRAY.nbytes * shards
@@ -106,7 +106,7 @@ def test_a_subset_reads_nothing_else(path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [(0, 1), (3, 5), (7, 41), (63, 64), (0, 64)], ids=str)
 def test_rows_of_one_process_are_read_by_their_ranges(path: Path, rows: tuple[int, int]) -> None:
-    """What `plan` asks of a checkpoint for the part of an array that is on this process's devices."""
+    """The reads that `plan` would make for the rows on the devices of one process."""
     data, nbytes = read_region(path, (rows, (0, COLUMNS)))
     assert data.tobytes() == ARRAY[slice(*rows)].tobytes()
     assert nbytes == (rows[1] - rows[0]) * ROW
@@ -120,7 +120,7 @@ def test_columns_are_read_with_no_more_than_lies_between_them(path: Path, column
 
 
 def read_region(path: Path, bounds: tuple[tuple[int, int], ...]) -> tuple[Any, int]:
-    """Carry out the reads of a part of the array; say how many bytes they were."""
+    """Read a region of the array. Returns the region and the number of bytes read."""
     store: Any = CountingStore()
     checkpoint = AutoLayout().open(store, str(path))
     store.ranges.clear()
@@ -142,7 +142,7 @@ def read_region(path: Path, bounds: tuple[tuple[int, int], ...]) -> tuple[Any, i
 
 
 class TestCodedChunks:
-    """TensorStore reads them, and counts."""
+    """TensorStore reads chunks with a codec, and counts the bytes."""
 
     @pytest.fixture(params=[True, False], ids=["OCDBT", "directories"])
     def path(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
@@ -168,7 +168,7 @@ class TestCodedChunks:
 
 
 def index_bytes(path: Path) -> int:
-    """At most what an OCDBT database is read for, whatever is wanted of it."""
+    """Return an upper bound for the bytes of the index that every restore reads."""
     return 2 * 8192 if (path / "manifest.ocdbt").exists() else 1
 
 
@@ -206,7 +206,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [(name, tree["path"]) for name, case in DOCUMENTS.items() for tree in case["checkpoints"]],
 )
 def test_metadata_reads_no_arrays(case: str, path: str, corpus: Path) -> None:
-    """But documents that lie in data files: a header, metadata of arrays, a window over a msgpack file."""
+    """Except for documents inside data files: a header, array metadata, a window of a msgpack file."""
     store: Any = CountingStore()
     with penstock.sync.Checkpointer(store=store) as checkpointer:
         found = checkpointer.metadata(corpus / case / path)

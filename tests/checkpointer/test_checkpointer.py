@@ -1,4 +1,4 @@
-"""What a Checkpointer promises to its caller, whatever the store does meanwhile."""
+"""What a Checkpointer promises to its callers, whatever the store does."""
 
 from __future__ import annotations
 
@@ -447,7 +447,7 @@ class TestCancelling:
 
 
 class TestFailures:
-    """A failure in the background is told exactly once to whoever would otherwise not hear of it."""
+    """A failure in the background is raised exactly once, where it would otherwise go unnoticed."""
 
     async def fail_unseen(self, checkpointer: Checkpointer, store: FaultyStore, path: Path) -> StorageError:
         error = StorageError("write", str(path), "no")
@@ -750,7 +750,7 @@ def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[
 
 
 async def test_the_loop_can_be_left_and_another_one_started(tmp_path: Path) -> None:
-    """One Checkpointer after another in one loop, as in a notebook."""
+    """One Checkpointer after another in the same loop, as in a notebook."""
     for number in range(3):
         async with Checkpointer() as checkpointer:
             await (await checkpointer.save(tmp_path / str(number), tree(number)))
@@ -759,11 +759,11 @@ async def test_the_loop_can_be_left_and_another_one_started(tmp_path: Path) -> N
 
 
 class Halt(BaseException):
-    """As `KeyboardInterrupt`, but one that does not break asyncio's loop."""
+    """Like `KeyboardInterrupt`, but asyncio's loop survives it."""
 
 
 async def test_an_interrupt_within_a_save_is_what_the_save_ends_with(tmp_path: Path) -> None:
-    """A thread may be waiting for it, and hears of nothing else."""
+    """A thread may be waiting for the save, and sees only how the save ends."""
     saves: list[SaveFuture] = []
 
     async def interrupt(_: object) -> None:

@@ -1,4 +1,4 @@
-"""What a third party adds: leaf types with files of their own, streaming handlers, stages, options."""
+"""Extensions of third parties: leaf types with their own files, streaming handlers, stages and options."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ pytestmark = pytest.mark.anyio
 
 @dataclass(frozen=True)
 class Table:
-    """A leaf: no PyTree node."""
+    """A leaf, since it is not a registered PyTree node."""
 
     columns: dict[str, list[float]]
 
 
 class TableHandler:
-    """Batch protocol: one npz file for each table, written by threads of its own."""
+    """Batch protocol: one npz file for each table, written by the handler's own threads."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(2)
@@ -64,7 +64,7 @@ class TableHandler:
         self.begun = threading.Event()
         self.finalized: list[str] = []
         self.futures: list[Future[None]] = []
-        self.lazy = False  #: begin to write when somebody waits for it
+        self.lazy = False  #: start to write only when the result is waited for
 
     def typestr(self) -> str:
         return "tests.Table"
@@ -153,10 +153,10 @@ async def test_what_a_restored_leaf_holds_is_leased(
             leased.append(checkpointer.statistics().leased)
             return await load(*arguments)
 
-        cast("Any", handler).deserialize = watched  # to look in from outside
+        cast("Any", handler).deserialize = watched  # to observe the calls
         assert await checkpointer.restore(tmp_path / "a", like=tables) == tables
-        assert leased == [1600]  # one call, although that is more than there is
-        # Without a value to ask about, each counts as one piece, and all as no more than there is.
+        assert leased == [1600]  # one call, although it exceeds the budget
+        # Without a value to measure, each leaf counts as one piece, and all together as at most the budget.
         leased.clear()
         assert await checkpointer.restore(tmp_path / "a") == tables
         assert leased == [1000]
@@ -290,7 +290,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class QuantisedHandler:
-    """Streaming protocol: a row of codes and, in front, the scale, as one int8 array."""
+    """Streaming protocol: the scale, followed by a row of codes, as one int8 array."""
 
     typestr: str = "tests.Quantised"
     inner: NumpyHandler = field(default_factory=NumpyHandler)
@@ -335,7 +335,7 @@ async def test_a_streaming_handler(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class CountBytes:
-    """A stage with an option, that looks at what passes."""
+    """A stage with an option, which records the bytes that pass."""
 
     seen: list[int]
     most: int = 10**9
@@ -373,7 +373,7 @@ class TestPipelines:
                 await (await checkpointer.save(tmp_path / "a", {"w": np.ones(10)}, pipeline=pipeline))
             assert caught.value.__notes__ == ["in stage 'count_bytes'"]
             assert checkpointer.statistics().leased == 0
-            await (await checkpointer.save(tmp_path / "b", {"w": np.ones(10)}))  # the pipeline was for one
+            await (await checkpointer.save(tmp_path / "b", {"w": np.ones(10)}))  # without the pipeline
 
         assert os.listdir(tmp_path) == ["b"]
 
@@ -436,7 +436,7 @@ verify = false
             assert by_name["write"].workers == 1
             assert by_name["device_to_host"].n_out >= 20
             created = [done for done in store.operations if done.name == "create_data_file"]
-            assert len(created) == 1  # a chunk is whole in one file
+            assert len(created) == 1  # a chunk is never split over files
             await (await checkpointer.save(tmp_path / "b", {str(n): np.arange(1000) for n in range(10)}))
             assert sum(done.name == "create_data_file" for done in store.operations) == 1 + 4  # 3 + 3 + 3 + 1
 

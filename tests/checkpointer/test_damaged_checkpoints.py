@@ -1,4 +1,4 @@
-"""Every file and folder of every kind of checkpoint, damaged in every way: an error of ours, or no harm."""
+"""Every file and folder of every kind of checkpoint is damaged: a penstock error follows, or no harm."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from penstock.kernel.errors import PenstockError
 
 
 class Kind(NamedTuple):
-    """A kind of checkpoint: how to make one, and what is asked for."""
+    """A kind of checkpoint: how to make one, and what to restore from it."""
 
-    make: Callable[[Path, Path], object]  #: of the corpus, and where to put it
-    path: str = ""  #: what is restored, below that
+    make: Callable[[Path, Path], object]  #: called with the corpus and the destination
+    path: str = ""  #: relative path of what is restored
     item: str | None = None
 
     @property
     def damaged(self) -> str:
-        """What is damaged: other items do not matter."""
+        """The folder to damage; other items are left alone."""
         return "/".join(filter(None, (self.path, self.item)))
 
 
@@ -126,7 +126,7 @@ KINDS: Final = {
     "v1, steps": theirs("v1_training"),
 }
 
-# Damaged in the same ways by the same code as another kind.
+# Kinds that share their code with a faster kind.
 SLOW_KINDS: Final = ("0.6.4, steps", "0.11.5, steps", "v1, steps", "items, key", "items, numpy key", "items")
 kinds = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_KINDS)) for name in KINDS]
@@ -185,15 +185,15 @@ TO_DOCUMENTS: Final[Damages] = {
 }
 TO_FOLDERS: Final[Damages] = {"removed": remove, "made a file": make_file}
 
-# What cannot be told from a sound checkpoint that holds something else.
+# Damage that looks like a sound checkpoint with other values.
 OTHER_VALUES: Final = (
     ("json|items, json|ours, json", r"(.*/)?metadata", "made .*"),
     ("items, proto", r".*/proto.pbtxt", "made .*|cut .*|empty"),
-    ("steps|v1, steps|0.6.4, steps|0.11.5, steps", r"\d+", ".*"),  # then the one before it is the latest
+    ("steps|v1, steps|0.6.4, steps|0.11.5, steps", r"\d+", ".*"),  # the step before it becomes the latest
     ("0.2.7|msgpack", "checkpoint", "made [3{]"),  # sound msgpack: one number
-    ("0.2.7", r"(.*/)?checkpoint|.*/[\d.]+", "removed"),  # names tell the structure; missing chunks are zeros
-    ("0.4.4", "_METADATA", "removed"),  # structure from the msgpack file, which knows no types
-    (".*", r"(.*/)?array_metadatas(/process_0)?", "removed"),  # keys are raw then
+    ("0.2.7", r"(.*/)?checkpoint|.*/[\d.]+", "removed"),  # structure from names; missing chunks are zeros
+    ("0.4.4", "_METADATA", "removed"),  # structure from the msgpack file, without types
+    (".*", r"(.*/)?array_metadatas(/process_0)?", "removed"),  # random keys become raw arrays
 )
 
 
@@ -211,7 +211,7 @@ def checkpointer() -> Iterator[Any]:
 
 
 def bits(value: Any) -> Any:
-    """What must not change: structure, types, dtypes, shapes and bytes."""
+    """Return what must not change: structure, types, dtypes, shapes and bytes."""
 
     def of(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -226,7 +226,7 @@ def bits(value: Any) -> Any:
 
 
 def some_of_each(root: Path) -> Iterator[Path]:
-    """All files and folders, but of those whose names differ in numbers alone only two."""
+    """Yield files and folders, but only two of those whose names differ only in numbers."""
     seen: Counter[str] = Counter()
     for path in sorted(root.rglob("*")):
         pattern = re.sub(r"[0-9a-f]{32}|[0-9]+", "N", str(path.relative_to(root)))
@@ -244,14 +244,14 @@ def is_document(path: Path) -> bool:
 
 
 def assert_told(error: PenstockError, path: Path) -> None:
-    """It names the file, the folder that it belongs to, or the leaf."""
+    """Assert that an error names the file, its folder, or the leaf."""
     text = str(error)
     assert str(path) in text or f"{path.parent}: " in text or error.key_path is not None, text
 
 
 @contextmanager
 def mended(path: Path, aside: Path) -> Generator[None]:
-    """Put what lies at `path` back as it was, whatever has become of it."""
+    """Restore the file or folder at `path` when the block ends, whatever has happened to it."""
     shutil.copytree(path, aside) if path.is_dir() else shutil.copyfile(path, aside)
     yield
     if path.exists():
@@ -288,7 +288,7 @@ def test_damage_is_told_or_does_no_harm(name: str, corpus: Path, tmp_path: Path,
 
 
 def wrong_versions(document: Any, turn: Iterator[int]) -> Iterator[Any]:
-    """Replace each part of a document, at any depth, by things of other types; of many items, some."""
+    """Yield versions of a document with one part, at any depth, of a wrong type or missing."""
     for _ in range(2):
         wrong = WRONG[next(turn) % len(WRONG)]
         if type(wrong) is not type(document):

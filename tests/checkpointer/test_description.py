@@ -1,4 +1,4 @@
-"""What `metadata` says of how leaves are stored."""
+"""What `metadata` reports about how leaves are stored."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_of_safetensors(tmp_path: Path) -> None:
 
 
 def test_other_devices_and_no_data_are_needed(tmp_path: Path) -> None:
-    """A sharding is told as it was recorded, whatever devices are here; no data file is opened."""
+    """A sharding is reported as it was recorded, whatever the local devices. No data file is opened."""
     found = save(tmp_path / "a", {"a": jax.device_put(NOISE, jax.devices()[3])})
     assert found.tree["a"].sharding == {"sharding_type": "SingleDeviceSharding", "device_str": "cpu:3"}
 
@@ -151,10 +151,10 @@ def test_what_is_written_is_told_as_it_was_asked_for() -> None:
 
 
 def test_a_grid_larger_than_the_index_is_not_walked(tmp_path: Path) -> None:
-    """A document may say that there are more chunks than anybody could count."""
+    """A document may declare more chunks than could ever be counted."""
     save(tmp_path / "a", {"a": NOISE, "b": np.ones(4)}, ocdbt=False)
     file = tmp_path / "a" / "a" / ".zarray"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"shape": [2**36, 2**36], "chunks": [1, 1]}))
 
     (leaf, _) = penstock.sync.metadata(tmp_path / "a").leaves
-    assert leaf.stored_nbytes == NOISE.nbytes  # the one chunk file that is there
+    assert leaf.stored_nbytes == NOISE.nbytes  # the only chunk file that exists

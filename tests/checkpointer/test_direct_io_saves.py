@@ -1,4 +1,4 @@
-"""The option `store.io`, from the configuration to the bytes."""
+"""The option `store.io`, from the configuration to the bytes on disk."""
 
 from __future__ import annotations
 

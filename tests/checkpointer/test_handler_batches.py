@@ -1,4 +1,4 @@
-"""The batch contract of the field: one call of a handler for all its leaves, in a save and in a restore."""
+"""The batch contract: a save or a restore calls a handler once for all of its leaves."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.anyio
 
 
 class Note:
-    """A leaf of somebody else's."""
+    """A leaf type of a third party."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class Remark(Note):
-    """Another type, of the same handler."""
+    """Another leaf type with the same handler."""
 
 
 @final
 class NotesHandler:
-    """Writes one file for each batch, and so would overwrite itself if a save had two."""
+    """Writes one file for each batch, so a second batch in a save would overwrite the first."""
 
     def __init__(self, size: int = 10) -> None:
         self.size = size
@@ -157,7 +157,7 @@ async def test_one_checkpointer_serves_calls_with_handlers_of_their_own(tmp_path
         assert texts(await other.restore(tmp_path / "a")) == ["x", "y", "z"]
         assert other.statistics() == checkpointer.statistics()
 
-    assert save.done  # the one context waited for it
+    assert save.done  # the context manager waited for it
     assert [call for call, _ in second.calls].count("serialize") == 1
     assert [call for call, _ in first.calls].count("serialize") == 1
     assert "deserialize" not in [call for call, _ in first.calls]

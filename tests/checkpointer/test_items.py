@@ -170,7 +170,7 @@ class TestAll:
         again: list[int] = []
 
         class Replaced:
-            """Has the checkpoint replaced once the first item was read."""
+            """Replaces the checkpoint once the first item has been read."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(store, name)

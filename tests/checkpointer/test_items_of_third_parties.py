@@ -23,7 +23,7 @@ FORMATS = {"ocdbt": SaveFormat(), "directories": SaveFormat(ocdbt=False)}
 
 
 def items() -> Composite:
-    """Two trees with third-party leaves of the same names, and one without."""
+    """Two trees with third-party leaves of the same names, and one tree without such leaves."""
     return Composite(
         one={"p": Parcel("first"), "deep": [Parcel("below")], "x": np.arange(3)},
         two=PyTree({"p": Parcel("second"), "x": np.arange(4)}, custom_metadata={"by": "them"}),
@@ -38,7 +38,7 @@ def checkpointer(handler: ParcelHandler, form: SaveFormat | None = None) -> pens
 
 
 def texts(tree: Any) -> Any:
-    """The tree with its parcels opened, to be compared."""
+    """Return the tree with parcels as strings and arrays as lists, for comparisons."""
     match tree:
         case dict():
             return {key: texts(value) for key, value in tree.items()}

@@ -30,7 +30,7 @@ def state(xp: Any) -> dict[str, Any]:
         "middle": xp.ones((300, 100), np.float16),
         "small": [xp.arange(7, dtype=np.int32), xp.ones((), np.int8)],
         "a": xp.ones(5, jnp.bfloat16),
-        "even": xp.arange(1024, dtype=np.float32),  # whole cache lines, as the next is not
+        "even": xp.arange(1024, dtype=np.float32),  # whole cache lines, unlike the next one
         "half": xp.arange(1030, dtype=np.float32),
         "empty": xp.zeros((0, 3), np.float32),
         "step": 3,

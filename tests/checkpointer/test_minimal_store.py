@@ -1,4 +1,4 @@
-"""What a store that has only the required part can do, and what is refused there by name."""
+"""What works with a store that has only the required methods, and which errors name the missing ones."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class _Note:
 
 
 class _NoteHandler:
-    """Writes files of its own, by the paths of the operating system."""
+    """Writes its own files, by paths of the operating system."""
 
     def typestr(self) -> str:
         return "tests.Note"

@@ -1,4 +1,4 @@
-"""The pipelines as a whole: what is on disk, and what is held, wherever a save or a restore stops."""
+"""Whole pipelines: what is on disk and what is held, wherever a save or a restore stops."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tree_of(number: int) -> dict[str, Any]:
 
 
 def number_in(tree: Any) -> int:
-    """The number that all of a tree of `tree_of` is made of, after checking that all of it is there."""
+    """Return the number that a tree of `tree_of` was made from, after checking that it is complete."""
     number: int = tree["step"]
     expected = tree_of(number)
     assert tree.keys() == expected.keys()
@@ -71,7 +71,7 @@ def number_in(tree: Any) -> int:
 
 @asynccontextmanager
 async def opened(store: Store | None = None) -> AsyncGenerator[Checkpointer]:
-    """A Checkpointer under a tight budget, of which nothing may be held when the block ends."""
+    """Open a Checkpointer with a tight budget; assert that nothing of it is held when the block ends."""
     async with Checkpointer(store=store, memory_limit=4096, save_pipeline=small_files()) as checkpointer:
         yield checkpointer
         statistics = checkpointer.statistics()
@@ -84,7 +84,7 @@ async def opened(store: Store | None = None) -> AsyncGenerator[Checkpointer]:
 
 
 def small_files() -> Any:
-    """A save of several files and several pieces."""
+    """Make a save pipeline that writes several files, in several pieces."""
     return save_pipeline().configured(
         {"write": {"file_bytes": 1500}, "limit_bytes": {"in_flight_bytes": 1000}}
     )
@@ -96,17 +96,17 @@ async def save(store: Store | None, path: Path, number: int, *, overwrite: bool 
 
 
 async def number_at(path: Path) -> int | None:
-    """Which tree can be restored from `path`, all of it; None if there is no checkpoint."""
+    """Return the number of the tree at `path`, which must be complete; None if there is no checkpoint."""
     async with opened() as checkpointer:
         try:
             return number_in(await checkpointer.restore(path))
-        except (NotACheckpointError, IncompleteCheckpointError):  # a machine that stopped leaves the latter
+        except (NotACheckpointError, IncompleteCheckpointError):  # the latter after a machine stopped
             assert not os.path.lexists(path)
             return None
 
 
 async def operations_of(work: Callable[[FaultyStore], Awaitable[object]]) -> int:
-    """How many operations it is when nothing goes wrong."""
+    """Return the number of store operations of `work` when nothing fails."""
     store = FaultyStore(LocalStore())
     await work(store)
     return len(store.operations)
@@ -189,7 +189,7 @@ async def test_nothing_is_visible_before_the_save_is_durable(tmp_path: Path) -> 
 
 
 def begin(path: Path, old: Path | None) -> None:
-    """Have nothing in the directory of `path`, or a copy of `old` at `path`."""
+    """Empty the directory of `path`; then copy `old` to `path` if it is given."""
     LocalStore().remove_tree(str(path.parent))
     path.parent.mkdir()
     if old is not None:
@@ -197,7 +197,7 @@ def begin(path: Path, old: Path | None) -> None:
 
 
 async def check_afterwards(path: Path, before: int | None, after: int, *, published: bool) -> None:
-    """Either the old state or the new one, whole; and the next save works."""
+    """Assert that `path` holds the whole old or the whole new state, and that the next save works."""
     assert await number_at(path) == (after if published else before)
     await check_next_save(path)
 
@@ -211,7 +211,7 @@ async def check_next_save(path: Path) -> None:
 
 
 def publishing(store: FaultyStore) -> int:
-    """Which operation published, 1 for the first; above all others if none did."""
+    """Return the number of the operation that published, from 1; one past the last if none did."""
     names = [operation.name for operation in store.operations]
     found = [names.index(name) + 1 for name in ("publish", "exchange") if name in names]
     return min(found, default=len(names) + 1)
@@ -247,8 +247,8 @@ async def test_a_save_whose_kth_operation_fails_leaves_the_old_state_or_the_new(
 
         published = k > publishing(store)
         if published and overwrite:
-            # The old checkpoint stays under the temporary name until the next save: nobody knows
-            # whether the exchange is durable. That it cannot be removed is no failure of the save.
+            # The old checkpoint stays under the temporary name until the next save, since the exchange
+            # may not be durable yet. A save does not fail because the old checkpoint cannot be removed.
             assert failure in ([], [error])
             assert bool(failure) == (store.operations[k - 1].name != "discard")
         else:
@@ -347,7 +347,7 @@ async def test_a_restore_that_stops_in_its_kth_operation_holds_nothing(tmp_path:
         if fault == "fail":
             error = StorageError("any", "path", f"operation {k}", 5)
             store.fail_at(k, error)
-            # What cannot be held against deletion can be read all the same.
+            # A checkpoint that cannot be protected from deletion can still be read.
             can_go_on = nullcontext() if k in holds else pytest.raises(PenstockError)
             with can_go_on as raised:
                 await work(store)

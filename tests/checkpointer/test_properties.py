@@ -1,4 +1,4 @@
-"""Whatever the tree, what comes back is what went in."""
+"""Any tree comes back from a restore as it was saved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7)
 
 @st.composite
 def host_arrays(draw: st.DrawFn, names: tuple[str, ...] = DTYPES) -> Any:
-    """An array of random bits, NaNs of every payload among them, of any memory order."""
+    """Draw an array of random bits, with NaNs of any payload, in any memory order."""
     name = draw(st.sampled_from(names))
     dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
     shape = draw(SHAPES)
@@ -61,7 +61,7 @@ def _narrow(codes: Any, name: str, dtype: Any) -> Any:
         return codes.view(dtype)
 
     half = 2 ** (FEWER_BITS[name] - 1)
-    return np.asarray(codes.astype(np.int8) - half).astype(dtype)  # arithmetic makes a scalar of a 0-d array
+    return np.asarray(codes.astype(np.int8) - half).astype(dtype)  # arithmetic makes 0-d arrays scalars
 
 
 def on_device(array: Any) -> Any:
@@ -89,7 +89,7 @@ LEAVES = st.one_of(
     TEXT,
     st.sampled_from([None, {}, [], ()]),
 )
-# Without what makes two names one: a dot joins keys, and in names of strings '/' nests and '~' escapes.
+# Exclude what can make two names equal: '.' joins keys; in names of strings, '/' nests and '~' escapes.
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="./~"), max_size=6)
 
 
@@ -119,7 +119,7 @@ LARGE = st.builds(
 
 
 def plain(tree: Any) -> Any:
-    """What a restore without a target makes of a tree: lists of tuples that have something in them."""
+    """Convert a tree as a restore without a target does: non-empty tuples become lists."""
     if isinstance(tree, dict):
         return {key: plain(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple) and tree:
@@ -165,7 +165,7 @@ def test_whatever_the_format(assert_same: AssertSame) -> None:
             try:
                 report = checkpointer.save(folder / "a", both).result()
             except InvalidLeafError:
-                assert not form.ocdbt  # some names are none that a directory could have
+                assert not form.ocdbt  # some names are not valid for a directory
                 reject()
             assert_same(checkpointer.restore(folder / "a"), plain(both))
             assert_same(checkpointer.restore(folder / "a", like=both), both)

@@ -1,4 +1,4 @@
-"""What a restore gives: exactly what the target asks for, or one error that lists every difference."""
+"""A restore returns exactly what the target asks for, or raises one error with every difference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def sharding(shape: tuple[int, ...], *axes: Any, first: int = 0) -> NamedSharding:
-    """Over as many devices as `shape` has, beginning with the one of this number."""
+    """Make a sharding over as many devices as `shape` has, starting with the device of this number."""
     count = int(np.prod(shape))
     devices: Any = np.array(jax.devices()[first : first + count])
     mesh = Mesh(devices.reshape(shape), ("x", "y")[: len(shape)])
@@ -47,7 +47,7 @@ def sharding(shape: tuple[int, ...], *axes: Any, first: int = 0) -> NamedShardin
 
 
 def struct(shape: tuple[int, ...], dtype: Any, **options: Any) -> Any:
-    make: Any = jax.ShapeDtypeStruct  # whose constructor has no types
+    make: Any = jax.ShapeDtypeStruct  # its constructor is untyped
     return make(shape, dtype, **options)
 
 
@@ -161,7 +161,7 @@ TREES: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture
 def round_trip(tmp_path: Path) -> RoundTrip:
-    """Save a tree, restore it with the `like` given, if one is."""
+    """Save a tree, and restore it, with `like` if it is given."""
 
     async def save_and_restore(tree: Any, **options: Any) -> Any:
         async with Checkpointer() as checkpointer:
@@ -196,7 +196,7 @@ class TestNodes:
             assert_same(await restore(tmp_path / "a", like=tree), tree)
             assert_same(await restore(tmp_path / "a", like=types), tree)
             assert_same(await restore(tmp_path / "a", like=abstract(tree, placed=False)), tree)
-            # Who names a place gets it, committed.
+            # A target that names a sharding gets committed arrays.
             assert_same(await restore(tmp_path / "a", like=abstract(tree, placed=True)), committed)
 
     async def test_nodes_are_matched_by_name_and_not_by_kind(

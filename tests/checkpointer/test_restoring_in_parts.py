@@ -1,4 +1,4 @@
-"""Leaves that are larger than the budget, on their way to devices whose memory is not the host's."""
+"""Leaves larger than the budget, restored to devices that do not share the memory of the host."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def rig(tmp_path: Path, anyio_backend: object) -> Any:
 
 
 def copying(handler: Any = None) -> HandlerRegistry:
-    """Whose arrays never lie in host memory that was read into."""
+    """Make a registry in which device arrays never alias host buffers."""
     registry = default_handlers(entry_points=False)
     types: tuple[type, ...] = (jax.Array, jax.ShapeDtypeStruct, Tracer)
     for type_ in types:
@@ -77,7 +77,7 @@ async def saved(path: Path, tree: Any, **options: Any) -> None:
 
 
 async def restored(rig: Rig, like: Any, *, budget: int = MIB, n_workers: int = 1, **request: Any) -> Any:
-    """Restore under a budget; nothing was admitted beyond it, and every byte was used for something."""
+    """Restore under a budget; assert that it is never exceeded, and that every byte is counted as done."""
     rig.limit(budget, piece=max(budget // 16, 1))
     tree = await restored_within(rig, like, n_workers=n_workers, **request)
     assert rig.memory.statistics().leased == 0
@@ -85,7 +85,7 @@ async def restored(rig: Rig, like: Any, *, budget: int = MIB, n_workers: int = 1
 
 
 async def restored_within(rig: Rig, like: Any, *, n_workers: int = 1, **request: Any) -> Any:
-    """The same under the budget of the rig, which others may use, too."""
+    """As `restored`, under the budget of the rig, which others may use, too."""
     run = rig.restore_run()
     message = RestoreRequest(str(rig.final), like, has_like=True, **request)
     pipeline = restore_pipeline().replace("host_to_device", HostToDevice(n_workers))
@@ -141,7 +141,7 @@ async def test_each_shard_is_filled_on_its_device(
     found = await restored(rig, like)
 
     assert_same(found, [jax.device_put(numbers(), sharding)])
-    assert store.nbytes < 1.2 * numbers().nbytes  # what several devices need was read once
+    assert store.nbytes < 1.2 * numbers().nbytes  # bytes that several devices need are read once
 
 
 async def test_several_at_once_share_the_budget(rig: Rig, assert_same: AssertSame) -> None:
@@ -225,7 +225,7 @@ async def test_bytes_are_compared_with_their_checksums_though_pieces_were_larger
 
 
 class Careful(Scripted):
-    """A handler that fails or hangs when the n-th part is put in its place."""
+    """A handler that fails or hangs when the n-th part is placed."""
 
     def __init__(self, at: int, hang: Hang | None = None) -> None:
         self.array = ArrayHandler(alias_host=False)

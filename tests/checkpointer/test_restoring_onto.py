@@ -1,4 +1,4 @@
-"""Restoring onto something else: only what was asked for departs from what is stored, and it is told."""
+"""Restoring onto another target: only what was asked for changes, and each change is reported."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class TestRename:
             *("['layers'][0]['kernel']", "['layers'][1]['kernel']"),
         }
         assert found.report.nbytes == 64
-        assert found.store.nbytes <= 64 + 48  # the kernel between the two may be read along in one call
+        assert found.store.nbytes <= 64 + 48  # one call may also read the kernel that lies between the two
 
     def test_to_the_names_of_a_target(self, path: Path, assert_same: AssertSame) -> None:
         like = {**{name: TREE[name] for name in TREE if name not in {"steps", "layers"}}, "a.b": np.ndarray}
@@ -207,7 +207,7 @@ class TestDtype:
         found = Restored(
             path, dtype={"steps": "int8", "layers.0.*": None, "*.bias": np.float16, "*.none": "int8"}
         )
-        assert found.tree["steps"].tolist() == [-6, -5, -4]  # as C does
+        assert found.tree["steps"].tolist() == [-6, -5, -4]  # cast as in C
         assert [layer["bias"].dtype for layer in found.tree["layers"]] == [np.float64, np.float16]
         assert found.report.key_paths("unused") == ("*.none",)
 
@@ -383,7 +383,7 @@ class TestTransforms:
         assert found.store.nbytes == qkv.nbytes
         assert found.report.key_paths("skipped") == ("['large']",)
         assert found.report.key_paths("computed") == ("['k']", "['q']", "['v']")
-        found.tree["q"][0] = 5  # each is its own, and writable
+        found.tree["q"][0] = 5  # each array has its own memory and is writable
         assert all(leaf.base is None for leaf in found.tree.values())
 
     def test_functions_work_where_the_result_is_to_be(self, tmp_path: Path, assert_same: AssertSame) -> None:
@@ -492,7 +492,7 @@ class TestTransforms:
 
     def test_a_pipeline_that_cannot_make_anything_is_refused(self, path: Path) -> None:
         pipeline = restore_pipeline()
-        assert "derive" not in pipeline.names  # a restore without options has nothing to pay for it
+        assert "derive" not in pipeline.names  # a restore without options does not have this stage
         with pytest.raises(penstock.PenstockError, match="RestoredTree"):
             Restored(path, like={}, transforms={}, pipeline=pipeline.without("assemble"))
 
@@ -534,7 +534,7 @@ class TestOptions:
 
     def test_without_options_the_report_has_no_changes(self, path: Path) -> None:
         found = Restored(path)
-        # Small leaves are read together, with what lies between them.
+        # Small leaves are read together, with the bytes that lie between them.
         assert found.report == RestoreReport(str(path), 10, penstock.sync.metadata(path).nbytes)
         assert found.report.nbytes <= found.store.nbytes
 
@@ -643,7 +643,7 @@ def test_rows_are_read_by_their_byte_ranges_alone(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "a", [jax.device_put(array, over(8, "x"))])
     store: Any = CountingStore()
     stored = OrbaxLayout().open(store, str(tmp_path / "a"))
-    region = HostRegion(((3, 6), (0, 1024)), np.dtype(np.float32))  # of three shards two rows each
+    region = HostRegion(((3, 6), (0, 1024)), np.dtype(np.float32))  # two rows each from three shards
     files: dict[str, Any] = {}
     for read in stored.reads(0, stored.leaves[0], region, 1 << 20):
         assert isinstance(read, DirectRead)

@@ -1,4 +1,4 @@
-"""`as_type` names the type of a result; it is checked before anybody gets the result."""
+"""`as_type` names the type of a result. It is checked before the result is returned."""
 
 from __future__ import annotations
 

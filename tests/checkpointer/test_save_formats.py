@@ -1,4 +1,4 @@
-"""Formats from end to end: what lies on disk, within which memory, and how a save ends that fails."""
+"""Formats end to end: what lies on disk, how much memory a save takes, and how a failed save ends."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_each_format_comes_back_bit_for_bit_and_is_whole_at_rest(
     value = tree()
 
     with penstock.sync.Checkpointer(save_format=form) as checkpointer:
-        for _ in range(2):  # the second time the tree is known
+        for _ in range(2):  # the second time, the tree is in the cache
             checkpointer.save(tmp_path / "a", value, overwrite=True).result()
             assert_same(checkpointer.restore(tmp_path / "a", like=value), value)
         report = checkpointer.verify(tmp_path / "a")
@@ -145,7 +145,7 @@ def test_a_codec_makes_it_smaller_where_it_can(tmp_path: Path) -> None:
 async def test_a_save_with_a_codec_stays_within_the_budget(
     tmp_path: Path, assert_same: AssertSame, ocdbt: bool, codec: str, staging: Any
 ) -> None:
-    """32 MiB of leaves through 4 MiB; nothing is admitted beyond the limit."""
+    """32 MiB of leaves pass through a budget of 4 MiB, which is never exceeded."""
     value = {
         "host": noise(1024, 2048),
         "device": jnp.asarray(noise(1024, 2048, seed=1)),

@@ -1,4 +1,4 @@
-"""What "staged" and "durable" promise, under training that donates and under stores that are looked into."""
+"""What STAGED and DURABLE promise, tested with donated arrays and with stores that are inspected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVERY = 10
 
 @partial(cast("Any", jax).jit, donate_argnums=0)
 def train_step(state: dict[str, Any]) -> dict[str, Any]:
-    """Overwrites every buffer that it is given, if the runtime lets it."""
+    """Overwrites all of its input buffers, if the runtime allows it."""
     return {"w": state["w"] * 1.01 + state["b"], "b": state["b"] + 1, "small": state["small"] + 1}
 
 
@@ -76,7 +76,7 @@ class TestTraining:
 
 
 class TestDeferredLeaves:
-    """Of a save with `staging="overlap"`, from the call to STAGED."""
+    """The leaves of a save with `staging="overlap"`, from the call to STAGED."""
 
     async def test_they_are_held_and_the_caller_may_drop_them(self, tmp_path: Path) -> None:
         gate, pipeline = gated(before="device_to_host")
@@ -133,13 +133,13 @@ class TestNumpyLeaves:
 
             tasks.start_soon(save)
             await hang.wait_reached()
-            with fail_after(10):  # what does not fit waits,
+            with fail_after(10):  # what does not fit waits
                 while not checkpointer.statistics().tasks_waiting:
                     await to_thread.run_sync(lambda: None)
 
             assert not returned.is_set()
             hang.release()
-            await returned.wait()  # and is copied as soon as something was written
+            await returned.wait()  # until something has been written, and is then copied
             for leaf in leaves.values():
                 leaf[:] = -1
 
@@ -152,7 +152,7 @@ class TestNumpyLeaves:
 
 
 class TestStates:
-    """Each milestone is awaited, polled, called back at, and shown as progress."""
+    """Each milestone can be awaited, polled, observed by a callback, and seen in the progress."""
 
     async def test_every_state_is_told_in_every_way(self, tmp_path: Path) -> None:
         gates = {name: gated(before=name)[0] for name in ("flatten", "device_to_host", "write", "commit")}
@@ -203,7 +203,7 @@ class TestStates:
 
 @final
 class Watched:
-    """A store into which somebody looks after each operation that another store performed."""
+    """Wraps a store, and calls `look` after each of its operations."""
 
     def __init__(self, inner: Store, look: Callable[[str], None]) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Restoring a part of a checkpoint, and leaf by leaf."""
+"""Restoring a part of a checkpoint, and streaming it leaf by leaf."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def test_a_replaced_checkpoint_is_noticed_before_another_batch_is_given(tm
         async for _, value in stream:
             seen.append(value[0])
 
-    # So little is read ahead that most of it is yet to be read when it is replaced.
+    # So little is read ahead that most leaves are still unread when the checkpoint is replaced.
     async with penstock.Checkpointer(memory_limit="4MiB") as checkpointer:
         stream = checkpointer.stream(path, order=[str(at) for at in range(20)])
         seen.append((await anext(stream))[1][0])

@@ -1,4 +1,4 @@
-"""What stages run in while they are tested, and handlers that fail or hang at a chosen leaf."""
+"""The environment for tests of single stages, and handlers that fail or hang at a chosen leaf."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LIMITS = RunLimits(piece_bytes=1 << 20, batch_leaves=512, batch_bytes=4 << 20)
 
 
 class Rig:
-    """A store that fails on demand, a budget, threads, and the runs that use them. Made in a running loop."""
+    """A store that fails on demand, a budget, threads, and runs that use them. Needs a running loop."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -64,27 +64,27 @@ class Rig:
 
     @property
     def final(self) -> Path:
-        """Where the checkpoint of `save_run` goes."""
+        """The path of the checkpoint that `save_run` writes."""
         return self.root / "ckpt"
 
     @property
     def temporary(self) -> Path:
-        """Where it is built."""
+        """The temporary directory that the checkpoint is built in."""
         return Path(self.layout.temporary_name(str(self.final)))
 
     @property
     def events(self) -> list[str]:
-        """Names of what was logged."""
+        """The names of the logged events."""
         return [entry["event"] for entry in self._capture.entries]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """The fields of each event of this name, without those that logging adds."""
+        """Return the fields of each event of this name, without those that logging adds."""
         fields = [dict(entry) for entry in self._capture.entries if entry["event"] == event]
         return [{k: v for k, v in entry.items() if k not in {"event", "log_level"}} for entry in fields]
 
     @property
     def operations(self) -> list[str]:
-        """Names of what was done with the store."""
+        """The names of the operations on the store."""
         return [operation.name for operation in self.store.operations]
 
     def save_run(self, *, overwrite: bool = False) -> SaveRun:
@@ -98,12 +98,12 @@ class Rig:
         return RestoreRun(**self._shared())
 
     def limit(self, memory: int, *, piece: int | None = None) -> None:
-        """Take a budget of `memory` bytes, with pieces no larger than that or than `piece`."""
+        """Set a budget of `memory` bytes. Pieces are at most that large, and at most `piece` bytes."""
         self.memory = MemoryRegulator(memory)
         self.limits = replace(self.limits, piece_bytes=min(piece or memory, memory))
 
     def scripted(self, type_: type) -> Scripted:
-        """Put a scripted handler around the one of this type."""
+        """Wrap the handler of this type in a scripted one, and return that."""
         found = self.registry.lookup(type_, "")
         handler = Scripted(found)
         self.registry = self.registry.copy()
@@ -111,13 +111,13 @@ class Rig:
         return handler
 
     async def wait_background(self) -> None:
-        """Wait for what third parties write by themselves, as a save does that ends badly."""
+        """Wait for the background writes of third parties, as a failed save does."""
         for pending in [each for run in self.runs for each in run.background]:
             with suppress(Exception):
                 await pending.wait()
 
     def check_idle(self) -> None:
-        """Nothing is held any more: no byte, no thread, no file."""
+        """Assert that nothing is held any more: no byte, no thread, no file."""
         statistics = self.memory.statistics()
         assert statistics.leased == 0
         assert statistics.tasks_waiting == 0
@@ -140,12 +140,12 @@ class Rig:
         }
 
 
-# Stages around the one that is tested
+# Stages before and after the one under test
 
 
 @dataclass(frozen=True)
 class Gather:
-    """The last stage: keeps what comes, as one list. Gives leases back, as whoever comes after would."""
+    """The last stage: collects all messages in one list. Releases leases, as a later stage would."""
 
     kept: list[Any] = field(default_factory=list[Any])
     release: bool = True
@@ -181,7 +181,7 @@ class _Gatherer:
 
 @dataclass(frozen=True)
 class Probe:
-    """Holds every message for a while, with several workers, and knows how much was held at most."""
+    """Holds every message for a while, with several workers, and records the most bytes held at once."""
 
     concurrency: int = 3
     held: dict[str, int] = field(default_factory=lambda: {"now": 0, "peak": 0})
@@ -208,7 +208,7 @@ class Probe:
 
 
 def feed(messages: Iterable[object]) -> FunctionStage:
-    """A first stage: yields these, whatever it is given."""
+    """Make a first stage that ignores its input and yields `messages`."""
 
     async def yield_all(_: object) -> AsyncIterator[object]:
         for message in messages:
@@ -218,7 +218,7 @@ def feed(messages: Iterable[object]) -> FunctionStage:
 
 
 async def run_stages(run: Any, *stages: Any, message: object = None) -> list[Any]:
-    """Run the stages, one after another, and return all that came out of the last."""
+    """Run the stages as one pipeline, and return all messages of the last one."""
     slots = [Slot(f"s{at}", stage) for at, stage in enumerate((*stages, Gather()))]
     return cast("list[Any]", (await run_pipeline(Pipeline(tuple(slots)), run, message)).value)
 
@@ -235,7 +235,7 @@ async def save_stages(run: SaveRun, tree: object, *stages: Any) -> list[Any]:
 
 
 async def cancel_in(hang: Hang, work: Callable[[], Awaitable[object]], *, native: bool = False) -> None:
-    """Begin `work`, and cancel it while it hangs; natively as asyncio's own `Task.cancel` would."""
+    """Start `work`, and cancel it while it hangs; if `native`, with asyncio's own `Task.cancel`."""
     if native and current_token().backend_class.__module__.endswith("asyncio"):
         task = asyncio.ensure_future(work())
         await hang.wait_reached()
@@ -262,7 +262,7 @@ async def _swallow_nothing(work: Callable[[], Awaitable[object]]) -> None:
 
 
 class _Script:
-    """What was called, and what happens at which call."""
+    """Records calls, and fails or hangs at chosen ones."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -270,13 +270,13 @@ class _Script:
         self._lock = threading.Lock()
 
     def fail(self, method: str, name: str, error: Exception | None = None) -> Exception:
-        """Have `method` raise at the leaf with this stored name."""
+        """Make `method` raise at the leaf with this stored name. Returns the error."""
         fault = error or ArithmeticError(f"{method} of {name}")
         self._faults[method, name] = fault
         return fault
 
     def hang(self, method: str, name: str) -> Hang:
-        """Have `method` hang at the leaf with this stored name."""
+        """Make `method` hang at the leaf with this stored name."""
         hang = self._faults[method, name] = Hang()
         return hang
 
@@ -291,12 +291,12 @@ class _Script:
             raise fault
 
     def names(self, method: str) -> list[str]:
-        """Names of the leaves that a method was called with, in order."""
+        """Return the names of the leaves that a method was called with, in order."""
         return [name for called, name in self.calls if called == method]
 
 
 class Scripted(_Script):
-    """A `LeafHandler` around another one: keeps book, and fails or hangs where a test says."""
+    """Wraps a `LeafHandler`: records calls, and fails or hangs where a test asks for it."""
 
     def __init__(self, inner: LeafHandler) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ class Parcel:
 class ParcelHandler(_Script):
     """A `TypeHandler` with the batch protocol only: a file for each value, written in the background.
 
-    With `when_asked` it is written by whoever asks for the future's result: who is in "write", waits.
+    With `when_asked` the file is written only when the result of the future is asked for, by that thread.
     """
 
     def __init__(self, size: int = 100, *, when_asked: bool = False) -> None:
@@ -413,12 +413,12 @@ def _in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
 
 
 def files_in(directory: Path) -> set[str]:
-    """Every file below a directory, by relative name."""
+    """Return the relative path of every file below a directory."""
     return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
 
 def with_parcels(registry: HandlerRegistry, handler: ParcelHandler) -> HandlerRegistry:
-    """The registry, with a third party's handler in it."""
+    """Return a copy of the registry with a third party's handler added."""
     registry = registry.copy()
     registry.register(Parcel, handler)
     return registry

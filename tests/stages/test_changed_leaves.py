@@ -1,4 +1,4 @@
-"""Stages that change leaves on the way: what they declare is planned, and what they do not is refused."""
+"""Stages that change leaves in a save: declared changes are planned, undeclared ones are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.pipelines import save_pipeline
 
 pytestmark = pytest.mark.anyio
 
-LARGE = 300_000  # elements: more bytes than a piece has
+LARGE = 300_000  # elements; more bytes than fit into a piece
 TREE = {"small": np.arange(5, dtype=np.float32), "large": jnp.arange(LARGE, dtype=jnp.float32) % 999, "n": 3}
 
 
@@ -36,7 +36,7 @@ def cast(leaf: Leaf, dtype: str) -> Leaf:
 
 
 def cast_leaves(dtype: str) -> Any:
-    """A stage behind `flatten` that casts values, and says so in the leaves' specs alone."""
+    """Make a stage after `flatten` that casts values, and declares it only in the specs of the leaves."""
 
     async def cast_leaves(batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:
         return replace(batch, leaves=tuple(cast(leaf, dtype) for leaf in batch.leaves))
@@ -45,7 +45,7 @@ def cast_leaves(dtype: str) -> Any:
 
 
 def cast_bytes(dtype: str, *, with_spec: bool) -> Any:
-    """A stage behind `device_to_host` that casts the bytes."""
+    """Make a stage after `device_to_host` that casts the bytes."""
 
     def as_dtype(data: memoryview) -> memoryview:
         return memoryview(np.frombuffer(data, np.float32).astype(dtype).tobytes())
@@ -77,7 +77,7 @@ def cast_bytes(dtype: str, *, with_spec: bool) -> Any:
 
 
 async def refused(path: Path, pipeline: Pipeline[Any], tree: object = TREE, **options: Any) -> PenstockError:
-    """Save, and return what that is refused with; nothing is published, and nothing held."""
+    """Save, and return the error; assert that nothing is published and nothing is held."""
     async with penstock.Checkpointer(memory_limit="16MiB", **options) as checkpointer:
         with pytest.raises(PenstockError) as raised:
             await (await checkpointer.save(path, tree, pipeline=pipeline))
@@ -168,7 +168,7 @@ async def test_a_stage_that_leaves_the_plan_out_is_told(tmp_path: Path) -> None:
 
 
 class Cast:
-    """The shortest stage that casts float32: on either side of `device_to_host` it declares the same."""
+    """The shortest stage that casts float32. It declares the same before and after `device_to_host`."""
 
     def __init__(self, dtype: str, *, as_declared: str | None = None) -> None:
         self._dtype = dtype
@@ -191,7 +191,7 @@ class Cast:
 
 
 class CastLeaves(Cast):
-    """The same before `device_to_host`."""
+    """The same stage for before `device_to_host`."""
 
     def __call__(self, batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:  # type: ignore[override]  # another message
         leaves = [replace(leaf, spec=self.resolve_spec(leaf.spec)) for leaf in batch.leaves]

@@ -154,7 +154,7 @@ async def test_a_third_partys_finalize_is_called_once_before_the_documents(rig: 
     handler = ParcelHandler()
 
     class Special(Parcel):
-        """Registered for itself, with the same handler."""
+        """A second type, registered with the same handler."""
 
     rig.registry = rig.registry.copy()
     rig.registry.register(Parcel, handler)

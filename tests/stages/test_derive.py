@@ -114,7 +114,7 @@ async def test_functions_run_in_a_thread_and_inputs_are_let_go_of(rig: Rig) -> N
     await run_stages(rig.restore_run(), FunctionStage(one_by_one), Derive())
 
     assert threading.get_ident() not in threads
-    assert alive[-1] == 1  # the others were needed no more
+    assert alive[-1] == 1  # the others were no longer needed
 
 
 async def test_what_does_not_fit_is_told_all_at_once(rig: Rig) -> None:

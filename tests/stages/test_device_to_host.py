@@ -41,7 +41,7 @@ BOTH_WAYS = pytest.mark.parametrize("native", [False, True], ids=["scope", "task
 
 
 def copy_from_devices(rig: Rig) -> None:
-    """Treat CPU devices as any other: their arrays are copied and cost."""
+    """Treat CPU devices like any other: their arrays are copied, and the copies are leased."""
     rig.registry = rig.registry.copy()
     rig.registry.register(jax.Array, ArrayHandler(alias_host=False), override=True)
 
@@ -51,7 +51,7 @@ async def staged(rig: Rig, tree: object, *after: Any) -> list[StagedBatch]:
 
 
 def content(batches: list[StagedBatch]) -> dict[str, bytes]:
-    """What was staged, by leaf: all pieces of all chunks, in order."""
+    """Return the staged bytes of each leaf: all pieces of all chunks, in order."""
     found: dict[str, bytes] = {}
     for batch in batches:
         for piece in batch.pieces:
@@ -72,7 +72,7 @@ def content(batches: list[StagedBatch]) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Leases:
-    """A stage behind: notes what is leased whenever a batch comes, before it gives the lease back."""
+    """A later stage: records the leased bytes when a batch arrives, and then releases the lease."""
 
     rig: Rig
     seen: list[int]
@@ -202,14 +202,14 @@ async def test_a_staged_value_is_let_go_of(rig: Rig) -> None:
     await run_stages(
         rig.save_run(), Flatten(), DeviceToHost(), FunctionStage(_forget_aliases), message=message
     )
-    with anyio.fail_after(5):  # a worker thread lets go of its last call some time after it returned
+    with anyio.fail_after(5):  # a worker thread drops its last call some time after it has returned
         while any(reference() is not None for reference in references):
             gc.collect(0)
             await checkpoint()
 
 
 async def _forget_aliases(batch: StagedBatch) -> object:
-    """Keep what was copied, and let go of what was looked at, as `write` has done by the end."""
+    """Keep the pieces that were copied, and drop the aliased ones, as `write` does."""
     batch.release()
     return [piece for piece in batch.pieces if piece.cost]
 
@@ -393,7 +393,7 @@ async def test_a_third_partys_leaf_above_the_budget_is_admitted_alone_with_a_war
 
 
 async def test_an_unsplittable_piece_above_the_budget_is_admitted_alone_with_a_warning(rig: Rig) -> None:
-    rig.limit(3)  # less than an element
+    rig.limit(3)  # less than one element
 
     await staged(rig, {"a": np.ones(2, np.float64), "b": np.ones(3, np.uint8)})
 
@@ -419,5 +419,5 @@ async def _wait(batch: StagedBatch) -> StagedBatch:
 
 
 async def test_gather_can_hold_leases_until_the_end(rig: Rig) -> None:
-    # Of the rig itself: what holds leases on purpose gives them back.
+    # A test of the rig itself: leases that are held on purpose are released at the end.
     await save_stages(rig.save_run(), {"a": np.ones(9)}, Flatten(), DeviceToHost(), Gather(release=False))

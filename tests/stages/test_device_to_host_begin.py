@@ -1,4 +1,4 @@
-"""Copies that are begun before any of them is waited for."""
+"""Copies are all begun before the first of them is waited for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TREE = {name: np.zeros(SIZE, np.uint8) for name in "abcd"}
 
 
 class Beginning(Scripted):
-    """Its pieces have something to begin."""
+    """A handler whose pieces have a `begin` step."""
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         for plan in super().pieces(leaf, piece_bytes):

@@ -1,4 +1,4 @@
-"""The stage `encode`: chunks become what a codec makes of them, and leases shrink to that."""
+"""The stage `encode`: chunks are encoded by a codec, and leases shrink to the encoded size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ScriptedLayout:
-    """An Orbax layout whose `encode` counts what it is given, and fails or hangs at a chosen call."""
+    """An Orbax layout whose `encode` records its calls, and fails or hangs at a chosen one."""
 
     def __init__(self, form: SaveFormat, coded_chunk: int = 1 << 20) -> None:
         self._inner = OrbaxLayout(form, coded_chunk)
@@ -44,7 +44,7 @@ class ScriptedLayout:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    # What a runtime protocol asks for must be there without `__getattr__`, from Python 3.12 on.
+    # Since Python 3.12, checks against a runtime protocol do not use `__getattr__`.
     @property
     def save_format(self) -> SaveFormat:
         return self._inner.save_format
@@ -94,7 +94,7 @@ def leaves_of(batches: list[StagedBatch]) -> dict[int, Leaf]:
 
 
 def decoded(directory: Path, data: memoryview, nbytes: int) -> bytes:
-    """What TensorStore's own zarr driver makes of a chunk."""
+    """Decode a chunk with TensorStore's own zarr driver."""
     metadata = {"zarr_format": 2, "shape": [nbytes], "chunks": [nbytes], "dtype": "|u1", "order": "C"}
     about = metadata | {"compressor": {"id": "zstd", "level": 3}, "fill_value": None, "filters": None}
     directory.mkdir(exist_ok=True)
@@ -137,7 +137,7 @@ async def test_without_a_codec_batches_pass_as_they_are(rig: Rig) -> None:
 
 async def test_a_layout_without_formats_is_left_alone(rig: Rig) -> None:
     class Plain:
-        """Has nothing of `FormattedLayout`."""
+        """Lacks the methods of `FormattedLayout`."""
 
     batch = StagedBatch()
     run = rig.save_run()

@@ -18,7 +18,7 @@ COMMITTED = Committed(3, 1000, 2)
 
 
 async def built(rig: Rig, *, overwrite: bool = False) -> SaveRun:
-    """A run whose directory has something in it."""
+    """Make a run whose temporary directory is not empty."""
     run = rig.save_run(overwrite=overwrite)
     await run.workspace.open()
     _write(rig.temporary, "new")
@@ -121,7 +121,7 @@ async def test_cancelled_before_the_publication_it_has_published_or_not(rig: Rig
 
     await cancel_in(hang, lambda: run_one(run, Finalize(), COMMITTED), native=native)
 
-    # The thread is not interrupted, so it got through; the workspace knows that, and removes nothing.
+    # The thread is not interrupted, so it published; the workspace knows that and removes nothing.
     assert run.workspace.published
     await run.workspace.discard()
     assert content(rig.final) == "new"

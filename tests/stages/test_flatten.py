@@ -59,11 +59,11 @@ class Pair:
 
 
 class Labelled(Pair):
-    """Registered with key names of its own."""
+    """Registered with its own key names."""
 
 
 class Label:
-    """Equal to nothing but itself by value, and so not hashable."""
+    """Compares by value, and so is not hashable."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -253,8 +253,8 @@ async def test_a_leaf_that_was_passed_on_is_not_kept_alive_by_those_that_wait(
     async def count_alive(batch: LeafBatch[Leaf]) -> str:
         name = batch.leaves[0].info.name
         del batch
-        most = max(8 - len(seen), 1)  # this one, and those that wait
-        with anyio.fail_after(5):  # a worker thread lets go of its last call some time after it returned
+        most = max(8 - len(seen), 1)  # this one, and those that are still waiting
+        with anyio.fail_after(5):  # a worker thread drops its last call some time after it has returned
             while sum(reference() is not None for reference in references.values()) > most:
                 gc.collect(0)
                 await checkpoint()

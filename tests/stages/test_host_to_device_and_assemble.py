@@ -26,7 +26,7 @@ S, M = KeyKind.SEQUENCE, KeyKind.MAPPING
 
 
 class Builder:
-    """A handler whose values are texts; it may fail or hang at a leaf. Not hashable."""
+    """A handler whose values are strings. It can fail or hang at a leaf, and is not hashable."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -52,7 +52,7 @@ class Builder:
 
 
 class Joiner(Builder):
-    """A handler that is given parts."""
+    """A handler that takes leaves in parts."""
 
     def __init__(self) -> None:
         super().__init__("j")

@@ -43,7 +43,7 @@ class Buffer:
 
 
 def read_leaf(index: int, sizes: Sequence[int], staging: int = 0, handler: Any = None) -> ReadLeaf:
-    """A leaf with one read of each size."""
+    """Make a leaf with one read of each size."""
     info = ParamInfo((str(index),), (), f"[{index}]")
     region = Buffer(sum(sizes))
     starts = [sum(sizes[:at]) for at in range(len(sizes))]
@@ -54,7 +54,7 @@ def read_leaf(index: int, sizes: Sequence[int], staging: int = 0, handler: Any =
 
 
 def scattered(leaf: ReadLeaf) -> ReadLeaf:
-    """The same leaf, whose bytes go through buffers."""
+    """Return the same leaf with reads that go through buffers."""
     reads = [ScatterRead(read.leaf, "f", 0, read.nbytes, lambda _: None) for read in leaf.reads]
     return replace(leaf, reads=tuple(reads))
 
@@ -174,7 +174,7 @@ async def test_stopped_midway_it_gives_back_every_lease(rig: Rig, saving: bool, 
     holding: list[Any] = []
 
     async def hold(batch: Any) -> None:
-        holding.append(batch)  # and what is in flight with it, so that the third waits in the stage
+        holding.append(batch)  # with its bytes in flight, so that the third waits in the stage
         await go.wait()
         raise ArithmeticError
 
@@ -188,7 +188,7 @@ async def test_stopped_midway_it_gives_back_every_lease(rig: Rig, saving: bool, 
             await run_stages(rig.restore_run(), LimitBytes(120), last, message=LeafBatch(leaves))
 
     async def stop_it(scope: CancelScope) -> None:
-        # Two are held, a third is in the stage, and in a save a fourth on its way to it.
+        # Two are held, and a third is in the stage. In a save, a fourth is on its way to the stage.
         while len(holding) < 2 or rig.memory.statistics().leased < (240 if saving else 150):
             await checkpoint()
 
@@ -283,7 +283,7 @@ async def test_of_a_leaf_that_is_staged_the_buffers_are_leased_with_it(rig: Rig)
 
 
 async def test_leaves_that_are_staged_without_reads_do_not_all_come_at_once(rig: Rig) -> None:
-    """As those of third-party handlers are: nothing is read for them here."""
+    """The leaves of third-party handlers have no reads: the handlers read their own files."""
     rig.limit(100)
     leaves = tuple(read_leaf(at, [], staging=60) for at in range(5))
     held: list[int] = []
@@ -361,7 +361,7 @@ async def test_leaves_without_bytes_pass(rig: Rig) -> None:
 
 @dataclass(frozen=True)
 class Complete:
-    """Stands for `read`: passes a leaf on, with its lease, when its last read came."""
+    """Stands in for `read`: passes a leaf on, with its lease, once its last read has arrived."""
 
     came: dict[int, int] = field(default_factory=dict[int, int])
     leases: dict[int, Any] = field(default_factory=dict[int, Any])
@@ -378,7 +378,7 @@ class Complete:
 
 
 class Nothing:
-    """A handler that builds its leaves' indices."""
+    """A handler that returns the indices of its leaves as their values."""
 
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         return [leaf.index for leaf in leaves]

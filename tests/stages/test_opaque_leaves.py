@@ -1,4 +1,4 @@
-"""Leaves that a stage made opaque: who may read them, and who is refused."""
+"""Leaves that a stage made opaque: which restores may read them, and which are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.pipelines import restore_pipeline, save_pipeline
 
 pytestmark = pytest.mark.anyio
 
-# They have no types.
+# jax declares no types for these.
 Spec, Struct = cast("Any", jax.sharding.PartitionSpec), cast("Any", jax.ShapeDtypeStruct)
 
 KEY, OTHER = bytes(range(32)), bytes(32)

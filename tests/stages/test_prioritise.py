@@ -124,7 +124,7 @@ async def test_cancelled_midway_it_ends_when_the_function_does(rig: Rig) -> None
 
 
 async def test_the_prioritised_are_staged_first_and_completely(rig: Rig) -> None:
-    # A budget of two pieces, leaves of many: what is not prioritised is not touched before the rest is taken.
+    # The budget holds two pieces, and each leaf has many: other leaves must wait for the prioritised ones.
     rig.limit(512, piece=256)
     rig.limits = replace(rig.limits, batch_leaves=2, batch_bytes=700)
     tree = {name: np.full(300, at, np.uint8) for at, name in enumerate("abcdefgh")} | {

@@ -69,7 +69,7 @@ def direct(
 
 
 async def read_all(rig: Rig, leaves: list[ReadLeaf], stage: module.Read | None = None) -> list[HostBatch]:
-    """Each leaf in a batch of its own."""
+    """Read each leaf in a batch of its own."""
     batches = [ReadBatch((leaf,), leaf.reads) for leaf in leaves]
     return await run_one(rig.restore_run(), stage or module.Read(), *batches)
 
@@ -82,7 +82,7 @@ async def test_direct_reads_fill_their_places(rig: Rig, file: str) -> None:
 
     assert bytes(region.data) == DATA[100:130]
     assert [leaf.index for leaf in batch.leaves] == [0]
-    assert rig.operations == ["open_data_file", "file.read_at", "file.close"]  # ranges in a row are one read
+    assert rig.operations == ["open_data_file", "file.read_at", "file.close"]  # adjacent ranges are one read
 
 
 async def test_which_way_the_bytes_came_is_told(rig: Rig, file: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_large_reads_stay_by_themselves(rig: Rig, tmp_path: Path, verify: 
     await read_all(rig, [leaf_of(0, *reads)], module.Read(verify=verify))
 
     assert got == data
-    assert rig.operations.count("file.read_at") == 4  # the two small ones together
+    assert rig.operations.count("file.read_at") == 4  # the two small ones are read together
 
 
 async def test_scattered_reads_get_their_bytes(rig: Rig, file: str) -> None:
@@ -225,7 +225,7 @@ async def test_a_file_that_two_workers_want_at_once_is_opened_once(rig: Rig, fil
     async def let_go() -> None:
         while rig.threads.busy < 2:
             await checkpoint()
-        for _ in range(100):  # for a second thread that would open it, too
+        for _ in range(100):  # time for the second thread to open the file, too, if it would
             await checkpoint()
         hang.release()
 

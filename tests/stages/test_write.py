@@ -44,7 +44,7 @@ async def written_of(rig: Rig, tree: object, write: Write, *before: Any) -> list
 
 
 def on_disk(rig: Rig, batches: list[WrittenBatch]) -> dict[tuple[int, tuple[int, ...]], bytes]:
-    """Chunks put together from the files, after checking that each piece is where it is said to be."""
+    """Join the chunks from the files, after checking that each piece is at its recorded place."""
     chunks: dict[tuple[int, tuple[int, ...]], bytearray] = {}
     bases: dict[tuple[int, tuple[int, ...]], set[tuple[str, int]]] = {}
     for part in sorted(parts_of(batches), key=lambda part: (part.leaf, part.chunk, part.start)):
@@ -158,10 +158,10 @@ async def test_of_many_files_few_are_open_at_once(rig: Rig) -> None:
 async def test_a_file_that_was_just_made_is_not_taken_for_a_full_one(rig: Rig) -> None:
     each, together = ALIGNED_FROM // 8, 8
     rig.limits = type(rig.limits)(ALIGNED_FROM, together, ALIGNED_FROM)
-    n_before = MOST_FULL + together  # files of messages before the one that is placed meanwhile
+    n_before = MOST_FULL + together  # files of the messages before the one that is placed meanwhile
     first_write = rig.store.hang_on("data.write_at")
     new_file = rig.store.hang_on("data.allocate", n_before + 1)
-    closing = rig.store.hang_on("data.sync", n_before - 1)  # all but the one that was filled last
+    closing = rig.store.hang_on("data.sync", n_before - 1)  # all but the last file to be filled
     tree = [noise(each, at) for at in range(n_before + together)]
     batches: list[WrittenBatch] = []
 
@@ -171,7 +171,7 @@ async def test_a_file_that_was_just_made_is_not_taken_for_a_full_one(rig: Rig) -
     async with create_task_group() as tasks:
         tasks.start_soon(write)
         await new_file.wait_reached()
-        first_write.release()  # whoever wrote the first message closes what is full
+        first_write.release()  # the worker of the first message closes the full files
         await closing.wait_reached()
         closing.release()
         new_file.release()
@@ -315,7 +315,7 @@ async def test_cancelled_midway_it_closes_its_files(rig: Rig, operation: str, na
 
 
 async def test_a_worker_cancelled_natively_while_a_file_is_made_loses_no_file(rig: Rig) -> None:
-    # Task.cancel goes through every shield of AnyIO's: the thread's result is lost, the file must not be.
+    # Task.cancel passes every shield of AnyIO: the thread's result is lost, but the file must not be.
     (batch,) = await save_stages(rig.save_run(), noise(10), Flatten(), DeviceToHost())
     hang = rig.store.hang_on("create_data_file")
 

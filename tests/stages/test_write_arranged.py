@@ -39,7 +39,7 @@ async def write(rig: Rig, tree: object, *before: Any, shard_bytes: int | None = 
 
 
 def on_disk(rig: Rig) -> dict[str, bytes]:
-    """What each tensor holds, looked up as a reader would."""
+    """Return the bytes of each tensor, found as a reader would find them."""
     found: dict[str, bytes] = {}
     for leaf in open_checkpoint(LocalStore(), str(rig.temporary)).leaves:
         place: Any = leaf.detail

@@ -50,7 +50,7 @@ def parts_of(batches: list[WrittenBatch]) -> list[Written]:
 
 
 def check_files(rig: Rig, batches: list[WrittenBatch]) -> dict[str, bytes]:
-    """Content of each file, after checking that it is what `Written` says of it, and nothing else."""
+    """Return the content of each file, after checking that it is exactly what `Written` records."""
     contents = {name: (rig.temporary / name).read_bytes() for name in files_in(rig.temporary)}
     ends = dict.fromkeys(contents, 0)
     for part in sorted(parts_of(batches), key=lambda part: (part.file, part.start)):

@@ -1,4 +1,4 @@
-"""Many small leaves travel together, and nothing else about them is different."""
+"""Small leaves that are read in packs give the same result as leaves that are read one by one."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_a_stage_may_unpack(rig: Rig) -> None:
 
 
 async def filled(rig: Rig, look: Callable[[HostBatch], None]) -> Any:
-    """Restore with a stage that looks at what was read."""
+    """Restore with a stage that looks at the leaves that were read."""
 
     async def see(batch: HostBatch) -> HostBatch:
         look(batch)

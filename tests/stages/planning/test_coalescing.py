@@ -13,7 +13,7 @@ NOWHERE: Any = None
 
 
 class Sink:
-    """Where the bytes of one read go."""
+    """Records where the bytes of a read go."""
 
     def __init__(self, offset: int, nbytes: int) -> None:
         self.expected = FILE[offset : offset + nbytes]

@@ -1,4 +1,4 @@
-"""The matcher of a target against what is stored, compared with a plain second implementation of it."""
+"""Matching a target to stored leaves, compared with a second, simpler implementation."""
 
 from __future__ import annotations
 

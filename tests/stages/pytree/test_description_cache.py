@@ -1,4 +1,4 @@
-"""A tree that is saved again is not described again; one that changed is."""
+"""A tree that is saved again is not described again, unless it has changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class Described:
-    """Notes what it is asked to describe."""
+    """Records the values that it describes."""
 
     inner: NumpyHandler = field(default_factory=NumpyHandler)
     seen: list[str] = field(default_factory=list[str])
@@ -83,7 +83,7 @@ async def test_what_is_saved_again_is_the_very_same_plan(rig: Rig) -> None:
     assert all(one.without_value() is other.without_value() for one, other in zip(first, again, strict=True))
     assert all(leaf.without_value().value is None for leaf in first)
     values: Any = again[0].value
-    assert values.tolist() == [1, 1, 1]  # those of now
+    assert values.tolist() == [1, 1, 1]  # the current values
 
 
 @pytest.mark.parametrize("tree", CHANGED, ids=range(len(CHANGED)))

@@ -1,4 +1,4 @@
-"""Which `SaveArgs` each leaf gets; and what is refused before a byte is written."""
+"""Which `SaveArgs` each leaf gets, and what is refused before a byte is written."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_a_dtype_for_what_a_third_party_stores_is_refused(rig: Rig) -> Non
 
 @pytest.mark.anyio
 async def test_no_other_dtype_is_promised_by_a_handler_that_cannot_cast(rig: Rig) -> None:
-    rig.scripted(np.ndarray)  # a handler around ours, which says nothing of chunks
+    rig.scripted(np.ndarray)  # wraps our handler and does not support chunks
 
     assert (await specs(rig, {"x": np.ones(64)}, SaveArgs(chunk_byte_size=8)))["x"].chunk_shape == (64,)
     with pytest.raises(InvalidLeafError, match="another dtype") as caught:

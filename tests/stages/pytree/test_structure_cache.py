@@ -1,4 +1,4 @@
-"""The cache of structures: the same answer as without it, and never a plan of another tree."""
+"""The cache of structures: it gives the same answer as no cache, and never that of another tree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Nothing(NamedTuple):
 
 
 class Box:
-    """A node whose key names are its instances' own, and whose static data equals every other's."""
+    """A node whose key names differ by instance, and whose static data compares equal to any other."""
 
     def __init__(self, value: Any, name: str) -> None:
         self.value = value
@@ -83,7 +83,7 @@ _jax.register_pytree_node(
 
 
 def check_same(cache: StructureCache, tree: object) -> tuple[object, ...]:
-    """Flatten with the cache and without, compare, and return the infos."""
+    """Flatten with and without the cache, compare the results, and return the infos."""
     flat, treedef = flatten_tree(tree)
     infos, leaves, found = cache.flatten(tree)
     assert list(infos) == [leaf.info for leaf in flat]
