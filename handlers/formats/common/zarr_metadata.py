@@ -128,6 +128,9 @@ def opaque_codec(form: ArrayFormat) -> str | None:
     """Return the codec under which a penstock stage made an array opaque; None if it has none."""
     version_2 = form.version == 2
     step: Any = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
+    if not isinstance(step, dict):  # none, or damaged: whoever decodes the chunks says so
+        return None
+
     options: Any = step if version_2 else step.get("configuration")
     if not isinstance(options, dict) or cast("dict[str, object]", options).get("opaque") is not True:
         return None
