@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint test-all crash memory soak stalls server bench bench-quick interop clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash memory soak stalls server bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -60,8 +60,13 @@ coverage: $(VENV)/.installed ## Run what `make test` runs, and say which lines n
 lint: $(VENV)/.installed ## Check style and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j2 mypy pyright
+
+mypy: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/mypy tests
+
+pyright: $(VENV)/.installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here

@@ -64,9 +64,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Call a sweep slow that repeats on trio, for another kind of save, what asyncio has shown."""
+    """Call a sweep slow unless it is the plain one: the others repeat it for another kind of save."""
     for item in items:
-        if item.get_closest_marker("sweep") and "trio" in item.name and "plain" not in item.name:
+        if item.get_closest_marker("sweep") and "plain" not in item.name:
             item.add_marker(pytest.mark.slow)
 
 

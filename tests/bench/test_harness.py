@@ -197,6 +197,7 @@ def test_unknown_workloads_are_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "no workload is called 'huge'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_whole_of_it_on_five_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"--dir": tmp_path / "place", "--json": tmp_path / "json", "--svg": tmp_path / "svg"}

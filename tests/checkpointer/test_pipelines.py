@@ -218,6 +218,7 @@ def publishing(store: FaultyStore) -> int:
 
 
 @NEW_OR_OVERWRITE
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["fail", "tear"])
 @pytest.mark.timeout(240)
 @ASYNCIO_ONLY

@@ -129,7 +129,7 @@ def plain(tree: Any) -> Any:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 def test_what_comes_back_is_what_went_in(backend: str, assert_same: AssertSame) -> None:
     @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
     @given(tree=TREES, budget=st.sampled_from(["1KiB", "1MiB"]))
@@ -156,7 +156,7 @@ def test_what_comes_back_is_what_went_in(backend: str, assert_same: AssertSame) 
 
 @pytest.mark.timeout(120)
 def test_whatever_the_format(assert_same: AssertSame) -> None:
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
     @given(tree=TREES, large=LARGE, form=FORMATS)
     def check(tree: Any, large: Any, form: SaveFormat) -> None:
         both = {"tree": tree, "large array": large}

@@ -625,7 +625,7 @@ print(json.dumps([len(jax.devices()), reports[0].nbytes, len(shards), shards[0]]
         (4, ("x",), 8, ("x",), [2, 8]),
         pytest.param(4, (None, "x"), 8, ("x",), [2, 8], marks=pytest.mark.slow),
         pytest.param(8, (), 8, ("x",), [2, 8], marks=pytest.mark.slow),
-        (8, ("x",), 8, (), [16, 8]),
+        pytest.param(8, ("x",), 8, (), [16, 8], marks=pytest.mark.slow),
         (8, ("x",), 1, (), [16, 8]),
     ],
 )

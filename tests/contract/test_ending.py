@@ -52,7 +52,13 @@ def is_whole(path: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "which", ["drained", "drained_asyncio", pytest.param("drained_trio", marks=pytest.mark.slow), "idle"]
+    "which",
+    [
+        "drained",
+        pytest.param("drained_asyncio", marks=pytest.mark.slow),
+        pytest.param("drained_trio", marks=pytest.mark.slow),
+        "idle",
+    ],
 )
 def test_at_exit_a_save_in_flight_is_drained(tmp_path: Path, which: str) -> None:
     with running(which, tmp_path) as process:
@@ -93,7 +99,7 @@ def test_at_exit_what_goes_wrong_is_told_in_one_line(tmp_path: Path, which: str,
     [
         "sigterm_asyncio",
         pytest.param("sigterm_trio", marks=pytest.mark.slow),
-        "sigterm_sync",
+        pytest.param("sigterm_sync", marks=pytest.mark.slow),
         "sigterm_own_handler",
     ],
 )

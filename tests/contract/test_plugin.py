@@ -53,6 +53,7 @@ def test_its_entry_points_are_found(installed: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a" / "words.vocabulary.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(115)
 def test_its_twenty_lines_prove_it(installed: Path, tmp_path: Path) -> None:

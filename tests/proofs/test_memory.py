@@ -26,6 +26,7 @@ def run(*options: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str,
     return done, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_tree_32_times_the_budget_stays_within_it() -> None:
     """128 MiB, the largest leaf 16 MiB, under 4 MiB."""
