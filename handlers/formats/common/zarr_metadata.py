@@ -127,15 +127,16 @@ def v2_compressor(codec: str | None) -> dict[str, object] | None:
 def opaque_codec(form: ArrayFormat) -> str | None:
     """Return the codec under which a penstock stage made an array opaque; None if it has none."""
     version_2 = form.version == 2
-    step: Any = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
+    step: object = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
     if not isinstance(step, dict):  # none, or damaged: whoever decodes the chunks says so
         return None
 
-    options: Any = step if version_2 else step.get("configuration")
+    codec = cast("dict[str, object]", step)
+    options = codec if version_2 else codec.get("configuration")
     if not isinstance(options, dict) or cast("dict[str, object]", options).get("opaque") is not True:
         return None
 
-    return str(step.get("id" if version_2 else "name"))
+    return str(codec.get("id" if version_2 else "name"))
 
 
 def _is_opaque(codec: str) -> bool:
