@@ -235,7 +235,9 @@ def test_the_whole_demo(tmp_path: Path) -> None:
 
     assert (run.returncode, run.stderr) == (0, "")
     assert "8.orbax-checkpoint-tmp" in run.stdout
-    assert "Found step 4, passed over 8.orbax-checkpoint-tmp" in run.stdout
+    # On a busy machine the training comes to step 12 before it is killed, and that save is cut short, too.
+    passed_over = r"(12\.orbax-checkpoint-tmp, )?8\.orbax-checkpoint-tmp"
+    assert re.search(f"Found step 4, passed over {passed_over}", run.stdout)
     # How many steps it did before it was killed depends on the machine; one at least after the save began.
     assert re.search(r"Bit-equal: all (9|1\d) losses before the kill and all 10 after the resume", run.stdout)
     assert re.search(r"followed: restored step (4|8|12) in", run.stdout)
