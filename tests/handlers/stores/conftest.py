@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -20,20 +21,21 @@ def disk(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_descriptor_is_left(tmp_path: Path) -> Generator[None]:
+def no_descriptor_is_left() -> Generator[None]:
+    before = open_paths()
     yield
-    assert open_files(tmp_path) == []
+    assert open_paths() - before == Counter()
 
 
-def open_files(folder: Path) -> list[str]:
-    """What this process has open in a folder, removed files too; other threads may open what they like."""
+def open_paths() -> Counter[str]:
+    """The files and folders that are open, wherever they are, and how often; no pipes, no sockets."""
     descriptors = Path("/proc/self/fd")
     if not descriptors.exists():
-        return []
+        return Counter()
 
-    found: list[str] = []
+    found: Counter[str] = Counter()
     for descriptor in os.listdir(descriptors):
-        with suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(descriptors / descriptor))
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself is closed by now
+            found[os.readlink(descriptors / descriptor)] += 1
 
-    return [target for target in found if target.startswith(str(folder))]
+    return Counter({target: n for target, n in found.items() if target.startswith("/")})
