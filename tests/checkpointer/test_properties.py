@@ -156,7 +156,7 @@ def test_what_comes_back_is_what_went_in(backend: str, assert_same: AssertSame) 
 
 @pytest.mark.timeout(120)
 def test_whatever_the_format(assert_same: AssertSame) -> None:
-    @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(tree=TREES, large=LARGE, form=FORMATS)
     def check(tree: Any, large: Any, form: SaveFormat) -> None:
         both = {"tree": tree, "large array": large}
