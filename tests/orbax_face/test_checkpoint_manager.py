@@ -93,6 +93,39 @@ def test_the_same_steps_are_saved_and_kept(options: dict[str, Any], tmp_path: Pa
     assert found[0] == found[1]
 
 
+@dataclasses.dataclass(frozen=True)
+class DeletedWhileListed:
+    """Names of steps of which another process deletes one, as soon as it was found."""
+
+    names: Any
+    doomed: int
+
+    def build_name(self, step: int) -> Any:
+        return self.names.build_name(step)
+
+    def find_all(self, base_path: Any) -> Any:
+        for found in self.names.find_all(base_path):
+            if found.step == self.doomed:
+                shutil.rmtree(found.path)
+
+            yield found
+
+    def find_step(self, base_path: Any, step: int) -> Any:
+        return self.names.find_step(base_path, step)
+
+
+def test_a_step_that_is_deleted_while_steps_are_listed_is_left_out(tmp_path: Path) -> None:
+    ocp = penstock.orbax
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for step in range(3):
+            manager.save(step, args=ocp.args.StandardSave(tree(step)))
+
+    names = DeletedWhileListed(ocp.path.step.standard_name_format(), doomed=1)
+    options = ocp.CheckpointManagerOptions(step_name_format=names)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert list(manager.all_steps()) == [0, 2]
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_steps_without_metrics(keep: bool, tmp_path: Path) -> None:
     options = {"max_to_keep": 1, "best_fn": loss, "keep_checkpoints_without_metrics": keep}

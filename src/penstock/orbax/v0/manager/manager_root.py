@@ -96,8 +96,8 @@ class Root:
         if self._store.kind(self._path) is None:
             return []
 
-        found = [self._info(one) for one in self._names.find_all(self.directory)]
-        return sorted(found, key=lambda info: info.step)
+        found = (self._info(one) for one in self._names.find_all(self.directory))
+        return sorted((info for info in found if info is not None), key=lambda info: info.step)
 
     def new_path(self, step: int) -> Any:
         """Return the path that a new step is saved to."""
@@ -193,12 +193,20 @@ class Root:
 
                 self._events.warning("step.not_deleted", step=step, error=repr(error))
 
-    def _info(self, found: Any) -> CheckpointInfo:
+    def _info(self, found: Any) -> CheckpointInfo | None:
+        """Return what policies see of a step that was listed; None if it has been deleted since."""
         if self._options.lightweight_initialize:
             return CheckpointInfo(found.step, _LONG_AGO)
 
-        metrics = on_disk.read_metrics(self._store, path_text(found.path))
-        return CheckpointInfo(found.step, found.commit_timestamp, metrics)
+        path = path_text(found.path)
+        try:
+            metrics = on_disk.read_metrics(self._store, path)
+            return CheckpointInfo(found.step, found.commit_timestamp, metrics)
+        except FileNotFoundError:
+            if self._store.kind(path) is not None:
+                raise
+
+            return None
 
     def _clean_up(self) -> None:
         for name in self._store.list_directory(self._path):
