@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _MANIFEST: Final = "manifest.ocdbt"
 _NUMBERED_MANIFEST: Final = re.compile(r"manifest\.[0-9a-f]{16}")
+_MOST_NODE_BYTES: Final = 2**27  # Orbax makes them no longer than 100 MB
 _MOST_OPEN: Final = 16  # files of nodes
 # Compressed keys take a byte each, and more: at least what differs from one to the next.
 _KEYS_OF_A_BYTE: Final = 4
@@ -157,7 +158,7 @@ class _Database:
         """Read a B+tree node, and check that its height is the one its parent records."""
         path = os.path.join(self._directory, reference.file.path)
         origin = Origin(path, f"B+tree node at byte {reference.offset}")
-        if reference.length < ENVELOPE_BYTES:
+        if not ENVELOPE_BYTES <= reference.length <= _MOST_NODE_BYTES:
             raise origin.corrupt(f"{reference.length} bytes cannot hold a node")
         if not reference.height and reference.n_keys > _FREE_KEYS + _KEYS_OF_A_BYTE * reference.length:
             raise origin.corrupt(f"{reference.length} bytes cannot hold {reference.n_keys} keys")
@@ -171,6 +172,11 @@ class _Database:
         # Heights that decrease by one at each level also rule out cycles.
         if node.height != reference.height:
             raise origin.corrupt(f"height {node.height}, but its parent says {reference.height}")
+
+        # Nodes do not overlap. If they did, a small index could have any number of keys.
+        self._unread -= reference.length
+        if self._unread < 0:
+            raise origin.corrupt("nodes that lie in one another")
 
         return node, origin
 
@@ -196,11 +202,6 @@ class _Database:
             # Checked first, so that a corrupt length is never allocated.
             if end > size:
                 raise TruncatedDataError(path, end, size)
-
-            # Nodes do not overlap. If they did, a small index could have any number of keys.
-            self._unread -= reference.length
-            if self._unread < 0:
-                raise origin.corrupt("nodes that lie in one another")
 
             data = bytearray(reference.length)
             file.read_at(reference.offset, [memoryview(data)])

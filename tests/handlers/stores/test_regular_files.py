@@ -53,7 +53,7 @@ def test_what_is_no_file_is_not_waited_for(
 ) -> None:
     make(tmp_path / "x")
 
-    with pytest.raises(NotAFileError, match="x: is a .*, not a file"):
+    with pytest.raises(NotAFileError, match=r"x: is a .*, not a file"):
         read(str(tmp_path / "x"))
 
 
@@ -139,5 +139,5 @@ def test_a_mapped_file_holds_no_descriptor(tmp_path: Path) -> None:
 
 
 def test_an_error_of_penstock_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match="^open '.*/absent': No such file"):
+    with pytest.raises(PenstockError, match=r"^open '.*/absent': No such file"):
         LocalStore().open_data_file(str(tmp_path / "absent"))
