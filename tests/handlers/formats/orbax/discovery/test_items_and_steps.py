@@ -124,7 +124,7 @@ class TestSteps:
 
     def test_an_older_step_is_not_taken_for_one_that_only_its_own_handler_reads(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("2", "x"), **{"3__state__my_state.npz": b""})
-        with pytest.raises(UnsupportedFormatError, match="holds a later step, '3'.*open a step by its own"):
+        with pytest.raises(UnsupportedFormatError, match=r"holds a later step, '3'.*open a step by its own"):
             open_(tmp_path)
 
         assert text(tmp_path / "2") == "x"
