@@ -158,7 +158,7 @@ class _Database:
         """Read a B+tree node, and check that its height is the one its parent records."""
         path = os.path.join(self._directory, reference.file.path)
         origin = Origin(path, f"B+tree node at byte {reference.offset}")
-        if not ENVELOPE_BYTES <= reference.length <= _MOST_NODE_BYTES:
+        if reference.length < ENVELOPE_BYTES:
             raise origin.corrupt(f"{reference.length} bytes cannot hold a node")
         if not reference.height and reference.n_keys > _FREE_KEYS + _KEYS_OF_A_BYTE * reference.length:
             raise origin.corrupt(f"{reference.length} bytes cannot hold {reference.n_keys} keys")
@@ -202,6 +202,8 @@ class _Database:
             # Checked first, so that a corrupt length is never allocated.
             if end > size:
                 raise TruncatedDataError(path, end, size)
+            if reference.length > _MOST_NODE_BYTES:
+                raise origin.corrupt(f"a node of {reference.length} bytes")
 
             data = bytearray(reference.length)
             file.read_at(reference.offset, [memoryview(data)])
