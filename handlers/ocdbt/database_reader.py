@@ -94,6 +94,7 @@ def _read_index(database: _Database, known: RememberedKeys) -> Index:
         if key_bytes > MOST_BYTES_OF_KEYS:
             raise where.corrupt(f"keys of more than {MOST_BYTES_OF_KEYS} bytes in all")
         if node.values is None:
+            database.count(reference, where)
             children = [(child.node, prefix + child.key[: child.inherited]) for child in node.children]
             pending.extend(reversed(children))
             continue
@@ -102,6 +103,7 @@ def _read_index(database: _Database, known: RememberedKeys) -> Index:
         if nodes and keys[0] <= nodes[-1][-1]:
             raise where.corrupt(f"key {keys[0]!r} comes after {nodes[-1][-1]!r}")
 
+        database.count(reference, where)
         nodes.append(keys)
         n_keys += len(keys)
         values.append(node.values)
@@ -173,12 +175,13 @@ class _Database:
         if node.height != reference.height:
             raise origin.corrupt(f"height {node.height}, but its parent says {reference.height}")
 
-        # Nodes do not overlap. If they did, a small index could have any number of keys.
+        return node, origin
+
+    def count(self, reference: NodeReference, origin: Origin) -> None:
+        """Raise if nodes overlap: then a small index could have any number of keys."""
         self._unread -= reference.length
         if self._unread < 0:
             raise origin.corrupt("nodes that lie in one another")
-
-        return node, origin
 
     def _dump(self) -> DumpedDatabase:
         if self._dumped is None:
