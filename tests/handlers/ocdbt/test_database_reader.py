@@ -532,7 +532,7 @@ def test_keys_that_repeat_those_before_them_have_a_limit(tmp_path: Path) -> None
 def test_more_keys_than_bytes_are_not_looked_for(tmp_path: Path) -> None:
     manifest = manifest_body(length=len(seal(NODE_MAGIC, ONE)), n_keys=1_000_000)
 
-    with pytest.raises(CorruptCheckpointError, match="29 bytes cannot hold 1000000 keys"):
+    with pytest.raises(CorruptCheckpointError, match="bytes cannot hold 1000000 keys"):
         read_index(LocalStore(), build(tmp_path, ONE, manifest))
 
 
