@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults memory soak stalls server bench bench-quick interop clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters memory soak stalls server bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -79,6 +79,9 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 	echo "not here: $(or $(filter-out $(HERE),$(VERSIONS)),none)"; \
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
 	echo "passed on $(HERE)"
+
+overwriters: $(VENV)/.installed ## Let 2 and 4 processes overwrite one checkpoint for a minute each, and read it all the while
+	$(BIN)/python tests/proofs/overwriters.py $(if $(SECONDS),--seconds $(SECONDS))
 
 crash: $(VENV)/.installed ## Kill savers, managers and followers at 60 random moments, and look at what they left
 	$(BIN)/python -m tests.proofs.crash_loop $(CRASH)

@@ -38,13 +38,12 @@ class Finalize:
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 
-            identity = await run.threads.run(run.store.identity, run.path)
             known = {run.path: committed.references}
             if isinstance(run.layout, ItemsLayout):
                 folders = await run.threads.run(run.layout.by_folder, committed.references)
                 known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
 
-            run.shared.of(KnownValues).remember(run.path, identity, known)
+            run.shared.of(KnownValues).remember(run.path, run.workspace.identity, known)
             return SaveReport(run.path, committed.n_leaves, committed.nbytes, committed.nbytes_kept)
 
         yield finalize

@@ -16,8 +16,8 @@ import numpy as np
 from penstock.handlers.stores.aligned_buffers import Arena
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import PAGE, Io, address_of, cut, open_direct, parts_of
-from penstock.handlers.stores.linux_calls import allocate
-from penstock.handlers.stores.vectored_io import write_vectored
+from penstock.handlers.stores.system_calls.linux_calls import allocate
+from penstock.handlers.stores.system_calls.vectored_io import write_vectored
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.transfers import Transfers
 

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.handlers.stores.descriptor import Descriptor
-from penstock.handlers.stores.linux_calls import takes_direct_io
+from penstock.handlers.stores.system_calls.linux_calls import takes_direct_io
 from penstock.kernel.errors import StorageError
 
 Io: TypeAlias = Literal["auto", "direct", "buffered"]

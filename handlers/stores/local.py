@@ -6,25 +6,38 @@ __all__ = ("LocalStore",)
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
+from weakref import WeakValueDictionary
 
 from penstock.handlers.stores import small_files as many
 from penstock.handlers.stores.aligned_buffers import Arena
-from penstock.handlers.stores.atomic_rename import exchange, rename_to_absent
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
-from penstock.handlers.stores.directory_lock import DirectoryHold
+from penstock.handlers.stores.directory_lock import DirectoryHold, make_held_directory
 from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
 from penstock.handlers.stores.regular_files import read_whole
+from penstock.handlers.stores.system_calls.atomic_rename import exchange, rename_to_absent
+from penstock.handlers.stores.system_calls.tree_removal import remove_tree
 from penstock.handlers.stores.whole_files import create_whole, replace_whole
 from penstock.kernel.errors import ConfigError, NotAFileError, StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
+
+
+@final
+@dataclass(slots=True)
+class _Build:
+    """What became of one save's build: the claim in its `BuildToken`."""
+
+    is_published: bool = False
+    replaced: str = ""  #: where what the save replaced lies; empty if it is removed, or nothing was replaced
+    hold: DirectoryHold | None = None  #: on what was replaced
 
 
 @final
@@ -43,7 +56,7 @@ class LocalStore:
         ConfigError: If `io` is none of these.
     """
 
-    __slots__ = ("_arena", "_io")
+    __slots__ = ("_arena", "_holds", "_io")
 
     def __init__(self, *, io: Io = "auto") -> None:
         if io not in get_args(Io):
@@ -51,6 +64,9 @@ class LocalStore:
 
         self._io: Io = io
         self._arena = Arena()  # empty while no data file is open for writing
+        self._holds: WeakValueDictionary[str, DirectoryHold] = (
+            WeakValueDictionary()
+        )  # exclusive ones, by path
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         """Return the kind of entry at `path`; None if there is nothing, or only a dangling link."""
@@ -133,7 +149,20 @@ class LocalStore:
 
     def hold(self, path: str) -> DirectoryHold:
         """Lock the directory; see `DirectoryHold`."""
-        return DirectoryHold(path)
+        hold = self._holds[path] = DirectoryHold(path)
+        return hold
+
+    def make_held(self, path: str) -> DirectoryHold:
+        """Create the directory at `path` and its missing parents, durably; it is locked before it is seen.
+
+        Raises:
+            InUseError: If something lies there.
+        """
+        parent = os.path.dirname(path)
+        self.make_directory(parent)
+        hold = self._holds[path] = make_held_directory(path)
+        self.sync_directory(parent)
+        return hold
 
     def hold_reading(self, path: str) -> DirectoryHold:
         """Lock the directory together with other readers; see `DirectoryHold`."""
@@ -216,26 +245,70 @@ class LocalStore:
     def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
         """Return `beside` as the place to build: a name on the same file system, later renamed to `final`.
 
-        Creates and locks nothing; the caller must hold the place while it builds there.
+        Creates and locks nothing; the caller must hold the place while it builds there. A symbolic link that
+        lies there is removed: nobody builds in one, and it would be in the way.
         """
-        return BuildToken(final, beside, file)
+        with suppress(OSError):
+            if os.path.islink(beside):
+                os.unlink(beside)
+
+        return BuildToken(final, beside, file, _Build())
 
     def publish(self, token: BuildToken) -> None:
         """Rename what was built to its final path, which must be free, in one step."""
         self.rename(token.built, token.final)
+        if isinstance(token.claim, _Build):
+            token.claim.is_published = True
 
     def exchange(self, token: BuildToken) -> None:
         """Swap what was built with what it replaces in one step, so that neither name is ever absent.
 
         Where the file system cannot do that (renameat2 of Linux 3.15), the path is absent for a moment. See
         `atomic_rename.exchange_in_steps` for what a crash in that moment leaves behind.
+
+        What is replaced is held from before the exchange until `discard` has removed it, together with those
+        who read it. A symbolic link at `final` is replaced itself; what it leads to stays.
+
+        Raises:
+            InUseError: If what lies at `final` is held exclusively: it is being deleted, or built in place.
         """
-        with translated("exchange", token.final):
-            exchange(token.built, token.final)
+        build = token.claim if isinstance(token.claim, _Build) else _Build()
+        hold = DirectoryHold(token.final, shared=True) if os.path.isdir(token.final) else None
+        try:
+            with translated("exchange", token.final):
+                build.replaced = exchange(token.built, token.final)
+        except BaseException:
+            if hold is not None:
+                hold.release()
+
+            raise
+
+        build.hold = hold
+        build.is_published = True
 
     def discard(self, token: BuildToken) -> None:
-        """Remove the place and everything in it."""
-        self.remove_tree(token.place)
+        """Remove what was built; or, after its publication, what it replaced, which this store holds.
+
+        What others have put at the place since stays.
+        """
+        build = token.claim if isinstance(token.claim, _Build) else _Build()
+        if not build.is_published or token.file is not None:
+            self.remove_tree(token.place)
+        if not build.replaced:
+            return
+
+        try:
+            if token.file is None:
+                self.remove_tree(build.replaced)
+            else:
+                with translated("remove", build.replaced), suppress(FileNotFoundError):
+                    os.unlink(
+                        build.replaced
+                    )  # was beside the place, if they could not be swapped in one step
+        finally:
+            build.replaced = ""
+            if build.hold is not None:
+                build.hold.release()
 
     def rename(self, source: str, destination: str) -> None:
         """Rename in one step. It is an error if the destination exists; it is never replaced."""
@@ -277,13 +350,14 @@ class LocalStore:
             file.close()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and everything in it. It may be absent, or be removed by others meanwhile."""
+        """Remove a directory and everything in it. It may be absent, or be removed by others meanwhile.
+
+        Of a symbolic link, only the link is removed. The caller holds the directory, or knows that nobody
+        else can build there.
+        """
+        hold = self._holds.get(path)
         with translated("remove", path):
-            while os.path.lexists(path):
-                try:
-                    shutil.rmtree(path)
-                except FileNotFoundError:
-                    continue  # another process removed an entry: try again
+            remove_tree(path, hold.give_up_spare if hold is not None else lambda: None)
 
 
 def _reraise(error: OSError) -> None:

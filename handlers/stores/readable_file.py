@@ -13,8 +13,8 @@ from typing import final
 
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io, Part, address_of, open_direct, parts_of
-from penstock.handlers.stores.linux_calls import cached_bytes
-from penstock.handlers.stores.vectored_io import read_vectored
+from penstock.handlers.stores.system_calls.linux_calls import cached_bytes
+from penstock.handlers.stores.system_calls.vectored_io import read_vectored
 from penstock.kernel.errors import TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
 

@@ -10,10 +10,10 @@ import uuid
 from contextlib import suppress
 from typing import Final
 
-from penstock.handlers.stores.atomic_rename import rename_to_absent
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.regular_files import read_whole
-from penstock.handlers.stores.vectored_io import write_vectored
+from penstock.handlers.stores.system_calls.atomic_rename import rename_to_absent
+from penstock.handlers.stores.system_calls.vectored_io import write_vectored
 from penstock.kernel.errors import PenstockError, StorageError
 
 # The errors of a file system without hard links.

@@ -10,15 +10,45 @@ from __future__ import annotations
 # One name to a line would be longer than the rest of the file.
 # fmt: off
 __all__ = (
-    "AmbiguousHandlerError", "ChangedLeafError", "ChecksumError", "ClosedError", "ConfigError",
-    "CorruptCheckpointError", "DeletedLeafError", "DestinationExistsError", "DuplicateNameError",
-    "ExpansionError", "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
-    "IncompletePipelineError", "InsufficientMemoryError", "InvalidLeafError", "LeaseTooLargeError",
-    "LinkOutsideError", "MissingFileError",
-    "NoHandlerError", "NotACheckpointError", "NotAFileError", "OlderStepError", "PathError", "PenstockError",
-    "PipelineError", "ResultTypeError", "RunningLoopError", "SaveCancelledError", "SpecError",
-    "StepExistsError", "StorageError", "StructureMismatchError", "TreeDifference", "TruncatedDataError",
-    "UnsupportedByStoreError", "UnsupportedFormatError",
+    "AmbiguousHandlerError",
+    "ChangedLeafError",
+    "ChecksumError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptCheckpointError",
+    "DeletedLeafError",
+    "DestinationExistsError",
+    "DuplicateNameError",
+    "ExpansionError",
+    "ForkedError",
+    "HandlerError",
+    "HandlerFailedError",
+    "InUseError",
+    "IncompleteCheckpointError",
+    "IncompletePipelineError",
+    "InsufficientMemoryError",
+    "InvalidLeafError",
+    "LeaseTooLargeError",
+    "LinkOutsideError",
+    "MissingFileError",
+    "NoHandlerError",
+    "NotACheckpointError",
+    "NotAFileError",
+    "OlderStepError",
+    "PathError",
+    "PenstockError",
+    "PipelineError",
+    "ResultTypeError",
+    "RunningLoopError",
+    "SaveCancelledError",
+    "SpecError",
+    "StepExistsError",
+    "StorageError",
+    "StructureMismatchError",
+    "TreeDifference",
+    "TruncatedDataError",
+    "UnsupportedByStoreError",
+    "UnsupportedFormatError",
 )
 # fmt: on
 
@@ -48,6 +78,7 @@ from penstock.kernel.errors.handler_errors import (
 from penstock.kernel.errors.restore_errors import InsufficientMemoryError
 from penstock.kernel.errors.save_errors import (
     IncompletePipelineError,
+    InUseError,
     SaveCancelledError,
 )
 from penstock.kernel.errors.spec_errors import (

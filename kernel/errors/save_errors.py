@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 __all__ = (
+    "InUseError",
     "IncompletePipelineError",
     "SaveCancelledError",
 )
 
+import errno
 from typing import final
 
-from penstock.kernel.errors.families import PenstockError
+from penstock.kernel.errors.families import PenstockError, StorageError
+
+
+@final
+class InUseError(StorageError):
+    """Somebody else builds, reads or deletes a checkpoint at the path right now. Try again later."""
+
+    def __init__(self, path: str, more: str = "") -> None:
+        problem = "somebody builds, reads or deletes a checkpoint here"
+        super().__init__("hold", path, f"{problem}; {more}" if more else problem, errno.EBUSY)
 
 
 @final

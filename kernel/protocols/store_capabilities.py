@@ -36,7 +36,11 @@ class Exchanges(Protocol):
     def exchange(self, token: BuildToken) -> None:
         """Publish as `Store.publish` does, swapping the build place with what lies at `final`.
 
-        In one step, so that `final` is never absent.
+        In one step, so that `final` is never absent. Until `Store.discard` has removed what was replaced,
+        nobody else may build at the place.
+
+        Raises:
+            InUseError: If what lies at `final` is held exclusively: it is being deleted, or built in place.
         """
         ...
 
@@ -150,10 +154,20 @@ class BuildHolds(Protocol):
     """A store whose directories can be held exclusively, so that only one save at a time builds there."""
 
     def hold(self, path: str) -> Hold:
-        """Hold the directory at `path` exclusively.
+        """Hold the directory at `path` exclusively. The hold stays with it when it is renamed.
 
         Raises:
-            StorageError: With `errno.EBUSY` if anybody holds it, in this process or another.
+            InUseError: If anybody holds it, in this process or another.
+        """
+        ...
+
+    def make_held(self, path: str) -> Hold:
+        """Create the directory at `path` and its missing parents, durably, held exclusively from the first.
+
+        If it fails, nothing is left at `path`.
+
+        Raises:
+            InUseError: If something lies there already. If several create it at once, one succeeds.
         """
         ...
 
@@ -166,8 +180,8 @@ class ReadHolds(Protocol):
         """Hold the directory at `path`, shared with other readers; `BuildHolds.hold` fails meanwhile.
 
         Raises:
-            StorageError: With `errno.EBUSY` if it is held exclusively or is being replaced;
-                with `errno.ENOENT` if there is nothing.
+            InUseError: If it is held exclusively or is being replaced.
+            StorageError: With `errno.ENOENT` if there is nothing.
         """
         ...
 

@@ -105,7 +105,10 @@ class Store(Protocol):
         ...
 
     def identity(self, path: str) -> object:
-        """Return a value that differs once something else lies at `path`; None if nothing does."""
+        """Return a value that differs once something else lies at `path`; None if nothing does.
+
+        What was built keeps its identity when it is published.
+        """
         ...
 
     def list_directory(self, path: str) -> Sequence[str]:
@@ -130,7 +133,9 @@ class Store(Protocol):
     def remove_tree(self, path: str) -> None:
         """Remove the directory at `path` with all that is in it. It may be absent.
 
-        Unless the store is a `Renames`, the first step makes a published checkpoint invalid.
+        Of a link to a directory, only the link is removed. What others create at `path` as soon as it is free
+        stays. On a `BuildHolds`, the caller holds the directory. Unless the store is a `Renames`, the first
+        step makes a published checkpoint invalid.
         """
         ...
 
@@ -168,7 +173,8 @@ class Store(Protocol):
         """Give a place to build what will be published at `final`.
 
         The place is not created, and may hold what an interrupted save left; the caller removes that
-        with `remove_tree` and creates the place with `make_directory`.
+        with `remove_tree` and creates the place: with `make_held` on a `BuildHolds`, else with
+        `make_directory`.
 
         Args:
             final: The path to publish.
@@ -176,8 +182,8 @@ class Store(Protocol):
             file: The one file, relative to the place, that will become `final`; None if all will.
 
         Raises:
-            StorageError: With `errno.EBUSY` if another save is building there. A store that is a
-                `BuildHolds` need not look: the caller holds the place.
+            InUseError: If another save is building there. A store that is a `BuildHolds` need not look: the
+                caller holds the place.
         """
         ...
 

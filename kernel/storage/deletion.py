@@ -1,67 +1,114 @@
-"""Deleting a checkpoint so that no reader finds half of it."""
+"""Deleting a checkpoint so that no reader finds half of it, and nothing that somebody else holds."""
 
 from __future__ import annotations
 
-__all__ = ("delete_checkpoint", "move_checkpoint")
+__all__ = ("delete_checkpoint", "move_checkpoint", "remove_abandoned")
 
+import errno
 import os
-from collections.abc import Callable
 
-from penstock.kernel.errors import UnsupportedByStoreError
+from penstock.kernel.errors import StorageError, UnsupportedByStoreError
 from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_alone
 
 
-def delete_checkpoint(store: Store, path: str, hidden: str) -> None:
+def delete_checkpoint(store: Store, path: str, hidden: str) -> StorageError | None:
     """Remove the checkpoint at `path`; the first step already makes it invisible. Blocking.
 
-    On a store with renames it is first renamed to a name that no reader takes for a checkpoint, and a crash
-    leaves it there. On any other store `remove_tree` first removes what makes it a checkpoint.
+    On a store with renames it is first renamed to a name that no reader takes for a checkpoint. On any other
+    store `remove_tree` first removes what makes it a checkpoint. It is held until it is removed.
 
     Args:
         store: Where it lies.
         path: Of the checkpoint.
         hidden: The name to hide it under. Anything already there is left from an earlier deletion.
 
-    Raises:
-        StorageError: With `errno.EBUSY` if it is being read or built, or if the medium refuses.
-    """
-    if isinstance(store, Renames):
-        _hide(store, store.rename, path, hidden)
-        store.remove_tree(hidden)
-        return
+    Returns:
+        Why something of it was left under the hidden name; None if all of it is gone.
 
+    Raises:
+        InUseError: If it is being read or built.
+        StorageError: If the medium refuses. The checkpoint is still there.
+    """
+    if not isinstance(store, Renames):
+        _remove_in_place(store, path)
+        return None
+
+    remove_abandoned(store, hidden)
     held = hold_alone(store, path)
     try:
-        store.remove_tree(path)
+        store.rename(path, hidden)
+        try:
+            store.sync_directory(os.path.dirname(path))
+            store.remove_tree(hidden)
+        except StorageError as error:
+            return error
     finally:
         held.release()
 
-    store.sync_directory(os.path.dirname(path))
+    return None
 
 
-def move_checkpoint(store: Store, path: str, destination: str) -> None:
+def move_checkpoint(store: Store, path: str, destination: str) -> StorageError | None:
     """Move the checkpoint at `path`, in one step, over whatever lies at `destination`. Blocking.
+
+    Returns:
+        Why the move may not be durable; None if it is.
 
     Raises:
         UnsupportedByStoreError: If the store cannot rename.
-        StorageError: With `errno.EBUSY` if it is being read or built, or if the medium refuses.
+        InUseError: If it is being read or built, or what lies at `destination` is.
+        StorageError: If the medium refuses. The checkpoint is still there.
     """
     if not isinstance(store, Renames):
         raise UnsupportedByStoreError("move", path, store, Renames)
 
     store.make_directory(os.path.dirname(destination))
-    _hide(store, store.rename, path, destination)
-    store.sync_directory(os.path.dirname(destination))
-
-
-def _hide(store: Store, rename: Callable[[str, str], None], path: str, hidden: str) -> None:
-    # Readers hold it as long as they read; the rename hides it from later ones.
+    remove_abandoned(store, destination)
     held = hold_alone(store, path)
     try:
-        store.remove_tree(hidden)
-        rename(path, hidden)
+        store.rename(path, destination)
+    finally:
+        held.release()
+
+    try:
+        store.sync_directory(os.path.dirname(path))
+        store.sync_directory(os.path.dirname(destination))
+    except StorageError as error:
+        return error
+
+    return None
+
+
+def remove_abandoned(store: Store, path: str) -> None:
+    """Remove what an interrupted save or deletion left at `path`, if anything is there. Blocking.
+
+    Raises:
+        InUseError: If somebody is at work there: then it is not abandoned.
+        StorageError: If the medium refuses.
+    """
+    if store.kind(path) is None:
+        return
+
+    try:
+        held = hold_alone(store, path)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:  # whoever was at work there has removed it
+            return
+
+        raise
+
+    try:
+        store.remove_tree(path)
+    finally:
+        held.release()
+
+
+def _remove_in_place(store: Store, path: str) -> None:
+    held = hold_alone(store, path)
+    try:
+        store.remove_tree(path)
     finally:
         held.release()
 

@@ -6,6 +6,7 @@ Every hold in the library is taken here. On a store without holds each is a `NoH
 from __future__ import annotations
 
 __all__ = (
+    "BRIEF_WAITS_S",
     "NoHold",
     "hold_alone",
     "hold_for_reading",
@@ -26,8 +27,8 @@ from penstock.kernel.protocols.stores import Store
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
 
-_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""Publishing and deleting hold a checkpoint exclusively, but only briefly."""
+BRIEF_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Publishing and deleting hold a checkpoint exclusively, but only briefly: how long to wait for them."""
 
 
 @final
@@ -44,7 +45,7 @@ def hold_alone(store: Store, path: str) -> Hold:
     """Hold the directory at `path` exclusively, if the store has such holds. Blocking.
 
     Raises:
-        StorageError: With `errno.EBUSY` if it is already held.
+        InUseError: If it is already held.
     """
     return store.hold(path) if isinstance(store, BuildHolds) else NoHold()
 
@@ -67,7 +68,7 @@ async def take_hold(store: Store, threads: Threads, path: str) -> Hold:
     if not isinstance(store, ReadHolds):
         return NoHold()
 
-    for wait_s in (*_WAITS_S, None):
+    for wait_s in (*BRIEF_WAITS_S, None):
         try:
             return await _take(store, threads, path)
         except StorageError as error:

@@ -6,6 +6,7 @@ __all__ = ("Workspace",)
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
@@ -13,12 +14,14 @@ from anyio import Lock
 
 from penstock.kernel.errors import (
     DestinationExistsError,
+    InUseError,
     PathError,
     StorageError,
     UnsupportedByStoreError,
 )
 from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges
-from penstock.kernel.storage.holds import hold_alone
+from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.holds import BRIEF_WAITS_S
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 class Workspace:
     """Gets a place to build from the store, creates directories in it, and publishes or discards it.
 
-    Nothing is written before `open` is first called, so that bad input leaves no trace.
+    Nothing is written before `open` is first called, so that bad input leaves no trace. It changes and
+    removes only what it holds: of several saves to one path, one at a time builds, the others are refused.
 
     Args:
         store: Where the checkpoint will lie.
@@ -58,6 +62,7 @@ class Workspace:
         "_threads",
         "_token",
         "final",
+        "identity",
         "left_behind",
         "published",
         "temporary",
@@ -76,6 +81,7 @@ class Workspace:
     ) -> None:
         self.final = final
         self.temporary = temporary  #: where it is built; once `open` was called, the place the store gave
+        self.identity: object = None  #: the `Store.identity` of what was built; set by `publish`
         self.left_behind: StorageError | None = None  #: why something could not be removed from the place
         self.published = False  #: whether the checkpoint is visible under its own name
         self._beside = temporary
@@ -125,7 +131,7 @@ class Workspace:
 
         Raises:
             PenstockError: As `check`, if that was not called before.
-            StorageError: With `errno.EBUSY` if another save is building there.
+            InUseError: If another save is building there.
         """
         if directory in self._made:
             return
@@ -144,6 +150,7 @@ class Workspace:
 
         Raises:
             DestinationExistsError: If another writer put something there meanwhile.
+            InUseError: If what it replaces stays held: it is being deleted, or built in place.
             StorageError: If the store refuses. `published` tells whether the checkpoint is visible.
         """
         await self._threads.run(self.publish_now)
@@ -198,61 +205,62 @@ class Workspace:
             self._token = store.begin_build(self.final, self._beside, self._file)
             self.temporary = self._token.place
 
-        # Without holds, the store gave the place to this save alone.
-        self._is_ours = not isinstance(store, BuildHolds)
-        # If the place is held, another save is building there right now.
-        stale = hold_alone(store, self.temporary) if store.kind(self.temporary) else None
-        self._is_ours = True
-        try:
+        if isinstance(store, BuildHolds):
+            remove_abandoned(store, self.temporary)
+            self._hold = store.make_held(self.temporary)
+            self._is_ours = True
+        else:
+            self._is_ours = True  # the store gave the place to this save alone
             store.remove_tree(self.temporary)
-        finally:
-            if stale is not None:
-                stale.release()
-
-        store.make_directory(self.temporary)
-        try:
-            self._hold = hold_alone(store, self.temporary)
-        except StorageError as error:
-            # Another writer was faster: anything there now is not ours to remove.
-            self._is_ours = error.errno not in {errno.EBUSY, errno.ENOENT}
-            raise
+            store.make_directory(self.temporary)
 
     def publish_now(self) -> None:
         """Blocking form of `publish`."""
-        token = self._token
+        token, store = self._token, self._store
         if token is None:
+            self.identity = store.identity(self.final)
             self.published = True
             return
 
-        store = self._store
-        replacing = store.kind(self.final) is not None
-        if replacing and not self._overwrite:
-            raise DestinationExistsError(self.final)
-
-        if replacing:
-            self._exchange(token)
-        else:
-            self._publish_new(token)
-
+        self.identity = store.identity(token.built)
+        replaced = self._publish(token)
         self.published = True
         store.sync_directory(os.path.dirname(self.final))
-        if replacing or token.file is not None:
+        if replaced or token.file is not None:
             try:
                 store.discard(token)
             except StorageError as error:
                 self.left_behind = error
+
+        self.release()
+
+    def _publish(self, token: BuildToken) -> bool:
+        """Publish, waiting for a brief hold of what lies there. Returns whether something was replaced."""
+        for wait_s in (*BRIEF_WAITS_S, None):
+            replacing = self._store.kind(self.final) is not None
+            if replacing and not self._overwrite:
+                raise DestinationExistsError(self.final)
+
+            try:
+                if replacing:
+                    self._exchange(token)
+                else:
+                    self._store.publish(token)
+            except StorageError as error:
+                came_or_went = error.errno == (errno.ENOENT if replacing else errno.EEXIST)
+                if not self._overwrite and came_or_went:
+                    raise DestinationExistsError(self.final) from error
+                if (not isinstance(error, InUseError) and not came_or_went) or wait_s is None:
+                    raise
+
+                time.sleep(wait_s)
+            else:
+                return replacing
+
+        raise AssertionError("the last attempt returns or raises")
 
     def _exchange(self, token: BuildToken) -> None:
         if not isinstance(self._store, Exchanges):
             raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
 
         self._store.exchange(token)
-
-    def _publish_new(self, token: BuildToken) -> None:
-        try:
-            self._store.publish(token)
-        except StorageError as error:
-            if error.errno == errno.EEXIST:
-                raise DestinationExistsError(self.final) from error
-
-            raise

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.linux_calls import takes_direct_io
+from penstock.handlers.stores.system_calls.linux_calls import takes_direct_io
 from penstock.kernel.config.config import Config
 from penstock.kernel.events import LOGGER_NAME
 

@@ -21,6 +21,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
     CorruptCheckpointError,
+    InUseError,
     OlderStepError,
     SpecError,
     StepExistsError,
@@ -29,7 +30,7 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.store_capabilities import Renames
-from penstock.kernel.storage.holds import hold_alone
+from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, best_of
@@ -375,15 +376,10 @@ class StepSaves:
 
     def _clean_up(self, path: str) -> None:
         try:
-            held = hold_alone(self._store, path)  # a live save holds the directory it builds in
-        except StorageError:
-            return
-
-        try:
-            self._store.remove_tree(path)
+            remove_abandoned(self._store, path)
+        except InUseError:
+            return  # a live save holds the directory it builds in
         except StorageError as error:
             self._events.warning("step.left_behind", path=path, error=repr(error))
         else:
             self._events.info("step.cleaned_up", path=path)
-        finally:
-            held.release()

@@ -98,7 +98,7 @@ class Deleter:
     async def _try(self, step: int, name: str) -> None:
         problem: StorageError | None = None
         try:
-            await self._threads.run(delete_step, self._store, self._root, name, self._trash)
+            left = await self._threads.run(delete_step, self._store, self._root, name, self._trash)
         except StorageError as error:
             if error.errno == errno.EBUSY:
                 return
@@ -107,25 +107,31 @@ class Deleter:
             self._events.warning("step.not_deleted", step=step, error=repr(error))
         else:
             self._events.info("step.deleted", step=step, trash=self._trash)
+            if left is not None:  # it is no step any more
+                self._events.warning("step.left_behind", path=left.path, error=repr(left))
 
         self._waiting.pop(step, None)
         self._on_outcome(step, name, problem)
 
 
-def delete_step(store: Store, root: str, name: str, trash: str | None) -> None:
+def delete_step(store: Store, root: str, name: str, trash: str | None) -> StorageError | None:
     """Delete the step called `name` in `root`, or move it to the folder `trash` there. Blocking.
 
-    Does nothing if it does not exist.
+    Does nothing if it does not exist. Of a step that is a symbolic link, the link is deleted.
+
+    Returns:
+        Why something of it was left under a name that is no step's; None if it is gone.
 
     Raises:
-        StorageError: If it is being read (`errno` is EBUSY), or the medium refuses.
+        InUseError: If it is being read or saved.
+        StorageError: If the medium refuses. The step is still there.
         UnsupportedByStoreError: If the store cannot move it to `trash`.
     """
     path = os.path.join(root, name)
     if store.kind(path) is None:
-        return
+        return None
 
-    if trash is None:
-        delete_checkpoint(store, path, os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}"))
-    else:
-        move_checkpoint(store, path, os.path.join(root, trash, name))
+    if trash is not None:
+        return move_checkpoint(store, path, os.path.join(root, trash, name))
+
+    return delete_checkpoint(store, path, os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}"))

@@ -74,6 +74,7 @@ class CrashStore:
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
     hold: Callable[[str], Hold]
+    make_held: Callable[[str], Hold]
     hold_reading: Callable[[str], Hold]
     list_folders: Callable[[str], Sequence[str]]
     read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
@@ -103,6 +104,8 @@ class CrashStore:
             self.share = partial(self._share, inner)
         if isinstance(inner, ForeignFiles):
             self.sync_tree = partial(self._sync_tree, inner)
+        if isinstance(inner, BuildHolds):
+            self.make_held = partial(self._make_held, inner)
 
     def _show_looks(self, inner: Store) -> None:
         if isinstance(inner, MappedFiles):
@@ -242,6 +245,10 @@ class CrashStore:
             return self._disk.named(destination, self._disk.there(source))
 
         return self.change("share", source, partial(inner.share, source, destination), effects)
+
+    def _make_held(self, inner: BuildHolds, path: str) -> Hold:
+        make = partial(inner.make_held, path)
+        return self.change("make_held", path, make, lambda _: self._disk.made_directories(path))
 
     def _sync_tree(self, inner: ForeignFiles, path: str) -> None:
         sync = partial(inner.sync_tree, path)

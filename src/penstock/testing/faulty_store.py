@@ -61,6 +61,7 @@ class FaultyStore:
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
     hold: Callable[[str], Hold]
+    make_held: Callable[[str], Hold]
     hold_reading: Callable[[str], Hold]
     list_folders: Callable[[str], Sequence[str]]
     read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
@@ -105,6 +106,7 @@ class FaultyStore:
     def _show_holds(self, inner: Store) -> None:
         if isinstance(inner, BuildHolds):
             self.hold = self._counted("hold", inner.hold)
+            self.make_held = self._counted("make_held", inner.make_held)
         if isinstance(inner, ReadHolds):
             self.hold_reading = self._counted("hold_reading", inner.hold_reading)
 

@@ -9,8 +9,8 @@ from typing import get_args
 
 import numpy as np
 
-from penstock.handlers.stores import linux_calls as linux
 from penstock.handlers.stores.direct_io import PAGE, Io
+from penstock.handlers.stores.system_calls import linux_calls as linux
 
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")

@@ -8,18 +8,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Container, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 
 import pytest
 
 import penstock
-from penstock.handlers.stores import vectored_io as vectored
-from penstock.handlers.stores.atomic_rename import exchange_in_steps
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import PenstockError, StorageError, TruncatedDataError
+from penstock.handlers.stores.system_calls import vectored_io as vectored
+from penstock.handlers.stores.system_calls.atomic_rename import exchange_in_steps
+from penstock.kernel.errors import InUseError, PenstockError, StorageError, TruncatedDataError
+from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.protocols.stores import BuildToken, Store
 
 NOBODY = 65534
@@ -400,15 +401,26 @@ def exchange_by_store(first: str, second: str) -> None:
     LocalStore().exchange(BuildToken(second, first))
 
 
-@pytest.mark.parametrize("exchange", [exchange_by_store, exchange_in_steps])
-def test_exchange_swaps(exchange: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_exchange_swaps(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"of_{name}").touch()
-    exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+    exchange_by_store(str(tmp_path / "a"), str(tmp_path / "b"))
 
     found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
     assert found == ["a", "a/of_b", "b", "b/of_a"]
+
+
+def test_an_exchange_in_steps_gives_the_first_name_up_at_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"of_{name}").touch()
+    old = exchange_in_steps(str(tmp_path / "a"), str(tmp_path / "b"))
+
+    assert os.listdir(tmp_path / "b") == ["of_a"]
+    assert os.listdir(old) == ["of_b"]
+    assert sorted(os.listdir(tmp_path)) == sorted(["b", os.path.basename(old)])
+    assert os.path.basename(old).startswith("a-"), "temporary as `a` is"
 
 
 @pytest.mark.parametrize("exchange", [exchange_by_store, exchange_in_steps])
@@ -416,7 +428,7 @@ def test_exchange_swaps(exchange: Callable[[str, str], None], tmp_path: Path) ->
     ("first", "second"), [("absent", "a"), ("a", "absent"), ("a", "a/in"), ("a/in", "a")]
 )
 def test_an_exchange_that_fails_leaves_both_names_as_they_were(
-    exchange: Callable[[str, str], None], tmp_path: Path, first: str, second: str
+    exchange: Callable[[str, str], object], tmp_path: Path, first: str, second: str
 ) -> None:
     (tmp_path / "a" / "in").mkdir(parents=True)
     (tmp_path / "a" / "x").touch()
@@ -471,6 +483,71 @@ def test_several_may_remove_one_tree_at_once(store: LocalStore, tmp_path: Path) 
 
     in_threads(4, remove)
     assert store.list_directory(str(tmp_path)) == []
+
+
+def test_of_a_link_to_a_tree_the_link_is_removed(store: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("a", "absent"):
+        (tmp_path / "link").symlink_to(name)
+        store.remove_tree(str(tmp_path / "link"))
+        assert store.list_directory(str(tmp_path)) == ["a"]
+
+    assert store.list_directory(str(tmp_path / "a")) == ["b"]
+
+
+def test_a_held_tree_is_removed_when_there_is_no_descriptor_left(store: LocalStore, tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    held = store.make_held(path)
+    for name in ("b/c", "d"):
+        (tmp_path / "a" / name).mkdir(parents=True)
+        (tmp_path / "a" / name / "file").touch()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    numbers = [os.open("/", os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (numbers[0] + 8, hard))
+    try:
+        with suppress(OSError):  # until there is none left
+            while True:
+                numbers.append(os.open("/", os.O_RDONLY))
+
+        with pytest.raises(StorageError):
+            store.make_held(str(tmp_path / "new"))
+        store.remove_tree(path)
+    finally:
+        for number in numbers:
+            os.close(number)
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    held.release()
+    assert store.list_directory(str(tmp_path)) == []
+
+
+def test_what_is_made_held_is_held_by_one(store: LocalStore, tmp_path: Path) -> None:
+    path = str(tmp_path / "runs" / "a")
+    held = store.make_held(path)
+    for take in (store.hold, store.make_held):
+        with pytest.raises(InUseError):
+            take(path)
+
+    held.release()
+    store.hold(path).release()
+    assert store.list_directory(str(tmp_path / "runs")) == ["a"]
+
+
+def test_of_many_who_make_a_held_directory_at_once_one_succeeds(store: LocalStore, tmp_path: Path) -> None:
+    path, held = str(tmp_path / "a"), list[Hold]()
+    barrier = threading.Barrier(4)
+
+    def make(_: int) -> None:
+        barrier.wait(10)
+        with suppress(InUseError):
+            held.append(store.make_held(path))
+
+    in_threads(4, make)
+    assert len(held) == 1
+    assert store.list_directory(str(tmp_path)) == ["a"]
+    held[0].release()
 
 
 def test_a_file_is_no_tree(store: LocalStore, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.handlers.stores.large_files import IOS, MIB, aligned, content
 
-from penstock.handlers.stores import linux_calls as linux
 from penstock.handlers.stores.direct_io import PAGE, Io
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.readable_file import WINDOW, LocalReadableFile
+from penstock.handlers.stores.system_calls import linux_calls as linux
 from penstock.kernel.errors import TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
 

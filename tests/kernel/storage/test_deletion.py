@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import threading
 from pathlib import Path
 
+import anyio
 import pytest
 
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError, UnsupportedByStoreError
+from penstock.kernel.errors import InUseError, StorageError, UnsupportedByStoreError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.storage.byte_placement import placement_of
-from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
+from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
 from penstock.testing import FaultyStore, MemoryStore
 
 
@@ -27,17 +30,75 @@ def test_a_checkpoint_is_hidden_and_then_removed(tmp_path: Path) -> None:
     delete_checkpoint(store, path, hidden)
 
     names = [operation.name for operation in store.operations]
-    assert names == ["hold", "remove_tree", "rename", "sync_directory", "remove_tree"]
+    old = ["kind", "hold", "remove_tree"]
+    assert names == [*old, "hold", "rename", "sync_directory", "remove_tree"]
     assert os.listdir(tmp_path) == []
 
 
-def test_a_deletion_that_fails_after_the_first_step_leaves_no_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", ["sync_directory", "remove_tree"])
+def test_a_deletion_that_fails_after_the_first_step_leaves_no_checkpoint(tmp_path: Path, at: str) -> None:
     store, path = FaultyStore(LocalStore()), made(tmp_path / "1")
-    store.fail_on("remove_tree", 2)
+    store.fail_on(at)
+    left = delete_checkpoint(store, path, str(tmp_path / "1.tmp"))
+
+    assert left is not None
+    assert left.errno == errno.EIO
+    assert os.listdir(tmp_path) == ["1.tmp"]
+    LocalStore().hold(str(tmp_path / "1.tmp")).release()
+
+
+@pytest.mark.parametrize("at", ["hold", "rename"])
+def test_a_deletion_that_fails_before_leaves_the_checkpoint(tmp_path: Path, at: str) -> None:
+    store, path = FaultyStore(LocalStore()), made(tmp_path / "1")
+    store.fail_on(at)
     with pytest.raises(StorageError):
         delete_checkpoint(store, path, str(tmp_path / "1.tmp"))
 
-    assert os.listdir(tmp_path) == ["1.tmp"]
+    assert os.listdir(path) == ["file"]
+
+
+def test_what_is_deleted_is_held_until_it_is_gone(tmp_path: Path) -> None:
+    """Between any two operations, somebody saves there anew; that stays."""
+    for at in range(1, 6):
+        store, path, hidden = FaultyStore(LocalStore()), made(tmp_path / "1"), str(tmp_path / "1.tmp")
+        hang = store.hang_at(at)
+        deletion = threading.Thread(target=delete_checkpoint, args=(store, path, hidden))
+        deletion.start()
+        anyio.run(hang.wait_reached)
+        is_new = not os.path.exists(path)
+        if is_new:
+            made(tmp_path / "1")
+        if os.path.exists(hidden):
+            with pytest.raises(InUseError):
+                LocalStore().hold(hidden)
+
+        hang.release()
+        deletion.join(20)
+        assert os.path.exists(path) is is_new
+        assert is_new is (at > 3)
+        if is_new:
+            shutil.rmtree(path)
+
+
+def test_of_a_checkpoint_that_is_a_link_the_link_is_deleted(tmp_path: Path) -> None:
+    made(tmp_path / "elsewhere")
+    (tmp_path / "1").symlink_to("elsewhere")
+    delete_checkpoint(LocalStore(), str(tmp_path / "1"), str(tmp_path / "1.tmp"))
+
+    assert os.listdir(tmp_path) == ["elsewhere"]
+    assert os.listdir(tmp_path / "elsewhere") == ["file"]
+
+
+def test_only_what_is_abandoned_is_removed_as_such(tmp_path: Path) -> None:
+    store, path = LocalStore(), str(tmp_path / "1.tmp")
+    remove_abandoned(store, path)
+    held = store.make_held(path)
+    with pytest.raises(InUseError):
+        remove_abandoned(store, path)
+
+    held.release()
+    remove_abandoned(store, path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_is_read_is_neither_deleted_nor_moved(tmp_path: Path) -> None:

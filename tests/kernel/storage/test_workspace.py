@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, final
 
@@ -13,10 +16,11 @@ from anyio import CancelScope, Event, create_task_group
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
-from penstock.kernel.errors import DestinationExistsError, PathError, StorageError
+from penstock.kernel.errors import DestinationExistsError, InUseError, PathError, StorageError
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.storage.workspace import Workspace
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -61,8 +65,16 @@ class FakeStore:
 
     def hold(self, path: str) -> Hold:
         if path in self.held:
-            raise StorageError("hold", path, "held", errno.EBUSY)
+            raise InUseError(path)
 
+        return FakeHold(self.held, path)
+
+    def make_held(self, path: str) -> Hold:
+        self._do("make_held", path)
+        if path in self.there:
+            raise InUseError(path)
+
+        self.there[path] = "new"
         return FakeHold(self.held, path)
 
     def sync_directory(self, path: str) -> None:
@@ -100,7 +112,7 @@ class FakeStore:
         raise NotImplementedError
 
     def identity(self, path: str) -> object:
-        raise NotImplementedError
+        return self.there[path]
 
     def list_directory(self, path: str) -> Sequence[str]:
         raise NotImplementedError
@@ -153,7 +165,7 @@ async def test_open_removes_what_is_stale_and_makes_each_directory_once() -> Non
     assert store.done == [
         ("check_writable", FINAL),
         ("remove_tree", TEMPORARY),
-        ("make_directory", TEMPORARY),
+        ("make_held", TEMPORARY),
         ("make_directory", f"{TEMPORARY}/d"),
     ]
 
@@ -162,7 +174,7 @@ async def test_the_root_is_made_first_also_for_a_directory_in_it() -> None:
     store = FakeStore(TEMPORARY)
     await space(store).open("d")
 
-    made = ["remove_tree", "make_directory", "make_directory"]
+    made = ["remove_tree", "make_held", "make_directory"]
     assert [operation for operation, *_ in store.done] == ["check_writable", *made]
 
 
@@ -195,7 +207,7 @@ async def test_many_may_open_at_once() -> None:
         loop.post(begun.set)
         go_on.wait(5)
 
-    store.before["remove_tree"] = hold
+    store.before["make_held"] = hold
     workspace = space(store)
     async with create_task_group() as tasks:
         for directory in ("", "d", "d", "", "e"):
@@ -205,10 +217,9 @@ async def test_many_may_open_at_once() -> None:
 
     assert sorted(store.done) == [
         ("check_writable", FINAL),
-        ("make_directory", TEMPORARY),
         ("make_directory", f"{TEMPORARY}/d"),
         ("make_directory", f"{TEMPORARY}/e"),
-        ("remove_tree", TEMPORARY),
+        ("make_held", TEMPORARY),
     ]
 
 
@@ -290,8 +301,13 @@ async def test_what_cannot_be_created_is_refused_by_check() -> None:
         await space(store).check()
 
 
-@pytest.mark.parametrize("at", ["remove_tree", "make_directory"])
-async def test_after_an_open_that_failed_it_may_be_tried_again_or_discarded(at: str) -> None:
+@pytest.mark.parametrize(
+    ("at", "left"),
+    [("remove_tree", {TEMPORARY: "old"}), ("make_held", dict[str, str]()), ("make_directory", {})],
+)
+async def test_after_an_open_that_failed_it_may_be_tried_again_or_discarded(
+    at: str, left: dict[str, str]
+) -> None:
     store = FakeStore(TEMPORARY)
     workspace = space(store)
     store.before[at] = refuse
@@ -300,7 +316,9 @@ async def test_after_an_open_that_failed_it_may_be_tried_again_or_discarded(at: 
 
     del store.before[at]
     await workspace.discard()
-    assert store.there == {}
+    assert store.there == left, "what it does not hold is left to the next save"
+    workspace.release()
+    workspace = space(store)
     await workspace.open("d")
     assert store.there == {TEMPORARY: "new", f"{TEMPORARY}/d": "new"}
 
@@ -327,7 +345,7 @@ async def test_what_a_cancelled_open_made_is_discarded() -> None:
         loop.post(begun.set)
         go_on.wait(5)
 
-    store.before["make_directory"] = hold
+    store.before["make_held"] = hold
     workspace = space(store)
     scope = CancelScope()
 
@@ -354,7 +372,7 @@ def test_what_a_natively_cancelled_open_made_is_discarded() -> None:
             loop.post(begun.set)
             go_on.wait(5)
 
-        store.before["make_directory"] = hold
+        store.before["make_held"] = hold
         workspace = space(store)
         task = asyncio.ensure_future(workspace.open())
         await begun.wait()
@@ -395,7 +413,7 @@ async def test_two_never_build_in_one_place() -> None:
     await first.open()
     store.there[f"{TEMPORARY}/data"] = "of the first"
 
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(InUseError, match=r"7\.tmp") as caught:
         await second.open()
     await second.discard()
     second.release()
@@ -409,11 +427,102 @@ async def test_two_never_build_in_one_place() -> None:
 
 async def test_who_is_overtaken_while_making_the_place_removes_nothing() -> None:
     store = FakeStore()
-    store.before["make_directory"] = lambda: store.held.add(TEMPORARY)
+    store.before["make_held"] = lambda: store.there.update({TEMPORARY: "new"})
     workspace = space(store)
 
-    with pytest.raises(StorageError):
+    with pytest.raises(InUseError):
         await workspace.open()
     await workspace.discard()
 
     assert store.there == {TEMPORARY: "new"}
+
+
+async def test_what_is_briefly_held_is_replaced_a_moment_later() -> None:
+    store = FakeStore(FINAL)
+    workspace = space(store, overwrite=True)
+    await workspace.open()
+
+    def refuse_once() -> None:
+        del store.before["exchange"]
+        raise InUseError(FINAL)
+
+    store.before["exchange"] = refuse_once
+    await workspace.publish()
+
+    assert store.there == {FINAL: "new"}
+    assert store.held == set(), "what is published is held no more"
+
+
+async def test_what_is_deleted_while_it_is_replaced_is_published_anew() -> None:
+    store = FakeStore(FINAL)
+    workspace = space(store, overwrite=True)
+    await workspace.open()
+
+    def delete() -> None:
+        del store.before["exchange"], store.there[FINAL]
+        raise StorageError("exchange", FINAL, "is not there", errno.ENOENT)
+
+    store.before["exchange"] = delete
+    await workspace.publish()
+
+    assert store.there == {FINAL: "new"}
+
+
+async def test_what_stays_held_is_not_replaced() -> None:
+    store = FakeStore(FINAL)
+    workspace = space(store, overwrite=True)
+    await workspace.open()
+
+    def refuse_always() -> None:
+        raise InUseError(FINAL)
+
+    store.before["exchange"] = refuse_always
+    with pytest.raises(InUseError):
+        await workspace.publish()
+    await workspace.discard()
+
+    assert store.there == {FINAL: "old"}
+
+
+async def test_a_save_that_replaced_another_never_touches_what_a_third_builds(tmp_path: Path) -> None:
+    """Between any two operations of the first save's publication, a second one tries to build there."""
+    final, temporary = str(tmp_path / "7"), str(tmp_path / "7.tmp")
+    at = 0
+    while True:
+        at += 1
+        os.makedirs(f"{final}/of the old")
+        store = FaultyStore(LocalStore())
+        first = Workspace(store, Threads(), final, temporary, overwrite=True)
+        await first.open("of the first")
+        second = Workspace(LocalStore(), Threads(), final, temporary, overwrite=True)
+        begun = len(store.operations)
+        hang = store.hang_at(begun + at)
+        is_second = False
+        async with create_task_group() as tasks:
+            if at > N_PUBLISHING:
+                await first.publish()
+            else:
+                tasks.start_soon(first.publish)
+                await hang.wait_reached()
+
+            with suppress(InUseError):
+                await second.open("of the second")
+                is_second = True
+
+            hang.release()
+
+        if is_second:
+            assert os.listdir(temporary) == ["of the second"], f"after operation {at}"
+            await second.publish()
+
+        assert os.listdir(final) == ["of the second" if is_second else "of the first"]
+        assert os.listdir(tmp_path) == ["7"]
+        shutil.rmtree(final)
+        if at > N_PUBLISHING:
+            break
+
+    assert len(store.operations) - begun == N_PUBLISHING
+    assert is_second
+
+
+N_PUBLISHING = 5  # identity, kind, exchange, sync_directory, discard

@@ -13,7 +13,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError
 from penstock.kernel.events import get_logger
 from penstock.kernel.protocols.store_capabilities import Hold
-from penstock.kernel.storage.holds import hold_alone
+from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.workspace import Workspace
 from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.common.handler_paths import handler_path
@@ -114,10 +114,10 @@ class TemporaryDirectory:
 
     def discard(self) -> None:
         """Remove it and what is in it."""
-        if self._in_place:
-            self._store.remove_tree(self._final)
-        else:
+        if not self._in_place:
             self._workspace.discard_now()
+        elif self._hold is not None:
+            self._store.remove_tree(self._final)
 
         self.release()
 
@@ -129,12 +129,5 @@ class TemporaryDirectory:
             self._hold = None
 
     def _create_in_place(self) -> None:
-        stale = hold_alone(self._store, self._final) if self._store.kind(self._final) else None
-        try:
-            self._store.remove_tree(self._final)
-        finally:
-            if stale is not None:
-                stale.release()
-
-        self._store.make_directory(self._final)
-        self._hold = hold_alone(self._store, self._final)
+        remove_abandoned(self._store, self._final)
+        self._hold = self._store.make_held(self._final)

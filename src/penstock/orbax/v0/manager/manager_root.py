@@ -19,7 +19,8 @@ import structlog
 from penstock.blocking.background import start_thread
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ConfigError, StorageError
+from penstock.kernel.errors import ConfigError, InUseError, StorageError
+from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.step_metadata import RootMetadata
 from penstock.orbax.v0.common.unchanged_links import StepLinks
@@ -155,7 +156,11 @@ class Root:
             StorageError: If that failed, for instance because somebody on this machine reads it.
         """
         path = path_text(self.path(step))
-        delete_step(self._store, os.path.dirname(path), os.path.basename(path), self._options.todelete_subdir)
+        left = delete_step(
+            self._store, os.path.dirname(path), os.path.basename(path), self._options.todelete_subdir
+        )
+        if left is not None:  # it is no step any more
+            self._events.warning("step.left_behind", path=left.path, error=repr(left))
 
     def delete_all(self, steps: Sequence[int]) -> None:
         """Delete steps, in the background if the options say so, and retry those that were being read before.
@@ -215,14 +220,11 @@ class Root:
 
             path = os.path.join(self._path, name)
             try:
-                held = self._store.hold(path)  # a live save holds what it builds
-            except StorageError:
-                continue
-
-            try:
-                self._store.remove_tree(path)
-            finally:
-                held.release()
+                remove_abandoned(self._store, path)
+            except InUseError:
+                continue  # a live save holds what it builds
+            except StorageError as error:
+                self._events.warning("step.left_behind", path=path, error=repr(error))
 
 
 def _standard(options: CheckpointManagerOptions) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("exchange", "exchange_in_steps", "rename_to_absent")
+__all__ = ("exchange", "exchange_in_steps", "rename_only_to_absent", "rename_to_absent")
 
 import ctypes
 import errno
@@ -27,7 +27,7 @@ def rename_to_absent(source: str, destination: str) -> None:
         FileExistsError: If the destination exists, even as an empty directory.
         OSError: As `os.rename` does.
     """
-    if _renameat2(source, destination, RENAME_NOREPLACE):
+    if rename_only_to_absent(source, destination):
         return
     if os.path.lexists(destination):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
@@ -35,34 +35,52 @@ def rename_to_absent(source: str, destination: str) -> None:
     os.rename(source, destination)
 
 
-def exchange(first: str, second: str) -> None:
-    """Swap two names in one step, or in three renames where the file system cannot do it in one.
+def rename_only_to_absent(source: str, destination: str) -> bool:
+    """Rename in one step, without replacing; return False, with nothing done, where the system cannot.
+
+    Raises:
+        FileExistsError: If the destination exists, even as an empty directory.
+        OSError: As `os.rename` does.
+    """
+    return _renameat2(source, destination, RENAME_NOREPLACE)
+
+
+def exchange(first: str, second: str) -> str:
+    """Put `first` in the place of `second`, in one step where the file system can do that, else in three.
+
+    Returns:
+        Where the old content of `second` lies now: at `first`, if they were swapped in one step.
 
     Raises:
         OSError: As `os.rename` does; the names are then as they were.
     """
-    if not _renameat2(first, second, RENAME_EXCHANGE):
-        exchange_in_steps(first, second)
+    return first if _renameat2(first, second, RENAME_EXCHANGE) else exchange_in_steps(first, second)
 
 
-def exchange_in_steps(first: str, second: str) -> None:
-    """Swap two names by three renames.
+def exchange_in_steps(first: str, second: str) -> str:
+    """Put `first` in the place of `second` by three renames.
 
     `second` is renamed to `<second>.penstock-aside-<hex>`, then `first` to `second`, then the aside name to
-    `first`. So `second` is absent between the first two renames, and `first` between the last two. If the
-    process dies there, the old content of `second` is intact under the aside name. If a rename fails, the
-    earlier ones are undone.
+    `<first>-<hex>`. It does not become `first`, since as soon as that name is free, another may take it. So
+    `second` is absent between the first two renames. If the process dies there, the old content of `second`
+    is intact under the aside name. If a rename fails, the earlier ones are undone.
+
+    Returns:
+        Where the old content of `second` lies now.
 
     Raises:
         OSError: As `os.rename` does; the names are then as they were.
     """
-    aside = f"{second}.penstock-aside-{uuid.uuid4().hex}"
+    unique = uuid.uuid4().hex
+    aside, old = f"{second}.penstock-aside-{unique}", f"{first}-{unique}"
     with ExitStack() as undo:
-        for source, destination in ((second, aside), (first, second), (aside, first)):
+        for source, destination in ((second, aside), (first, second), (aside, old)):
             os.rename(source, destination)
             undo.callback(os.rename, destination, source)
 
         undo.pop_all()
+
+    return old
 
 
 def _renameat2(source: str, destination: str, flags: int) -> bool:

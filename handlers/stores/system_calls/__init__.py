@@ -1,0 +1,1 @@
+"""System calls that Python lacks, or that several steps must be made of."""
