@@ -37,7 +37,6 @@ class _Build:
 
     is_published: bool = False
     replaced: str = ""  #: where what the save replaced lies; empty if it is removed, or nothing was replaced
-    hold: DirectoryHold | None = None  #: on what was replaced
 
 
 @final
@@ -266,28 +265,16 @@ class LocalStore:
         Where the file system cannot do that (renameat2 of Linux 3.15), the path is absent for a moment. See
         `atomic_rename.exchange_in_steps` for what a crash in that moment leaves behind.
 
-        What is replaced is held from before the exchange until `discard` has removed it, together with those
-        who read it. A symbolic link at `final` is replaced itself; what it leads to stays.
-
-        Raises:
-            InUseError: If what lies at `final` is held exclusively: it is being deleted, or built in place.
+        A symbolic link at `final` is replaced itself; what it leads to stays.
         """
         build = token.claim if isinstance(token.claim, _Build) else _Build()
-        hold = DirectoryHold(token.final, shared=True) if os.path.isdir(token.final) else None
-        try:
-            with translated("exchange", token.final):
-                build.replaced = exchange(token.built, token.final)
-        except BaseException:
-            if hold is not None:
-                hold.release()
+        with translated("exchange", token.final):
+            build.replaced = exchange(token.built, token.final)
 
-            raise
-
-        build.hold = hold
         build.is_published = True
 
     def discard(self, token: BuildToken) -> None:
-        """Remove what was built; or, after its publication, what it replaced, which this store holds.
+        """Remove what was built; or, after its publication, what it replaced. The caller holds either.
 
         What others have put at the place since stays.
         """
@@ -297,18 +284,14 @@ class LocalStore:
         if not build.replaced:
             return
 
-        try:
-            if token.file is None:
-                self.remove_tree(build.replaced)
-            else:
-                with translated("remove", build.replaced), suppress(FileNotFoundError):
-                    os.unlink(
-                        build.replaced
-                    )  # was beside the place, if they could not be swapped in one step
-        finally:
-            build.replaced = ""
-            if build.hold is not None:
-                build.hold.release()
+        if token.file is None:
+            self.remove_tree(build.replaced)
+        else:
+            # It is beside the place, if the two could not be swapped in one step.
+            with translated("remove", build.replaced), suppress(FileNotFoundError):
+                os.unlink(build.replaced)
+
+        build.replaced = ""
 
     def rename(self, source: str, destination: str) -> None:
         """Rename in one step. It is an error if the destination exists; it is never replaced."""

@@ -36,11 +36,8 @@ class Exchanges(Protocol):
     def exchange(self, token: BuildToken) -> None:
         """Publish as `Store.publish` does, swapping the build place with what lies at `final`.
 
-        In one step, so that `final` is never absent. Until `Store.discard` has removed what was replaced,
-        nobody else may build at the place.
-
-        Raises:
-            InUseError: If what lies at `final` is held exclusively: it is being deleted, or built in place.
+        In one step, so that `final` is never absent. On a store with holds, the caller holds what is replaced
+        until `Store.discard` has removed it.
         """
         ...
 

@@ -10,6 +10,7 @@ __all__ = (
     "NoHold",
     "hold_alone",
     "hold_for_reading",
+    "hold_with_readers",
     "take_hold",
 )
 
@@ -48,6 +49,16 @@ def hold_alone(store: Store, path: str) -> Hold:
         InUseError: If it is already held.
     """
     return store.hold(path) if isinstance(store, BuildHolds) else NoHold()
+
+
+def hold_with_readers(store: Store, path: str) -> Hold:
+    """Hold the directory at `path` against deletion, as a reader does, if the store has such holds. Blocking.
+
+    Raises:
+        InUseError: If it is held exclusively.
+        StorageError: With `errno.ENOENT` if there is nothing.
+    """
+    return store.hold_reading(path) if isinstance(store, ReadHolds) else hold_alone(store, path)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges
 from penstock.kernel.storage.deletion import remove_abandoned
-from penstock.kernel.storage.holds import BRIEF_WAITS_S
+from penstock.kernel.storage.holds import BRIEF_WAITS_S, hold_with_readers
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
@@ -58,6 +58,7 @@ class Workspace:
         "_made",
         "_overwrite",
         "_recognises",
+        "_replaced",
         "_store",
         "_threads",
         "_token",
@@ -96,6 +97,7 @@ class Workspace:
         self._token: BuildToken | None = None
         self._is_ours = False  # whether anything at the place is ours to remove
         self._hold: Hold | None = None
+        self._replaced: Hold | None = None  # on what the checkpoint replaced, until it is removed
 
     def path(self, relative: str) -> str:
         """Return where a file of the checkpoint is built; the place itself if `relative` is empty.
@@ -168,8 +170,9 @@ class Workspace:
 
     def release(self) -> None:
         """Let other saves build here. Idempotent. Called when the save has ended, successfully or not."""
-        if self._hold is not None:
-            self._hold.release()
+        for hold in (self._hold, self._replaced):
+            if hold is not None:
+                hold.release()
 
     def _check(self) -> None:
         kind = self._store.kind(self.final)
@@ -226,11 +229,11 @@ class Workspace:
         replaced = self._publish(token)
         self.published = True
         store.sync_directory(os.path.dirname(self.final))
-        if replaced or token.file is not None:
-            try:
+        try:
+            if replaced or token.file is not None:
                 store.discard(token)
-            except StorageError as error:
-                self.left_behind = error
+        except StorageError as error:
+            self.left_behind = error
 
         self.release()
 
@@ -262,5 +265,15 @@ class Workspace:
     def _exchange(self, token: BuildToken) -> None:
         if not isinstance(self._store, Exchanges):
             raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
+        if token.file is not None:  # the old one comes to lie in the place, which is held
+            self._store.exchange(token)
+            return
 
-        self._store.exchange(token)
+        # Held as by a reader, so that readers do not matter: they notice that they were overtaken. Those who
+        # delete do, and those who would take what was replaced for what an interrupted save left.
+        self._replaced = hold_with_readers(self._store, self.final)
+        try:
+            self._store.exchange(token)
+        except BaseException:
+            self._replaced.release()
+            raise

@@ -45,8 +45,8 @@ async def test_it_publishes_syncs_the_parent_and_reports(rig: Rig) -> None:
     assert (report.path, report.n_leaves, report.nbytes) == (str(rig.final), 3, 1000)
     assert content(rig.final) == "new"
     assert not rig.temporary.exists()
-    assert rig.operations[before:] == ["kind", "publish", "sync_directory", "identity"]
-    assert rig.store.operations[-2].path == str(rig.root)
+    assert rig.operations[before:] == ["identity", "kind", "publish", "sync_directory"]
+    assert rig.store.operations[-1].path == str(rig.root)
     assert run.workspace.published
 
 
@@ -94,7 +94,8 @@ async def test_overwriting_exchanges_and_then_removes_the_old(rig: Rig) -> None:
 
     assert content(rig.final) == "new"
     assert os.listdir(rig.root) == ["ckpt"]
-    assert rig.operations[before:] == ["kind", "exchange", "sync_directory", "discard", "identity"]
+    published = ["hold_reading", "exchange", "sync_directory", "discard"]
+    assert rig.operations[before:] == ["identity", "kind", *published]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -525,4 +525,4 @@ async def test_a_save_that_replaced_another_never_touches_what_a_third_builds(tm
     assert is_second
 
 
-N_PUBLISHING = 5  # identity, kind, exchange, sync_directory, discard
+N_PUBLISHING = 6  # identity, kind, hold_reading, exchange, sync_directory, discard
