@@ -15,9 +15,9 @@ __all__ = (
     "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
     "IncompletePipelineError", "InvalidLeafError", "LeaseTooLargeError", "MissingFileError",
     "NoHandlerError", "NotACheckpointError", "OlderStepError", "PathError", "PenstockError",
-    "PipelineError", "ResultTypeError", "RunningLoopError", "SaveCancelledError", "SpecError",
-    "StepExistsError", "StorageError", "StructureMismatchError", "TreeDifference", "TruncatedDataError",
-    "UnsupportedByStoreError", "UnsupportedFormatError",
+    "PipelineError", "ResultTypeError", "RootInUseError", "RunningLoopError", "SaveCancelledError",
+    "SpecError", "StepExistsError", "StorageError", "StructureMismatchError", "TreeDifference",
+    "TruncatedDataError", "UnknownMetricError", "UnsupportedByStoreError", "UnsupportedFormatError",
 )
 # fmt: on
 
@@ -54,8 +54,10 @@ from penstock.kernel.errors.spec_errors import (
     OlderStepError,
     PathError,
     PipelineError,
+    RootInUseError,
     RunningLoopError,
     StepExistsError,
+    UnknownMetricError,
     UnsupportedByStoreError,
 )
 from penstock.kernel.errors.tree_errors import (
