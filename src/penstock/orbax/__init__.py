@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "PLACEHOLDER",
+    "AbstractCheckpointManager",
     "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
@@ -38,16 +39,21 @@ __all__ = (
     "StandardCheckpointHandler",
     "StandardCheckpointer",
     "Transform",
+    "__version__",
+    "abstract_checkpoint_manager",
     "apply_transformations",
     "args",
+    "arrays",
     "checkpoint_manager",
     "checkpoint_managers",
     "checkpoint_utils",
     "checkpointers",
     "future",
     "handlers",
+    "logging",
     "merge_trees",
     "metadata",
+    "multihost",
     "options",
     "path",
     "step",
@@ -57,18 +63,23 @@ __all__ = (
     "type_handlers",
     "utils",
     "v1",
+    "version",
 )
 
 if TYPE_CHECKING:
     from penstock.orbax import (
+        abstract_checkpoint_manager,
         args,
+        arrays,
         checkpoint_manager,
         checkpoint_managers,
         checkpoint_utils,
         checkpointers,
         future,
         handlers,
+        logging,
         metadata,
+        multihost,
         options,
         path,
         step,
@@ -78,12 +89,14 @@ if TYPE_CHECKING:
         type_handlers,
         utils,
         v1,
+        version,
     )
+    from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
     from penstock.orbax.checkpoint_manager import CheckpointManager
     from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
     from penstock.orbax.future import Future
     from penstock.orbax.options import AsyncOptions
-    from penstock.orbax.tree import merge_trees
+    from penstock.orbax.transform_utils import merge_trees
     from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
     from penstock.orbax.v0.checkpointers.checkpointer import AbstractCheckpointer, Checkpointer
     from penstock.orbax.v0.checkpointers.shorthands import PyTreeCheckpointer, StandardCheckpointer
@@ -106,6 +119,7 @@ if TYPE_CHECKING:
     from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
     from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
     from penstock.orbax.v0.trees.transforms import RestoreTransform, Transform, apply_transformations
+    from penstock.orbax.version import __version__
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -113,14 +127,18 @@ else:
         __name__,
         {
             "penstock.orbax": (
+                "abstract_checkpoint_manager",
                 "args",
+                "arrays",
                 "checkpoint_manager",
                 "checkpoint_managers",
                 "checkpoint_utils",
                 "checkpointers",
                 "future",
                 "handlers",
+                "logging",
                 "metadata",
+                "multihost",
                 "options",
                 "path",
                 "step",
@@ -130,12 +148,14 @@ else:
                 "type_handlers",
                 "utils",
                 "v1",
+                "version",
             ),
+            "penstock.orbax.abstract_checkpoint_manager": ("AbstractCheckpointManager",),
             "penstock.orbax.checkpoint_manager": ("CheckpointManager",),
             "penstock.orbax.common.leaf_args": ("ArrayRestoreArgs", "RestoreArgs", "SaveArgs"),
             "penstock.orbax.future": ("Future",),
             "penstock.orbax.options": ("AsyncOptions",),
-            "penstock.orbax.tree": ("merge_trees",),
+            "penstock.orbax.transform_utils": ("merge_trees",),
             "penstock.orbax.v0.checkpointers.async_checkpointer": ("AsyncCheckpointer",),
             "penstock.orbax.v0.checkpointers.checkpointer": ("AbstractCheckpointer", "Checkpointer"),
             "penstock.orbax.v0.checkpointers.shorthands": ("PyTreeCheckpointer", "StandardCheckpointer"),
@@ -161,5 +181,6 @@ else:
             "penstock.orbax.v0.leaf_handlers.type_handler_registry": ("PLACEHOLDER",),
             "penstock.orbax.v0.manager.manager_options": ("CheckpointManagerOptions",),
             "penstock.orbax.v0.trees.transforms": ("RestoreTransform", "Transform", "apply_transformations"),
+            "penstock.orbax.version": ("__version__",),
         },
     )
