@@ -6,7 +6,7 @@ module loads neither jax nor tensorstore: each name is fetched from its own modu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 __all__ = (
     "PLACEHOLDER",
@@ -63,8 +63,10 @@ __all__ = (
     "type_handlers",
     "utils",
     "v1",
-    "version",
 )
+
+__version__: Final = "0.12.8"
+"""The version of Orbax whose API this is, for code that compares it."""
 
 if TYPE_CHECKING:
     from penstock.orbax import (
@@ -89,7 +91,6 @@ if TYPE_CHECKING:
         type_handlers,
         utils,
         v1,
-        version,
     )
     from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
     from penstock.orbax.checkpoint_manager import CheckpointManager
@@ -119,7 +120,6 @@ if TYPE_CHECKING:
     from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
     from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
     from penstock.orbax.v0.trees.transforms import RestoreTransform, Transform, apply_transformations
-    from penstock.orbax.version import __version__
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -148,7 +148,6 @@ else:
                 "type_handlers",
                 "utils",
                 "v1",
-                "version",
             ),
             "penstock.orbax.abstract_checkpoint_manager": ("AbstractCheckpointManager",),
             "penstock.orbax.checkpoint_manager": ("CheckpointManager",),
@@ -181,6 +180,5 @@ else:
             "penstock.orbax.v0.leaf_handlers.type_handler_registry": ("PLACEHOLDER",),
             "penstock.orbax.v0.manager.manager_options": ("CheckpointManagerOptions",),
             "penstock.orbax.v0.trees.transforms": ("RestoreTransform", "Transform", "apply_transformations"),
-            "penstock.orbax.version": ("__version__",),
         },
     )

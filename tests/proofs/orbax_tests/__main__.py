@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-_LEFT_OUT = ("emergency", "tiering_service", "benchmarks")
+_LEFT_OUT = ("emergency", "tiering_service", "benchmarks", "testing/oss", "gcs_")
 _STARTS = 4
 
 

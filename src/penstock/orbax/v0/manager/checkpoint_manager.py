@@ -183,8 +183,7 @@ class CheckpointManager:
             raise SpecError("Must provide `args` for `save`.")
 
         number = step_number(step)
-        single = self._is_single(not isinstance(args, CompositeArgs))
-        check_args(items, args, single)
+        check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
         if self._options.read_only or (not force and not self.should_save(number)):
             return False
 

@@ -21,7 +21,7 @@ from penstock.handlers.formats.orbax.documents.file_names import METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.storage.paths import absolute_path
-from penstock.orbax.common.tree_structure import merge_trees
+from penstock.orbax.common.tree_operations import merge_trees
 from penstock.orbax.v1.common.item_names import STATE
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike

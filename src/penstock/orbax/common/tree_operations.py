@@ -132,7 +132,7 @@ class _Trim:
             self._none(structure, at)
             return None
         if _is_leaf(template):
-            if not _is_leaf_or_none(structure):
+            if not _is_leaf(structure):
                 raise _misfit(template, structure, at)
             return structure
         if _is_sequence(template):
@@ -144,11 +144,15 @@ class _Trim:
         if missing:
             raise ValueError(f"Missing {len(missing)} keys in structure path {at}, including: {missing[:10]}")
 
-        for key in found:
-            if key not in wanted:
-                self._left_out((*at, _shown(structure, key)), found[key])
+        by_index = isinstance(template, tuple) and not isinstance(structure, Mapping)
+        kept: dict[Any, Any] = {}
+        for n, (key, child) in enumerate(found.items()):
+            below = (*at, n if by_index else _shown(structure, key))
+            if key in wanted:
+                kept[key] = self(wanted[key], child, below)
+            else:
+                self._left_out(below, child)
 
-        kept = {key: self(wanted[key], child, (*at, key)) for key, child in found.items() if key in wanted}
         if not isinstance(template, Mapping):
             kept = {key: kept[str(key)] for key in _children(template)}
         return _rebuilt(template, kept)
@@ -188,6 +192,8 @@ class _Trim:
             return dict(zip(names, items, strict=True))
 
         allowed = self.align or not _is_sequence(structure)
+        if isinstance(template, tuple):
+            allowed = isinstance(structure, Mapping)
         if _is_leaf(structure) or not allowed:
             raise _misfit(template, structure, at)
 
@@ -201,7 +207,7 @@ class _Trim:
 def _merged(old: Any, new: Any, *, overwrite: bool, is_leaf: IsLeaf) -> Any:
     if type(old) is not type(new) and not overwrite:
         raise ValueError(f"Types do not match: {type(new)} and {type(old)}")
-    if is_leaf(old) or is_leaf(new) or type(old) is not type(new):
+    if is_leaf(old) or is_leaf(new) or not _alike(old, new):
         return old if new is None else new
 
     here, there = _children(old), _children(new)
@@ -212,7 +218,17 @@ def _merged(old: Any, new: Any, *, overwrite: bool, is_leaf: IsLeaf) -> Any:
     for key, child in there.items():
         both[key] = _merged(here[key], child, overwrite=overwrite, is_leaf=is_leaf) if key in here else child
 
-    return _rebuilt(new, both)
+    # What has come to have more names than its type has fields becomes a dict.
+    return both if not isinstance(new, Mapping) and both.keys() != there.keys() else _rebuilt(new, both)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two nodes can be merged: both have names, or indices, or they are of one type."""
+    return type(a) is type(b) or (_has_names(a) and _has_names(b)) or (_is_sequence(a) and _is_sequence(b))
+
+
+def _has_names(node: Any) -> bool:
+    return isinstance(node, Mapping) or (isinstance(node, tuple) and not _is_sequence(node))
 
 
 def _refuse_common_leaves(trees: Sequence[PyTree], is_leaf: IsLeaf) -> None:
