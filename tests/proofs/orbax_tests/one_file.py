@@ -103,7 +103,8 @@ def _too_long(signum: int, frame: FrameType | None) -> None:
 
 
 def _name(test: unittest.TestCase) -> str:
-    return ".".join(test.id().split(".")[-2:])
+    # Its id may end with the parameters, and these with addresses.
+    return f"{type(test).__name__}.{vars(test).get('_testMethodName', '')}"
 
 
 def _each(suite: unittest.TestSuite) -> Iterator[unittest.TestSuite]:
