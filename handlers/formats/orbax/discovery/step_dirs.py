@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("is_finished_step", "is_unfinished", "latest_step", "read_root_metadata")
+__all__ = ("is_finished_step", "is_unfinished", "latest_step", "names_a_step", "read_root_metadata")
 
 import os
 import re
@@ -88,6 +88,11 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
         raise IncompleteCheckpointError(path, f"no step is finished; there is {unfinished[0]!r}")
 
     return next(iter(latest.values()), None)
+
+
+def names_a_step(name: str) -> bool:
+    """Whether a manager could have given this name to a step: `7`, `0007`, `step_7`."""
+    return TEMPORARY_SUFFIX not in name and _STEP.fullmatch(name) is not None
 
 
 def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:
