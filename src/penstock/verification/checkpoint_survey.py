@@ -5,8 +5,8 @@ from __future__ import annotations
 __all__ = ("CheckpointSurvey", "survey_checkpoint")
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
@@ -82,7 +82,7 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
     if not items:
         found.findings.append(Finding("unchecked", path, "holds no item that penstock knows"))
 
-    skipped = names - {item} if item is not None else frozenset() if gone is None else frozenset({gone})
+    skipped = {gone} if item is None else names - {item}
     for file in _files_below(store, path, "", skipped, ()):
         if not _is_accounted_for(file, surveys):
             problem = "belongs to no leaf that penstock knows, and no checksum was recorded of it"
@@ -152,13 +152,13 @@ def _survey_item(store: Store, path: str, name: str, kind: ItemKind) -> Survey:
     # The array of a random key is an item inside of the item.
     array = survey_item(store, directory, RANDOM_KEYS[kind])
     prefix = f"{RANDOM_KEYS[kind]}/"
-    return replace(
-        array,
-        findings=tuple(dict.fromkeys([*array.findings, *findings])),
-        accounts_for=lambda file: (
-            file in documents or (file.startswith(prefix) and array.accounts_for(file.removeprefix(prefix)))
-        ),
-    )
+
+    def accounts_for(file: str) -> bool:
+        inside = file.removeprefix(prefix)
+        return file in documents or (inside != file and array.accounts_for(inside))
+
+    found = tuple(dict.fromkeys([*array.findings, *findings]))
+    return Survey(array.n_leaves, array.ranges, found, accounts_for)
 
 
 def _read_document(store: Store, path: str, name: str) -> tuple[int, tuple[Finding, ...]]:
@@ -194,7 +194,7 @@ def _is_accounted_for(file: str, surveys: dict[str, Survey]) -> bool:
 
 
 def _files_below(
-    store: Store, path: str, name: str, skipped: frozenset[str], above: tuple[object, ...]
+    store: Store, path: str, name: str, skipped: Container[str], above: tuple[object, ...]
 ) -> Iterator[str]:
     """Yield every file of a checkpoint below the directory `name` in it, except for some entries there.
 
@@ -216,6 +216,6 @@ def _files_below(
 
         inner = f"{name}/{entry}" if name else entry
         if store.kind(os.path.join(path, inner)) == "directory":
-            yield from _files_below(store, path, inner, frozenset(), (*above, identity))
+            yield from _files_below(store, path, inner, (), (*above, identity))
         else:
             yield inner

@@ -7,6 +7,7 @@ __all__ = ("Verification",)
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, final
 
 from anyio import CapacityLimiter, create_task_group
@@ -62,7 +63,7 @@ class Verification:
         n_leaves = n_ranges = nbytes = 0
         for checkpoint in found.checkpoints:
             try:
-                survey = await self.unchanged(
+                survey: CheckpointSurvey = await self.unchanged(
                     checkpoint, self.threads, partial(self._compare, checkpoint, item)
                 )
             except PenstockError as error:
@@ -74,7 +75,7 @@ class Verification:
             n_ranges += len(survey.ranges)
             nbytes += sum(part.checksum.nbytes for part in survey.ranges)
 
-        findings.sort(key=lambda finding: (finding.file, finding.offset))
+        findings.sort(key=attrgetter("file", "offset"))
         return VerifyReport(
             path=path,
             checkpoints=tuple(found.checkpoints),

@@ -36,7 +36,11 @@ class VerifyReport:
     def status(self) -> Status:
         """What the findings amount to: the worst of them; see `Status`."""
         kinds = {finding.kind for finding in self.findings}
-        return next((status for status in _WORST_FIRST if status in kinds), "intact")
+        for status in _WORST_FIRST:
+            if status in kinds:
+                return status
+
+        return "intact"
 
     @property
     def intact(self) -> bool:

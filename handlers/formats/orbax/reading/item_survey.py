@@ -45,6 +45,10 @@ _DATABASE: Final = re.compile(
 """Files of an index: its nodes have checksums of their own, which are compared when it is read."""
 
 
+def _nothing(_: str) -> bool:
+    return False
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -53,7 +57,7 @@ class Survey:
     n_leaves: int = 0
     ranges: tuple[RecordedRange, ...] = ()  #: by file and offset
     findings: tuple[Finding, ...] = ()
-    accounts_for: Callable[[str], bool] = field(default=lambda _: False)
+    accounts_for: Callable[[str], bool] = field(default=_nothing)
     """Whether a file, named from the item's directory, is part of what was compared or found."""
 
 
@@ -87,7 +91,11 @@ def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
         findings.append(finding_of(second, directory))
         ranges = ()
 
-    return Survey(0, ranges, tuple(dict.fromkeys(findings)), lambda name: True)
+    return Survey(0, ranges, tuple(dict.fromkeys(findings)), _everything)
+
+
+def _everything(_: str) -> bool:
+    return True
 
 
 def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
