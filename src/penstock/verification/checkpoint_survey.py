@@ -82,7 +82,7 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
     if not items:
         found.findings.append(Finding("unchecked", path, "holds no item that penstock knows"))
 
-    skipped = {gone} if item is None else names - {item}
+    skipped = {gone or ""} if item is None else names - {item}
     for file in _files_below(store, path, "", skipped, ()):
         if not _is_accounted_for(file, surveys):
             problem = "belongs to no leaf that penstock knows, and no checksum was recorded of it"
