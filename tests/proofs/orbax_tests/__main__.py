@@ -80,6 +80,7 @@ def _run(options: argparse.Namespace, source: Path, file: Path) -> None:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TEST_TMPDIR": str(options.results.absolute() / "tmp"),
     }
     began = time.monotonic()
     for _ in range(_STARTS):
