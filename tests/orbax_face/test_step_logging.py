@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided when 
 
 
 def _recorder(ocp: Any) -> Any:
-    class Recorder(ocp.logging.AbstractLogger):
+    class Recorder(ocp.logging.AbstractLogger):  # type: ignore[misc]  # of either library
         def __init__(self) -> None:
             self.entries: list[Any] = []
 
