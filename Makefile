@@ -34,12 +34,12 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash memory soak stalls server bench bench-quick interop clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults file-systems memory soak stalls server bench bench-quick interop orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-	  printf '  %-12s %s\n' $$target "$$text"; done
+	  printf '  %-13s %s\n' $$target "$$text"; done
 
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
@@ -80,8 +80,17 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
 	echo "passed on $(HERE)"
 
-crash: $(VENV)/.installed ## Kill a saving process 60 times, and look at what it left each time
-	$(BIN)/python tests/proofs/crash_loop.py
+crash: $(VENV)/.installed ## Kill savers, managers and followers at 60 random moments, and look at what they left
+	$(BIN)/python -m tests.proofs.crash_loop $(CRASH)
+
+crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
+	$(BIN)/python -m tests.proofs.crash_loop --kills 1000 $(CRASH)
+
+faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
+	$(BIN)/python -m tests.proofs.faults $(FAULTS)
+
+file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs and overlay, mounted for it in a user namespace
+	$(BIN)/python -m tests.proofs.file_systems
 
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py
@@ -103,6 +112,14 @@ bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: 
 
 interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperability.md anew
 	$(BIN)/python -m tests.interop.matrix.page
+
+# Some of the files need more than the extras: pip install chex portpicker
+orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (make orbax-tests SOURCE=path/to/a/checkout/of/orbax)
+	@test -n "$(SOURCE)" || { echo "make orbax-tests SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
+	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/penstock
+	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/orbax --library orbax \
+	  --used-in build/orbax_tests/penstock
+	$(BIN)/python -m tests.proofs.orbax_tests --table build/orbax_tests/orbax build/orbax_tests/penstock
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ __all__ = (
     "is_unfinished",
     "latest_step",
     "may_be_finished_step",
+    "names_a_step",
     "read_root_metadata",
 )
 
@@ -109,6 +110,11 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
         raise IncompleteCheckpointError(path, f"no step is finished; there is {unfinished[0]!r}")
 
     return next(iter(latest.values()), None)
+
+
+def names_a_step(name: str) -> bool:
+    """Whether a manager could have given this name to a step: `7`, `0007`, `step_7`."""
+    return TEMPORARY_SUFFIX not in name and _STEP.fullmatch(name) is not None
 
 
 def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:

@@ -24,7 +24,8 @@ from penstock.kernel.errors import NotACheckpointError, SpecError, StepExistsErr
 from penstock.orbax.common.job_processes import reached_preemption
 from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs
-from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata, save_statistics
+from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata
+from penstock.orbax.v0.common.step_statistics import log_restore, log_save
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.handlers.composite_handler import CompositeArgs
 from penstock.orbax.v0.manager.manager_items import (
@@ -62,7 +63,7 @@ class CheckpointManager:
         metadata: The caller's own JSON values, kept with the directory. Existing ones are not replaced.
         item_names: The names of several objects, whose first arguments decide their handlers.
         item_handlers: The handler of the object, or by name of each of several.
-        logger: Its `log_entry` is called with a dict that describes each save.
+        logger: Its `log_entry` is called with a dict for each save and restore.
         handler_registry: Which handler serves which item; in place of the other three.
 
     Raises:
@@ -182,8 +183,7 @@ class CheckpointManager:
             raise SpecError("Must provide `args` for `save`.")
 
         number = step_number(step)
-        single = self._is_single(not isinstance(args, CompositeArgs))
-        check_args(items, args, single)
+        check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
         if self._options.read_only or (not force and not self.should_save(number)):
             return False
 
@@ -199,7 +199,8 @@ class CheckpointManager:
             self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
         self._infos.append(CheckpointInfo(number, _now(), metrics))
         self._begin_finishing(number, links)
-        self._log(number, begun)
+        synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
+        log_save(self._logger, number, self.directory, begun, synchronous=synchronous)
         return True
 
     def restore(
@@ -227,6 +228,7 @@ class CheckpointManager:
             ValueError: If the arguments are of the wrong kind.
             Exception: What a handler raises.
         """
+        begun = time.time()
         self.wait_until_finished()
         if step is None:
             step = self.latest_step() if directory is None else self._root.latest_in(directory)
@@ -244,8 +246,11 @@ class CheckpointManager:
         elif single:
             args = CompositeArgs(**{DEFAULT_ITEM: args})
 
+        reading = time.time()
         with self._root.reading(path):
-            return self._object_of(self._checkpointer.restore(path, args=args))
+            found = self._object_of(self._checkpointer.restore(path, args=args))
+        log_restore(self._logger, step, path.parent, begun, reading)
+        return found
 
     def item_metadata(self, step: int) -> Any:
         """Return what the handlers know of a step's object, or of each of several.
@@ -389,11 +394,6 @@ class CheckpointManager:
 
         links.published()
         self._root.delete_all(doomed)
-
-    def _log(self, number: int, begun: float) -> None:
-        if self._logger is not None:
-            synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
-            self._logger.log_entry(save_statistics(number, self.directory, begun, synchronous=synchronous))
 
 
 def _now() -> datetime.datetime:
