@@ -227,9 +227,7 @@ class CheckpointManager:
         Raises:
             StepExistsError: If the step exists or is being saved.
             OlderStepError: If it is older than the latest.
-            UnknownMetricError: If a `KeepBest` ranks by a metric that is not in `metrics` and no step has.
-            SpecError: As `Checkpointer.save`; also if a metric is not a number.
-            HandlerError, StorageError: As `Checkpointer.save`.
+            SpecError, HandlerError, StorageError: As `Checkpointer.save`; also `UnknownMetricError`.
             PenstockError: If an earlier save failed and nobody was told yet.
 
         Cancellation:
