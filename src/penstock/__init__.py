@@ -75,7 +75,8 @@ if TYPE_CHECKING:
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
-    from penstock.tools.convert import convert, export_safetensors
+    from penstock.tools.convert import convert
+    from penstock.tools.export import export_safetensors
     from penstock.verification.verify_report import VerifyReport
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -101,6 +102,7 @@ else:
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
-            "penstock.tools.convert": ("convert", "export_safetensors"),
+            "penstock.tools.convert": ("convert",),
+            "penstock.tools.export": ("export_safetensors",),
         },
     )

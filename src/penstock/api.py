@@ -29,7 +29,8 @@ from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.tools.convert import convert, export_safetensors
+from penstock.tools.convert import convert
+from penstock.tools.export import export_safetensors
 from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:

@@ -67,17 +67,21 @@ def _add_verify(verify: argparse.ArgumentParser) -> None:
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.description = (
-        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION. It is not "
-        "loaded as a whole, and the destination appears in one step, when it is complete."
+        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION, with all of its "
+        "items; of a directory of steps, every step. It is not loaded as a whole, and a checkpoint appears "
+        "in one step, when it is complete."
     )
     convert.add_argument(
-        "source", metavar="SOURCE", help="a checkpoint, a safetensors file, or a folder of them"
+        "source",
+        metavar="SOURCE",
+        help="a checkpoint, a directory of steps, a safetensors file, or a folder of them",
     )
     convert.add_argument("destination", metavar="DESTINATION", help="a file *.safetensors, or a directory")
     convert.add_argument(
         "--format", choices=("orbax", "safetensors"),
         help="what to write (safetensors if DESTINATION ends in .safetensors, else orbax)",
     )  # fmt: skip
+    convert.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
     names = convert.add_mutually_exclusive_group()
     names.add_argument(
         "--split", default=".", metavar="TEXT",
