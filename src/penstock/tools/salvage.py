@@ -4,11 +4,13 @@ from __future__ import annotations
 
 __all__ = ("Damage", "Salvage", "find_damage")
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast, final
 
+from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
@@ -24,6 +26,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
     INTEGRITY,
+    METADATA,
     SHARDING,
     STRINGS,
 )
@@ -35,7 +38,7 @@ from penstock.handlers.formats.orbax.reading.verification import Finding
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.leaf import KeyKind, StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.tools.patched_store import PatchedStore
 from penstock.tools.repair_report import Outcome, RepairedLeaf
@@ -134,19 +137,44 @@ def _kinds(
 
 
 def _open_without_what_is_lost(store: PatchedStore, path: str, place: str, lost: list[RepairedLeaf]) -> None:
-    """Hide damaged documents that can be done without, until the tree at `place` can be opened, or not."""
+    """Hide damaged documents that arrays can do without, and lost leaves, until the tree opens, or not."""
     while True:
         try:
             _opened(cast("Store", store), path, place)
-        except PenstockError as error:
-            file = getattr(error, "path", "")
-            dispensable = os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in file
-            if isinstance(error, NotACheckpointError) or not dispensable or not store.hide(file):
+        except NotACheckpointError:
+            return
+        except CorruptCheckpointError as error:
+            if _is_dispensable(error.path) and store.hide(error.path):
+                problem = f"{os.path.basename(error.path)}: {error.problem}"
+                lost.append(RepairedLeaf("gone", "", place, problem))
+            elif error.key_path is not None and _drop_leaf(store, os.path.join(path, place), error.key_path):
+                lost.append(RepairedLeaf("gone", error.key_path, place, error.problem))
+            else:
                 return
-
-            lost.append(RepairedLeaf("gone", "", place, f"{os.path.basename(file)}: {_problem(error)}"))
+        except PenstockError:
+            return
         else:
             return
+
+
+def _is_dispensable(file: str) -> bool:
+    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in file
+
+
+def _drop_leaf(store: PatchedStore, directory: str, key_path: str) -> bool:
+    """Let `_METADATA` list one leaf less. Return False if it does not list the leaf."""
+    file = os.path.join(directory, METADATA)
+    document: Any = json.loads(store.read_file(file))
+    leaves = document.get("tree_metadata", {})
+    for name, leaf in leaves.items():
+        steps = leaf["key_metadata"]
+        keys = tuple([step["key"] for step in steps])
+        if show_key_path(keys, tuple([KeyKind(step["key_type"]) for step in steps])) == key_path:
+            del leaves[name]
+            store.replace(file, json.dumps(document).encode())
+            return True
+
+    return False
 
 
 def _opened(store: Store, path: str, place: str) -> OrbaxCheckpoint:
