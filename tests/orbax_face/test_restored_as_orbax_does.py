@@ -25,7 +25,7 @@ pytestmark = [
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
     """A tree whose jax.Arrays have 64 bits, saved where jax allows them."""
-    with jax.enable_x64(True):  # type: ignore[no-untyped-call]
+    with jax.enable_x64(True):
         tree = {"f": jnp.arange(4, dtype=jnp.float64) / 3, "i": jnp.arange(3, dtype=jnp.int64)}
         with orbax.checkpoint.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(tmp_path / "wide", {**tree, "n": np.arange(2.0)})
@@ -35,9 +35,7 @@ def wide(tmp_path: Path) -> Path:
 
 def _dtypes(tree: Any) -> dict[str, str]:
     kinds = {key: "jax" if isinstance(leaf, jax.Array) else "np" for key, leaf in tree.items()}
-    return {
-        key: f"{kinds[key]} {leaf.dtype}" for key, leaf in tree.items()
-    }
+    return {key: f"{kinds[key]} {leaf.dtype}" for key, leaf in tree.items()}
 
 
 @both
@@ -104,7 +102,8 @@ def test_restore_args_may_be_none_for_a_leaf_and_more_than_part_of_a_tree(tmp_pa
 @both
 def test_what_was_masked_is_none_where_a_struct_is_asked_for(tmp_path: Path, ocp: Any) -> None:
     tree = {"a": jnp.arange(3), "b": {"c": jnp.arange(2)}}
-    abstract: Any = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    struct: Any = jax.ShapeDtypeStruct
+    abstract: Any = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), tree)
     ocp.v1.save(tmp_path / "masked", {**tree, "a": optax.MaskedNode()})
 
     restored = ocp.v1.load(tmp_path / "masked", abstract)

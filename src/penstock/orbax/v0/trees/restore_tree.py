@@ -196,7 +196,8 @@ def _shown(keys: Collection[KeyPath]) -> str:
 
 
 def _has_wide_arrays(tree: Any) -> bool:
-    return any(isinstance(leaf, np.ndarray) and is_narrowed(leaf.dtype) for leaf in _jax.tree_leaves(tree))
+    leaves: list[Any] = _jax.tree_leaves(tree)
+    return any(type(leaf) is np.ndarray and is_narrowed(leaf.dtype) for leaf in leaves)
 
 
 def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
