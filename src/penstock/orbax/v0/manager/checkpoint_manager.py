@@ -38,7 +38,7 @@ from penstock.orbax.v0.manager.manager_items import (
 )
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions, policies_of
 from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root
-from penstock.orbax.v0.manager.own_policies import needs_metrics
+from penstock.orbax.v0.manager.own_policies import check_metrics, needs_metrics
 from penstock.orbax.v0.manager.preservation_policy import PreservationContext, best_of
 from penstock.orbax.v0.manager.save_decision_policy import DecisionContext
 from penstock.steps.step_contents import step_number
@@ -86,8 +86,8 @@ class CheckpointManager:
         self._checkpointer, self._single = make_checkpointer(
             self._options, checkpointers, item_names, item_handlers, handler_registry
         )
-        counts = self._options.best_fn is not None or needs_metrics(self._preserving)
-        self._writes_metrics = counts and not self._options.prevent_write_metrics
+        wants_metrics = self._options.best_fn is not None or needs_metrics(self._preserving)
+        self._writes_metrics = wants_metrics and not self._options.prevent_write_metrics
         self._logger = logger
         self._root = Root(directory, self._options)
         self._root.prepare(metadata)
@@ -160,7 +160,7 @@ class CheckpointManager:
     ) -> bool:
         """Start to save a step, if the options ask for it. Returns when the objects have been copied.
 
-        One save runs at a time. The next one waits for it, and raises its failure.
+        The next save waits for it and raises its failure.
 
         Args:
             step: The number of the step.
@@ -190,10 +190,10 @@ class CheckpointManager:
         self.wait_until_finished()
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
+        check_metrics(self._preserving, metrics, self._infos)
 
-        begun = time.time()
+        begun, written = time.time(), metrics if self._writes_metrics else None
         self._root.forget(number)
-        written = metrics if self._writes_metrics else None
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         with self._root.saving(number, self.latest_step()) as (path, links):
             self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
