@@ -39,7 +39,7 @@ HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-	  printf '  %-13s %s\n' $$target "$$text"; done
+	  printf '  %-14s %s\n' $$target "$$text"; done
 
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo

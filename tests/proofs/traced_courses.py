@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,4 +155,5 @@ async def _do(course: str, layout: str, folder: str, told: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(_do, *sys.argv[1:])
+    _, *arguments = sys.argv
+    anyio.run(partial(_do, *arguments))
