@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -80,6 +80,10 @@ class OrbaxCheckpoint:
     def has_checksums(self) -> bool:
         """Whether penstock wrote it, and so recorded checksums."""
         return bool(self.checksums)
+
+    def without_checksums(self) -> OrbaxCheckpoint:
+        """Return it as if none were recorded; see `ChecksummedCheckpoint`."""
+        return replace(self, checksums={})
 
     def expected_crc32c(self, file: str) -> Sequence[Checksum]:
         """Return the recorded checksums of a data file, by ascending offset; empty if there are none.
