@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash memory soak stalls server bench bench-quick interop clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults memory soak stalls server bench bench-quick interop clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -80,8 +80,14 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
 	echo "passed on $(HERE)"
 
-crash: $(VENV)/.installed ## Kill a saving process 60 times, and look at what it left each time
-	$(BIN)/python tests/proofs/crash_loop.py
+crash: $(VENV)/.installed ## Kill savers, managers and followers at 60 random moments, and look at what they left
+	$(BIN)/python -m tests.proofs.crash_loop $(CRASH)
+
+crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
+	$(BIN)/python -m tests.proofs.crash_loop --kills 1000 $(CRASH)
+
+faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
+	$(BIN)/python -m tests.proofs.faults $(FAULTS)
 
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py

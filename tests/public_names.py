@@ -29,7 +29,8 @@ NAMES = {
         watch
     """,
     "penstock.testing": """
-        Crash CrashStore FaultyStore HandlerConformance Hang Operation StageConformance StoreConformance
+        Crash CrashStore FaultyStore HandlerConformance Hang Operation PowerLoss StageConformance
+        StoreConformance
     """,
     "penstock.orbax": """
         AbstractCheckpointer ArrayCheckpointHandler ArrayRestoreArgs AsyncCheckpointHandler AsyncCheckpointer

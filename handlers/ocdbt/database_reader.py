@@ -7,11 +7,12 @@ __all__ = ("read_index",)
 import errno
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final, final
 
 from penstock.handlers.ocdbt.index_entries import Index, Values
 from penstock.handlers.ocdbt.key_cache import KeyTable, RememberedKeys
+from penstock.handlers.ocdbt.key_tables import MOST_BYTES_OF_KEYS
 from penstock.handlers.ocdbt.node_decoding import Manifest, Node, NodeReference, decode_manifest, decode_node
 from penstock.handlers.ocdbt.wire_format import (
     ENVELOPE_BYTES,
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 _MANIFEST: Final = "manifest.ocdbt"
 _NUMBERED_MANIFEST: Final = re.compile(r"manifest\.[0-9a-f]{16}")
+_MOST_NODE_BYTES: Final = 2**27  # Orbax makes them no longer than 100 MB
+_MOST_OPEN: Final = 16  # files of nodes
+# Compressed keys take a byte each, and more: at least what differs from one to the next.
+_KEYS_OF_A_BYTE: Final = 4
+_FREE_KEYS: Final = 256
 # The errors of a wrong file name, as opposed to a failing medium.
 _NO_SUCH_FILE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
@@ -67,8 +73,8 @@ def read_index(store: Store, directory: str, known: RememberedKeys | None = None
         TensorStore's OCDBT page, section "Storage format".
     """
     known = RememberedKeys() if known is None else known
-    with ExitStack() as files:
-        return _read_index(_Database(store, directory, known, files), known)
+    with closing(_Database(store, directory, known)) as database:
+        return _read_index(database, known)
 
 
 def _read_index(database: _Database, known: RememberedKeys) -> Index:
@@ -78,13 +84,17 @@ def _read_index(database: _Database, known: RememberedKeys) -> Index:
         return Index(KeyTable.of([]), [])
 
     nodes: list[list[bytes]] = []
-    n_keys = 0
+    n_keys = key_bytes = 0
     values: list[Values] = []
     pending = [(root, b"")]
     while pending and n_keys <= root.n_keys:
         reference, prefix = pending.pop()
         node, where = database.node(reference)
+        key_bytes += len(prefix) * len(node.keys) + sum(map(len, node.keys))
+        if key_bytes > MOST_BYTES_OF_KEYS:
+            raise where.corrupt(f"keys of more than {MOST_BYTES_OF_KEYS} bytes in all")
         if node.values is None:
+            database.count(reference, where)
             children = [(child.node, prefix + child.key[: child.inherited]) for child in node.children]
             pending.extend(reversed(children))
             continue
@@ -93,6 +103,7 @@ def _read_index(database: _Database, known: RememberedKeys) -> Index:
         if nodes and keys[0] <= nodes[-1][-1]:
             raise where.corrupt(f"key {keys[0]!r} comes after {nodes[-1][-1]!r}")
 
+        database.count(reference, where)
         nodes.append(keys)
         n_keys += len(keys)
         values.append(node.values)
@@ -105,14 +116,15 @@ def _read_index(database: _Database, known: RememberedKeys) -> Index:
 
 @final
 class _Database:
-    """The files of one database. A file that is read in parts is opened once; `files` closes it."""
+    """The files of one database. Of those that are read in parts, the last few stay open until `close`."""
 
-    def __init__(self, store: Store, directory: str, known: RememberedKeys, files: ExitStack) -> None:
+    def __init__(self, store: Store, directory: str, known: RememberedKeys) -> None:
         self._store = store
         self._directory = directory
         self._known = known
-        self._files = files
-        self._open: dict[str, tuple[ReadableFile, int]] = {}
+        self._sizes: dict[str, int] = {}
+        self._open: dict[str, ReadableFile] = {}  # the one used last is last
+        self._unread = 0  # bytes of the open files in which no node was read yet
         self._dumped: DumpedDatabase | None = None
 
     def manifest(self) -> tuple[Manifest, Origin]:
@@ -150,6 +162,8 @@ class _Database:
         origin = Origin(path, f"B+tree node at byte {reference.offset}")
         if reference.length < ENVELOPE_BYTES:
             raise origin.corrupt(f"{reference.length} bytes cannot hold a node")
+        if not reference.height and reference.n_keys > _FREE_KEYS + _KEYS_OF_A_BYTE * reference.length:
+            raise origin.corrupt(f"{reference.length} bytes cannot hold {reference.n_keys} keys")
 
         method, cursor = unseal(origin, NODE_MAGIC, self._range(origin, reference))
         if method == UNCOMPRESSED:
@@ -162,6 +176,12 @@ class _Database:
             raise origin.corrupt(f"height {node.height}, but its parent says {reference.height}")
 
         return node, origin
+
+    def count(self, reference: NodeReference, origin: Origin) -> None:
+        """Raise if nodes overlap: then a small index could have any number of keys."""
+        self._unread -= reference.length
+        if self._unread < 0:
+            raise origin.corrupt("nodes that lie in one another")
 
     def _dump(self) -> DumpedDatabase:
         if self._dumped is None:
@@ -185,6 +205,8 @@ class _Database:
             # Checked first, so that a corrupt length is never allocated.
             if end > size:
                 raise TruncatedDataError(path, end, size)
+            if reference.length > _MOST_NODE_BYTES:
+                raise origin.corrupt(f"a node of {reference.length} bytes")
 
             data = bytearray(reference.length)
             file.read_at(reference.offset, [memoryview(data)])
@@ -195,16 +217,28 @@ class _Database:
 
     def _opened(self, origin: Origin) -> tuple[ReadableFile, int]:
         path = origin.path
-        if path not in self._open:
+        if path not in self._sizes:
             if self._store.kind(path) == "directory":
                 raise origin.corrupt("Is a directory")
 
-            size = self._store.size(path)
-            file = self._store.open_data_file(path)
-            self._files.callback(file.close)
-            self._open[path] = file, size
+            self._sizes[path] = self._store.size(path)
+            self._unread += self._sizes[path]
 
-        return self._open[path]
+        file = self._open.pop(path, None)
+        if file is None:
+            if len(self._open) == _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+
+            file = self._store.open_data_file(path)
+
+        self._open[path] = file
+        return file, self._sizes[path]
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        with ExitStack() as files:
+            for file in self._open.values():
+                files.callback(file.close)
 
 
 def _translated(origin: Origin, error: StorageError) -> Exception:

@@ -7,6 +7,7 @@ Source:
 from __future__ import annotations
 
 __all__ = (
+    "MOST_BYTES_OF_KEYS",
     "DataFile",
     "common_prefix",
     "decode_files",
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import add, gt, lt
-from typing import final
+from typing import Final, final
 
 from penstock.handlers.ocdbt.key_cache import RememberedKeys
 from penstock.handlers.ocdbt.wire_format import (
@@ -32,6 +33,11 @@ from penstock.handlers.ocdbt.wire_format import (
     varints,
 )
 from penstock.kernel.errors import SpecError
+
+MOST_BYTES_OF_KEYS: Final = 2**28
+"""Of all keys of an index. Those of a tree of a million leaves have about half of it."""
+
+_MOST_PATH_BYTES: Final = 2**26  # of all rows of a table of data files
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
@@ -95,6 +101,9 @@ def decode_keys(
         raise cursor.origin.corrupt(f"a key of {max(lengths)} bytes")
     if any(map(gt, inherited, lengths)):
         raise cursor.origin.corrupt("a child inherits more bytes than its key has")
+
+    if sum(lengths) > MOST_BYTES_OF_KEYS:  # most bytes of a key may be those of the one before it
+        raise cursor.origin.corrupt(f"keys of {sum(lengths)} bytes, of at most {MOST_BYTES_OF_KEYS}")
 
     stored = (tuple(shared), tuple(suffixes), cursor.take(sum(suffixes)))
 
@@ -168,7 +177,7 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
     bases = cursor.varints(count)
     files: list[DataFile] = []
     path = b""
-    base_before = 0
+    base_before = path_bytes = 0
     for prefix, suffix, base in zip(prefixes, suffixes, bases, strict=True):
         length = prefix + suffix
         if prefix > len(path) or base > length or length > MAX_PATH_BYTES:
@@ -177,6 +186,10 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
             raise cursor.origin.corrupt("a data file shares part of another's name but not its base")
 
         base_before = base
+        path_bytes += len(transitive) + length
+        if path_bytes > _MOST_PATH_BYTES:  # most bytes of a path may be those of the one before it
+            raise cursor.origin.corrupt(f"a table of data files of more than {_MOST_PATH_BYTES} bytes")
+
         path = path[:prefix] + cursor.take(suffix)
         files.append(_data_file(cursor, transitive, path[:base], path))
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 __all__ = ("Descriptor", "translated")
 
+import errno
 import os
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
 
-from penstock.kernel.errors import StorageError
+from penstock.handlers.stores.regular_files import open_regular
+from penstock.kernel.errors import PenstockError, StorageError
 
 
 @contextmanager
 def translated(operation: str, path: str) -> Generator[None]:
-    """Turn an `OSError` raised in the block into a `StorageError` with the same number and message."""
+    """Turn an `OSError` raised in the block into a `StorageError` with the same number and message.
+
+    So is a name from a document that no file can have, with a NUL or a surrogate in it.
+    """
     try:
         yield
+    except PenstockError:
+        raise
     except OSError as error:
         raise StorageError.of(operation, path, error) from error
+    except ValueError as error:
+        raise StorageError(operation, path, f"is no possible path: {error}", errno.EINVAL) from error
 
 
 @final
@@ -44,6 +53,22 @@ class Descriptor:
         self.path = path
         with translated("open", path):
             self.number = os.open(path, flags, 0o666)
+
+    @classmethod
+    def of_regular(cls, path: str) -> Descriptor:
+        """Open an existing file for reading; see `open_regular`.
+
+        Raises:
+            NotAFileError: If it is a pipe, a socket or a device.
+            StorageError: If it is a directory, or cannot be opened.
+        """
+        opened = cls.__new__(cls)
+        opened.number = -1
+        opened.path = path
+        with translated("open", path):
+            opened.number, _ = open_regular(path)
+
+        return opened
 
     def close(self) -> None:
         """Close the file. Idempotent. Must not be called while another thread uses it."""

@@ -20,8 +20,9 @@ from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
 from penstock.handlers.stores.directory_lock import DirectoryHold
 from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
+from penstock.handlers.stores.regular_files import read_whole
 from penstock.handlers.stores.whole_files import create_whole, replace_whole
-from penstock.kernel.errors import ConfigError, StorageError
+from penstock.kernel.errors import ConfigError, NotAFileError, StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
 
@@ -60,9 +61,17 @@ class LocalStore:
         return "directory" if stat.S_ISDIR(status.st_mode) else "file"
 
     def size(self, path: str) -> int:
-        """Return the length in bytes of the file at `path`."""
+        """Return the length in bytes of the file at `path`.
+
+        Raises:
+            NotAFileError: If it is a pipe, a socket or a device, which have none.
+        """
         with translated("stat", path):
-            return os.stat(path).st_size
+            status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise NotAFileError(path, "a pipe, a socket or a device")
+
+        return status.st_size
 
     def identity(self, path: str) -> object:
         """Return a value that changes if `path` is replaced by another entry; None if there is nothing.
@@ -141,16 +150,16 @@ class LocalStore:
             return sorted([entry.name for entry in entries if entry.is_dir()])
 
     def read_file(self, path: str) -> bytes:
-        """Return the content of the file."""
-        with translated("read", path), open(path, "rb", buffering=0) as file:
-            return file.readall()
+        """Return the content of the file; see `read_whole` for what it raises about a file that is none."""
+        with translated("read", path):
+            return read_whole(path)
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
         """Return the content of each file; None for a missing one."""
         return many.read_files(paths)
 
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
-        """Return the size of each file in bytes; -1 for a directory, None where there is nothing."""
+        """Return the size of each file in bytes; -1 for what is no file, None for nothing."""
         return many.file_sizes(paths)
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
@@ -286,7 +295,7 @@ def _status(path: str) -> os.stat_result | None:
         with translated("stat", path):
             return os.stat(path)
     except StorageError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.EINVAL}:
             return None
 
         raise

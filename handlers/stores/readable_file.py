@@ -36,7 +36,7 @@ class LocalReadableFile:
     __slots__ = ("_descriptor", "_direct", "_io", "_lock", "_refused", "_transfers", "path")
 
     def __init__(self, path: str, io: Io) -> None:
-        self._descriptor = Descriptor(path, os.O_RDONLY)
+        self._descriptor = Descriptor.of_regular(path)
         self._direct: Descriptor | None = None
         self._io: Io = io
         self._refused = io == "buffered"

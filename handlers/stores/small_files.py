@@ -7,24 +7,26 @@ __all__ = ("file_sizes", "read_files")
 import os
 import stat
 from collections.abc import Iterable
-from typing import Final
 
-from penstock.kernel.errors import StorageError
-
-_AT_ONCE: Final = 1 << 16
+from penstock.handlers.stores.regular_files import read_whole
+from penstock.kernel.errors import PenstockError, StorageError
 
 
 def read_files(paths: Iterable[str]) -> list[bytes | None]:
-    """Return the content of each file; None for a missing one or a directory.
+    """Return the content of each file; None for a missing one, a directory, or a name no file can have.
 
     Raises:
+        NotAFileError: If one is a pipe, a socket or a device.
+        CorruptCheckpointError: If one is too long for a document, or most of it is a hole.
         StorageError: If one cannot be read.
     """
     found: list[bytes | None] = []
     for path in paths:
         try:
-            data = _read(path)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            data = read_whole(path)
+        except PenstockError:
+            raise
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
             found.append(None)
         except OSError as error:
             raise StorageError.of("read", path, error) from error
@@ -34,21 +36,8 @@ def read_files(paths: Iterable[str]) -> list[bytes | None]:
     return found
 
 
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = more = os.read(descriptor, _AT_ONCE)
-        while len(more) == _AT_ONCE:
-            more = os.read(descriptor, _AT_ONCE)
-            data += more
-
-        return data
-    finally:
-        os.close(descriptor)
-
-
 def file_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the size of each file in bytes; -1 for a directory, None where there is nothing.
+    """Return the size of each file in bytes; -1 for a directory or a device, None where there is nothing.
 
     Raises:
         StorageError: If the status of one cannot be read.
@@ -57,11 +46,11 @@ def file_sizes(paths: Iterable[str]) -> list[int | None]:
     for path in paths:
         try:
             status = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             found.append(None)
         except OSError as error:
             raise StorageError.of("stat", path, error) from error
         else:
-            found.append(-1 if stat.S_ISDIR(status.st_mode) else status.st_size)
+            found.append(status.st_size if stat.S_ISREG(status.st_mode) else -1)
 
     return found

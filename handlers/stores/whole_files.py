@@ -12,8 +12,9 @@ from typing import Final
 
 from penstock.handlers.stores.atomic_rename import rename_to_absent
 from penstock.handlers.stores.descriptor import Descriptor, translated
+from penstock.handlers.stores.regular_files import read_whole
 from penstock.handlers.stores.vectored_io import write_vectored
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import PenstockError, StorageError
 
 # The errors of a file system without hard links.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -83,7 +84,7 @@ def _link_to_absent(source: str, destination: str) -> None:
 
 def _holds(path: str, data: bytes) -> bool:
     try:
-        with translated("read", path), open(path, "rb", buffering=0) as file:
-            return file.readall() == data
-    except StorageError:
+        with translated("read", path):
+            return read_whole(path) == data
+    except PenstockError:
         return False

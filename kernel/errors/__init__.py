@@ -12,9 +12,10 @@ from __future__ import annotations
 __all__ = (
     "AmbiguousHandlerError", "ChangedLeafError", "ChecksumError", "ClosedError", "ConfigError",
     "CorruptCheckpointError", "DeletedLeafError", "DestinationExistsError", "DuplicateNameError",
-    "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
-    "IncompletePipelineError", "InvalidLeafError", "LeaseTooLargeError", "MissingFileError",
-    "NoHandlerError", "NotACheckpointError", "OlderStepError", "PathError", "PenstockError",
+    "ExpansionError", "ForkedError", "HandlerError", "HandlerFailedError", "IncompleteCheckpointError",
+    "IncompletePipelineError", "InsufficientMemoryError", "InvalidLeafError", "LeaseTooLargeError",
+    "LinkOutsideError", "MissingFileError",
+    "NoHandlerError", "NotACheckpointError", "NotAFileError", "OlderStepError", "PathError", "PenstockError",
     "PipelineError", "ResultTypeError", "RunningLoopError", "SaveCancelledError", "SpecError",
     "StepExistsError", "StorageError", "StructureMismatchError", "TreeDifference", "TruncatedDataError",
     "UnsupportedByStoreError", "UnsupportedFormatError",
@@ -23,9 +24,12 @@ __all__ = (
 
 from penstock.kernel.errors.corruption_errors import (
     ChecksumError,
+    ExpansionError,
     IncompleteCheckpointError,
+    LinkOutsideError,
     MissingFileError,
     NotACheckpointError,
+    NotAFileError,
     TruncatedDataError,
     UnsupportedFormatError,
 )
@@ -41,6 +45,7 @@ from penstock.kernel.errors.handler_errors import (
     HandlerFailedError,
     NoHandlerError,
 )
+from penstock.kernel.errors.restore_errors import InsufficientMemoryError
 from penstock.kernel.errors.save_errors import (
     IncompletePipelineError,
     SaveCancelledError,

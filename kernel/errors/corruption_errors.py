@@ -4,9 +4,12 @@ from __future__ import annotations
 
 __all__ = (
     "ChecksumError",
+    "ExpansionError",
     "IncompleteCheckpointError",
+    "LinkOutsideError",
     "MissingFileError",
     "NotACheckpointError",
+    "NotAFileError",
     "TruncatedDataError",
     "UnsupportedFormatError",
 )
@@ -24,6 +27,19 @@ class NotACheckpointError(CorruptCheckpointError, FileNotFoundError):
 @final
 class MissingFileError(CorruptCheckpointError, FileNotFoundError):
     """A checkpoint refers to a file that does not exist."""
+
+
+@final
+class NotAFileError(CorruptCheckpointError):
+    """Something that is no file lies where a checkpoint has one: a pipe, a socket, a device. It is not read.
+
+    Attributes:
+        found: What it is.
+    """
+
+    def __init__(self, path: str, found: str) -> None:
+        super().__init__(path, f"is {found}, not a file")
+        self.found = found
 
 
 @final
@@ -53,3 +69,36 @@ class ChecksumError(CorruptCheckpointError):
 @final
 class UnsupportedFormatError(CorruptCheckpointError):
     """A checkpoint in a format that penstock recognises and cannot read."""
+
+
+@final
+class LinkOutsideError(CorruptCheckpointError):
+    """A symbolic link in a checkpoint leads out of it, and links may not. The store can allow them.
+
+    Attributes:
+        target: Where it leads.
+    """
+
+    def __init__(self, path: str, target: str) -> None:
+        advice = "allow that with LocalStore(links='any'), or links = 'any' in the table [store]"
+        super().__init__(path, f"is a link out of the checkpoint, to {target!r}; {advice}")
+        self.target = target
+
+
+@final
+class ExpansionError(CorruptCheckpointError):
+    """Without a target, a restore would take far more memory than is stored. It can be allowed.
+
+    Attributes:
+        stored_bytes: What the arrays take on the medium.
+        result_bytes: What they would take in memory.
+        most: How many times as much the result may be.
+    """
+
+    def __init__(
+        self, path: str, stored_bytes: int, result_bytes: int, most: int, key_path: str | None
+    ) -> None:
+        problem = f"describes arrays of {result_bytes} bytes, and stores {stored_bytes}"
+        advice = f"more than {most} times as much is refused unless `like` or max_expansion allows it"
+        super().__init__(path, f"{problem}; {advice}", key_path=key_path)
+        self.stored_bytes, self.result_bytes, self.most = stored_bytes, result_bytes, most

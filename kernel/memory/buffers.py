@@ -5,12 +5,14 @@ from __future__ import annotations
 __all__ = (
     "MAPPED_FROM",
     "anonymous_memory",
+    "file_memory",
     "give_back_freed_memory",
     "in_memory_of_its_own",
 )
 
 import ctypes
 import mmap
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -60,6 +62,33 @@ def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
         advise(address, nbytes, mmap.MADV_HUGEPAGE)  # a kernel without them refuses
 
     return memoryview(memory).cast("B")
+
+
+def file_memory(descriptor: int, nbytes: int) -> memoryview:
+    """Return the bytes of an open file, mapped: read-only, shared, and read on access.
+
+    The mapping keeps no descriptor open, as one of the `mmap` module does before Python 3.13.
+
+    Args:
+        descriptor: Of the file, which may be closed afterwards.
+        nbytes: Its length; positive.
+
+    Raises:
+        OSError: If it cannot be mapped.
+    """
+    calls = _calls() if sys.platform == "linux" else None
+    if calls is None:
+        return memoryview(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, mmap.PROT_READ))
+
+    map_, unmap, _ = calls
+    address = map_(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address in {None, _FAILED}:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+    memory = (ctypes.c_ubyte * nbytes).from_address(cast("int", address))
+    weakref.finalize(memory, unmap, address, nbytes).atexit = False
+    return memoryview(memory).cast("B").toreadonly()
 
 
 def in_memory_of_its_own(data: memoryview) -> memoryview:

@@ -43,9 +43,8 @@ LEAVES: Final[Section] = {
     "type_handlers.ArrayHandler": (
         (
             "A `dispatcher` is refused. With `enable_replica_parallel_separate_folder` there is one database "
-            "all the same, unless the handler is called directly. With another `metadata_key`, arrays are "
-            "written, and are read by the handler itself, not by a handler of trees. A `replica_id` that no "
-            "shard has is a ValueError, without OCDBT too."
+            "all the same, unless the handler is called directly. A `replica_id` that no shard has is a "
+            "ValueError, without OCDBT too."
         ),
         (
             "Every process saves its own shards, and there is nobody to dispatch to. What is in the database "

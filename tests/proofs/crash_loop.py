@@ -1,145 +1,197 @@
-"""Kills a process that saves, again and again, and looks at what it left. `make crash`.
+"""Kills processes that save, follow and delete, again and again, and looks at what they left. `make crash`.
 
-The child saves a state of one number under a new name and over an old name, in turn, and says so on
-its standard output whenever a save is durable. The parent kills it (SIGKILL) at a random moment and
-then demands that
+Some processes work in one folder: one saver; or several that overwrite one path; or two whose saves are
+linked to each other's checkpoints; or two managers, each with a follower. They say what they do. The parent
+kills some of them (SIGKILL) at a random moment and the others a little later, and then demands that
 
-* every save that was reported durable is there and holds its own state,
+* every save that was reported durable is there, unless one that began later replaced or deleted it,
 * whatever is visible under its own name is whole and holds one state, never a mixture,
-* the checkpoint that is being overwritten is there, as new as the last that was reported, or newer.
+* no process failed, and no follower ever saw anything else.
 
-Every round begins from what the one before left, so leftovers of a kill must not hinder the next.
+Every round begins from what the one before left, so leftovers of a kill must not hinder the next. Processes
+are forked from the parent, which has imported everything and runs no thread. So a kill costs little.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
-import shutil
-import subprocess
+import select
+import signal
 import sys
 import tempfile
+import time
+import traceback
+import warnings
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import anyio
-import numpy as np
+from tests.proofs.crash_roles import SCENES, Line, Memory, Role, Say, Scene, left_temporary
 
-import penstock
-
-N_LEAVES = 40
-LEAF = 30_000  # float64 numbers, so a state is some 10 MB
-KEPT = 3
-
-
-def state(step: int) -> dict[str, Any]:
-    """A tree in which every number is `step`."""
-    return {f"leaf_{at}": np.full(LEAF, float(step)) for at in range(N_LEAVES)} | {"step": step}
+LOADED = ("jax", "penstock.checkpointer.checkpointer", "penstock.handlers.leaves.default_handlers")
+"""Imported by the parent, so that no child has to."""
+ROUND_S = 20.0
+"""Seconds in which the processes must say something."""
 
 
-async def save_for_ever(folder: Path) -> None:
-    """The child: report, save, report, until killed."""
-    step = max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=0)
-    async with penstock.Checkpointer() as checkpointer:
-        while True:
-            step += 1
-            save = await checkpointer.save(folder / str(step), state(step))
-            say(f"begun {step}")
-            await save
-            say(f"durable {step}")
-            await (await checkpointer.save(folder / "latest", state(step), overwrite=True))
-            say(f"overwritten {step}")
+def fork(work: Callable[[int], None], out: int) -> int:
+    """Do some work in another process, with a descriptor to write to; return its id."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jax and Python warn of threads; there are none
+        child = os.fork()
+    if child:
+        return child
+
+    status = 1
+    try:
+        work(out)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def play(role: Role, folder: Path, who: str, number: int) -> Callable[[int], None]:
+    """Return the work of a process that plays a role."""
+
+    def work(out: int) -> None:
+        def say(what: str, number: int) -> None:
+            os.write(out, f"{who} {what} {number}\n".encode())  # one write, so that lines are in order
+
+        told: Say = say
+        anyio.run(role, folder, told, number)
+
+    return work
 
 
-def kill_at_random(folder: Path, rng: random.Random) -> list[str]:
-    """Run a child for a while, and return the lines it had time for."""
-    command = [sys.executable, __file__, "--child", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        lines = [child.stdout.readline().strip() for _ in range(rng.randrange(1, 7))]
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(rng.random() * 0.1)  # the moment of the kill is what is random here
+class Round:
+    """Some processes, until all of them are killed."""
 
-        child.kill()
-        return lines + child.stdout.read().split("\n")
+    def __init__(self, scene: Scene, folder: Path, rng: random.Random, number: int) -> None:
+        self._rng = rng
+        self._read, out = os.pipe()
+        self._text = b""
+        self.children: dict[int, str] = {}
+        for at, (who, role) in enumerate(scene.roles(rng).items()):
+            self.children[fork(play(role, folder, who, number + 1000 * at), out)] = who
+
+        os.close(out)
+
+    def run(self) -> list[Line]:
+        """Let them work for a while, kill all of them, and return what they said.
+
+        Raises:
+            AssertionError: If one of them ended by itself, or all say nothing.
+        """
+        n_lines = self._rng.randrange(1, 4 * len(self.children) + 3)
+        until = time.monotonic() + ROUND_S
+        while self._text.count(b"\n") < n_lines and self._hear(until - time.monotonic()):
+            pass
+
+        time.sleep(self._rng.random() * 0.1)  # the moment of the kill is what is random here
+        order = self._rng.sample(list(self.children), len(self.children))
+        first = self._rng.randrange(1, len(order) + 1)
+        self._kill(order[:first])
+        if order[first:]:
+            time.sleep(self._rng.random() * 0.2)  # the others go on beside what the first ones left
+            self._kill(order[first:])
+        while self._hear(ROUND_S):
+            pass
+
+        os.close(self._read)
+        return [
+            Line(who, what, int(number))
+            for who, what, number in map(str.split, self._text.decode().splitlines())
+        ]
+
+    def _hear(self, seconds: float) -> bool:
+        """Read what they say; return whether more may come."""
+        ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
+        assert ready, f"nobody said anything: {self._text.decode()}"
+        found = os.read(self._read, 65536)
+        self._text += found
+        return bool(found)
+
+    def _kill(self, children: Sequence[int]) -> None:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        for child in children:
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (
+                f"{self.children[child]} ended by itself"
+            )
 
 
-async def step_in(path: Path) -> int:
-    """Restore a checkpoint, check that it holds one state, and return which."""
-    tree = await penstock.restore(path)
-    step = tree.pop("step")
-    assert len(tree) == N_LEAVES, f"{path} has {len(tree)} leaves"
-    for name, leaf in tree.items():
-        assert leaf.shape == (LEAF,), f"{name} of {path} has shape {leaf.shape}"
-        assert np.all(leaf == step), f"{name} of {path} is not of step {step}"
+def examine(scene: Scene, folder: Path, lines: Sequence[Line], memory: Memory) -> tuple[Memory, Counter[str]]:
+    """Check in another process, so that this one runs no thread, what the processes left.
 
-    return int(step)
+    Raises:
+        AssertionError: If something is wrong; what is written on stderr.
+    """
+    read, write = os.pipe()
 
+    def work(out: int) -> None:
+        found = Counter[str]()
+        anyio.run(scene.check, folder, lines, memory, found)
+        with os.fdopen(out, "w") as file:
+            json.dump([memory.at, memory.durable, found], file)
 
-def last(lines: list[str], word: str) -> int:
-    """The last step that was reported with `word`; 0 if none was."""
-    return max((int(line.split()[1]) for line in lines if line.startswith(f"{word} ")), default=0)
+    child = fork(work, write)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
 
-
-def examine(folder: Path, lines: list[str], overwritten: int, found: Counter[str]) -> int:
-    """Check all that the child left; return the last step known to be under `latest`."""
-    names = sorted(path.name for path in folder.iterdir())
-    found["kills that left a temporary directory"] += any("-tmp" in name for name in names)
-    for name in names:
-        if name.isdigit():
-            assert anyio.run(step_in, folder / name) == int(name)
-            found["checkpoints restored"] += 1
-
-    durable = last(lines, "durable")
-    if durable:
-        assert str(durable) in names, f"step {durable} was durable, and is gone: {names}"
-
-    overwritten = max(overwritten, last(lines, "overwritten"))
-    if overwritten:
-        step = anyio.run(step_in, folder / "latest")
-        assert step >= overwritten, f"`latest` is of step {step}, and {overwritten} was durable"
-        found["overwritten checkpoints restored"] += 1
-        found["overwritten ones newer than reported"] += step > overwritten
-
-    # By the parent: a removal that is killed half-way leaves half a checkpoint under its name.
-    for name in sorted(filter(str.isdigit, names), key=int)[:-KEPT]:
-        shutil.rmtree(folder / name)
-
-    found["kills in the middle of a save"] += last(lines, "begun") != last(lines, "overwritten")
-    return overwritten
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"see {folder}; said were {lines}"
+    at, durable, found = json.loads(text)
+    return Memory(at, durable), Counter(found)
 
 
 def main() -> None:
-    """Parse the command line and run the one side or the other."""
+    """Parse the command line, kill, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"))
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--scenes", nargs="*", default=list(SCENES), choices=list(SCENES))
     options = parser.parse_args()
-    if options.child is not None:
-        anyio.run(save_for_ever, options.child)
+    sys.stdout.write(f"seed {options.seed}\n")
+    for name in LOADED:
+        import_module(name)
 
-    say(f"seed {options.seed}")
     rng = random.Random(options.seed)
     found: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="penstock-crash-") as folder:
-        overwritten = 0
+    memories = {name: Memory() for name in options.scenes}
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="penstock-crash-", ignore_cleanup_errors=True) as place:
+        for name in options.scenes:
+            Path(place, name).mkdir()
+
         for kill in range(options.kills):
-            lines = kill_at_random(Path(folder), rng)
-            overwritten = examine(Path(folder), lines, overwritten, found)
+            name = options.scenes[kill % len(options.scenes)]
+            scene, folder = SCENES[name], Path(place, name)
+            killed = Round(scene, folder, rng, 10_000 * (kill + 1))
+            lines = killed.run()
+            found[f"kills: {name}"] += 1
+            found["processes killed"] += len(killed.children)
+            found["kills that left a temporary directory"] += left_temporary(folder)
+            for line in lines:
+                found[f"saves {line.what}" if line.what != "followed" else "states followed"] += 1
+
+            memories[name], more = examine(scene, folder, lines, memories[name])
+            found += more
             if (kill + 1) % 10 == 0:
-                say(f"{kill + 1} kills survived")
+                sys.stdout.write(f"{kill + 1} kills survived, {time.monotonic() - begun:.0f} s\n")
+                sys.stdout.flush()
 
     for what, times in sorted(found.items()):
-        say(f"{times:6} {what}")
+        sys.stdout.write(f"{times:7} {what}\n")
 
 
 if __name__ == "__main__":

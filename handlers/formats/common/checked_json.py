@@ -10,6 +10,7 @@ __all__ = (
     "as_object",
     "as_shape",
     "as_string",
+    "check_unicode",
     "convert_member",
     "distinct_members",
     "parse_distinct",
@@ -18,6 +19,7 @@ __all__ = (
 )
 
 import json
+from collections.abc import Iterable
 from typing import NoReturn, TypeVar, cast
 
 import msgspec
@@ -126,6 +128,15 @@ def as_shape(path: str, name: str, value: object) -> tuple[int, ...]:
             _wrong(path, name, value, "a list of sizes")
 
     return cast("tuple[int, ...]", sizes)
+
+
+def check_unicode(path: str, names: Iterable[str]) -> None:
+    """Raise `CorruptCheckpointError` if a name is no Unicode text: a JSON escape can be half a character."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise CorruptCheckpointError(path, f"the name {name!r} is no valid Unicode text"[:200]) from error
 
 
 def _wrong(path: str, name: str, value: object, expected: str) -> NoReturn:

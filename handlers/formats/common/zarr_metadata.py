@@ -10,6 +10,8 @@ from __future__ import annotations
 
 __all__ = (
     "METADATA_KEYS",
+    "MOST_AXES",
+    "MOST_BYTES",
     "ArrayFormat",
     "decode",
     "encode_v2",
@@ -19,6 +21,7 @@ __all__ = (
 )
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,6 +36,12 @@ from penstock.handlers.formats.common.checked_json import (
     parse_object,
 )
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+
+MOST_AXES: Final = 64
+"""What numpy has."""
+
+MOST_BYTES: Final = 2**62
+"""Of an array or a chunk, so that no size or offset in one needs more than 64 bits."""
 
 METADATA_KEYS: Final = (".zarray", "zarr.json")
 """The key of an array's metadata, in version 2 and in version 3."""
@@ -204,6 +213,11 @@ def decode(path: str, data: bytes) -> ArrayFormat:
         )
     if 0 in found.chunk_shape:
         raise CorruptCheckpointError(path, f"chunks {found.chunk_shape} have an axis of 0")
+    if len(found.shape) > MOST_AXES:
+        raise UnsupportedFormatError(path, f"has {len(found.shape)} axes; penstock reads up to {MOST_AXES}")
+    for sizes in (found.shape, found.chunk_shape):
+        if 0 not in found.shape and math.prod(sizes) * found.itemsize > MOST_BYTES:
+            raise CorruptCheckpointError(path, f"{sizes} is beyond any memory"[:200])
 
     return found
 

@@ -133,6 +133,8 @@ class OrbaxLayout:
         """Name the items of a checkpoint; see `list_items`."""
         return list_items(store, path)
 
-    def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
+    def open(
+        self, store: Store, path: str, item: str | None = None, *, foreign: frozenset[str] = frozenset()
+    ) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
-        return open_checkpoint(store, path, item, remembered=self._remembered)
+        return open_checkpoint(store, path, item, remembered=self._remembered, foreign=foreign)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("TreeLayout",)
 
+import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -34,7 +35,7 @@ class TreeLayout:
         single: Whether the tree is one array, under a name that is otherwise reserved by Orbax.
     """
 
-    __slots__ = ("_form", "_layout", "_single", "_trees")
+    __slots__ = ("_foreign", "_form", "_layout", "_single", "_trees")
 
     def __init__(
         self, form: SaveFormat | None = None, coded_chunk: int = CODED_CHUNK, *, single: bool = False
@@ -43,6 +44,13 @@ class TreeLayout:
         self._layout = OrbaxLayout(self._form, coded_chunk)
         self._trees = EncodedTrees(form=self._form)
         self._single = single
+        self._foreign = frozenset[str]()
+
+    def with_foreign(self, typestrs: frozenset[str]) -> TreeLayout:
+        """Return this layout for trees in which a handler may keep leaves of these types in its own files."""
+        other = copy.copy(self)
+        other._foreign = typestrs
+        return other
 
     def temporary_name(self, path: str) -> str:
         """The path itself: the tree is built in place."""
@@ -92,4 +100,4 @@ class TreeLayout:
         return True
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
-        return self._layout.open(store, path, item)
+        return self._layout.open(store, path, item, foreign=self._foreign)

@@ -24,6 +24,7 @@ from penstock.handlers.formats.common.checked_json import (
     as_object,
     as_shape,
     as_string,
+    check_unicode,
     distinct_members,
 )
 from penstock.handlers.formats.common.json_slices import UnusualFormError, add_distinct, decode_slices
@@ -135,11 +136,7 @@ def _decode_any(path: str, data: bytes) -> tuple[dict[str, _Entry], dict[str, st
 
 
 def _entry(path: str, name: str, value: object) -> _Entry:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise CorruptCheckpointError(path, f"the name {name!r} is no valid Unicode text") from error
-
+    check_unicode(path, [name])
     about = as_object(path, name, value)
     code = as_string(path, f"the dtype of {name!r}", about.get("dtype"))
     shape = as_shape(path, f"the shape of {name!r}", about.get("shape"))

@@ -317,13 +317,13 @@ class Checkpointer:
         restore = partial(self.restore, mmap=mmap)
         return await restore_items(self._engine, threads, restore, absolute_path(path), like, items)
 
-    def with_handlers(self, registry: HandlerLookup) -> Checkpointer:
-        """Return this Checkpointer with other handlers for leaf types: the same budget, the same life.
+    def with_handlers(self, registry: HandlerLookup, layout: Layout | None = None) -> Checkpointer:
+        """Return this Checkpointer with other leaf handlers, or another layout: the same budget and life.
 
         It needs no context of its own: it is open as long as this one is.
         """
         other = copy.copy(self)
-        other._engine = replace(self._engine, registry=registry)
+        other._engine = replace(self._engine, registry=registry, layout=layout or self._engine.layout)
         return other
 
     def stream(

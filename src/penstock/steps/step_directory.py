@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from penstock.handlers.formats.common.checked_json import parse_object
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, read_root_metadata
+from penstock.handlers.formats.orbax.discovery.step_dirs import may_be_finished_step, read_root_metadata
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
@@ -81,9 +81,12 @@ def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:
 
 
 def is_finished(store: Store, path: str) -> bool:
-    """Whether there is a step at `path`, damaged or not, that is not still being built."""
+    """Whether there is a step at `path` that is not still being built.
+
+    A damaged step is one, and so is one whose content only its own handler knows.
+    """
     try:
-        return is_finished_step(store, path) is True
+        return may_be_finished_step(store, path)
     except CorruptCheckpointError:
         return True
     except StorageError as error:

@@ -36,6 +36,7 @@ __all__ = (
     "MappingConformance",
     "MemoryStore",
     "Operation",
+    "PowerLoss",
     "RenameConformance",
     "SharingConformance",
     "StageConformance",
@@ -59,3 +60,4 @@ from penstock.testing.hang_points import Hang, Operation
 from penstock.testing.memory_store import MemoryStore
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import StoreConformance
+from penstock.testing.volatile_disk import PowerLoss

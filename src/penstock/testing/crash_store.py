@@ -6,11 +6,10 @@ __all__ = ("Crash", "CrashStore")
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, final
+from typing import Any, Literal, TypeVar, final
 
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import (
@@ -30,6 +29,8 @@ from penstock.kernel.protocols.store_capabilities import (
 )
 from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
+from penstock.testing.recorded_disk import RecordedDisk
+from penstock.testing.volatile_disk import Effect, Node, PowerLoss, Resize, SyncFile, Write
 
 T = TypeVar("T")
 
@@ -39,33 +40,30 @@ class Crash(StorageError):
     """The machine of a `CrashStore` has stopped; every further operation raises this."""
 
 
-@dataclass(slots=True)
-class _File:
-    now: bytearray = field(default_factory=bytearray)
-    durable: bytes = b""
-
-
-@dataclass(slots=True)
-class _Directory:
-    now: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
-    durable: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
-
-
-_Node: TypeAlias = _File | _Directory
-
-
 @final
 class CrashStore:
     """Passes operations on, and records what would survive a power loss.
 
     The bytes of a file survive once they are synced, and a name in a directory (made, renamed or
-    removed) once that directory is synced. Initial content is durable. Only operations that change something
-    are counted, from 1. It has the capabilities of the inner store and no others. Thread-safe; keeps all
-    content in memory.
+    removed) once that directory is synced. Only operations that change something are counted, from 1. It has
+    the capabilities of the inner store and no others. Thread-safe; keeps all content in memory.
+
+    To try every power loss in a course of saves, record it once, then write what each of them leaves:
+
+    ```python
+    store = CrashStore(LocalStore(), root)
+    ...  # save to it
+    for n, loss in enumerate(store.power_losses()):
+        loss.write(f"{folder}/{n}")
+        ...  # restore from there
+    ```
 
     Args:
         inner: The store that does the work, on files of the operating system.
-        root: The directory in which all of it happens, and which `lose_power` rewrites.
+        root: The directory in which all of it happens, and which `lose_power` rewrites. What lies there is
+            durable.
+        unsynced: Files below `root` of which the names are durable and the bytes are not: some time after
+            `cp -r`, for example.
     """
 
     exchange: Callable[[BuildToken], None]
@@ -81,10 +79,12 @@ class CrashStore:
     read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
     file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
 
-    def __init__(self, inner: Store, root: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, inner: Store, root: str | os.PathLike[str], *, unsynced: Iterable[str | os.PathLike[str]] = ()
+    ) -> None:
         self._inner = inner
         self._root = Path(root)
-        self._top = _scan(self._root)
+        self._disk = RecordedDisk(self._root, [os.fspath(path) for path in unsynced])
         self._lock = threading.RLock()
         self._last: int | None = None
         self._n_changes = 0
@@ -127,6 +127,12 @@ class CrashStore:
         """Operations so far that changed something."""
         return self._n_changes
 
+    @property
+    def n_effects(self) -> int:
+        """What they did to the medium, one by one: a `remove_tree` is many removals. As in `PowerLoss`."""
+        with self._lock:
+            return self._disk.n_effects
+
     def stop_after(self, k: int) -> None:
         """Perform the k-th change, then raise `Crash` from every operation. 0: from the first one."""
         self._last = k
@@ -134,15 +140,28 @@ class CrashStore:
     def lose_power(self) -> None:
         """Set the files under `root` to what would be found after a power loss now.
 
-        Of the possible states of the file system, it is the one with the least content.
+        Of the possible states of the file system, it is the one with the least content. The recording
+        begins again.
         """
         with self._lock:
+            least = self._disk.least()
             for path in self._root.iterdir():
                 self._inner.remove_tree(str(path)) if path.is_dir() else path.unlink()
 
-            _write(self._top, self._root)
-            self._top = _scan(self._root)
+            least.write(self._root)
+            self._disk = RecordedDisk(self._root)
             self._last = None
+
+    def power_losses(self, *, limit: int = 32) -> Iterator[PowerLoss]:
+        """Yield what a power loss after each effect recorded so far may leave. Call it when all is recorded.
+
+        Names whose directory was not synced may be changed or not. Bytes whose file was not synced may be
+        there, or not, or in part. What was possible after the effect before is left out.
+
+        Args:
+            limit: How many choices of lost names are tried after each effect.
+        """
+        return self._disk.power_losses(limit)
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         return self._look("kind", path, self._inner.kind)
@@ -166,114 +185,77 @@ class CrashStore:
         return self._look("open_data_file", path, self._inner.open_data_file)
 
     def make_directory(self, path: str) -> None:
-        def note() -> None:
-            node = self._top
-            for name in Path(path).relative_to(self._root).parts:
-                if name not in node.now:
-                    node.durable[name] = node.now[name] = _Directory()
-
-                node = _directory(node.now[name])
-
-        self.change("make_directory", path, lambda: self._inner.make_directory(path), note)
+        make = partial(self._inner.make_directory, path)
+        self.change("make_directory", path, make, lambda _: self._disk.made_directories(path))
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
-        written: list[bool] = []
+        def effects(written: bool) -> Iterable[Effect]:
+            if not create:
+                return self._disk.replaced(path, data)
 
-        def write() -> bool:
-            written.append(self._inner.write_file(path, data, create=create))
-            return written[0]
+            return self._disk.created_in_one_step(path, data) if written else ()
 
-        def note() -> None:
-            if written[0]:
-                file = self._parent(path).now.setdefault(_name(path), _File())
-                assert isinstance(file, _File)
-                file.now, file.durable = bytearray(data), data
-
-        return self.change("write_file", path, write, note)
+        write = partial(self._inner.write_file, path, data, create=create)
+        return self.change("write_file", path, write, effects)
 
     def create_data_file(self, path: str) -> DataFile:
-        file = _File()
-
-        def note() -> None:
-            self._parent(path).now[_name(path)] = file
-
-        inner = self.change("create_data_file", path, lambda: self._inner.create_data_file(path), note)
+        file = self._disk.new_node()
+        create = partial(self._inner.create_data_file, path)
+        inner = self.change("create_data_file", path, create, lambda _: self._disk.named(path, file))
         return _CrashDataFile(self, path, inner, file)
 
     def sync_directory(self, path: str) -> None:
-        def note() -> None:
-            directory = self._find(path)
-            directory.durable = dict(directory.now)
-
-        self.change("sync_directory", path, lambda: self._inner.sync_directory(path), note)
+        sync = partial(self._inner.sync_directory, path)
+        self.change("sync_directory", path, sync, lambda _: self._disk.synced_names(path))
 
     def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
         return self._look("begin_build", final, lambda _: self._inner.begin_build(final, beside, file))
 
     def publish(self, token: BuildToken) -> None:
-        def note() -> None:
-            self._move(token.built, token.final)
-
-        self.change("publish", token.built, lambda: self._inner.publish(token), note)
+        publish = partial(self._inner.publish, token)
+        self.change("publish", token.built, publish, lambda _: self._disk.moved(token.built, token.final))
 
     def discard(self, token: BuildToken) -> None:
-        def note() -> None:
-            self._parent(token.place).now.pop(_name(token.place), None)
-
-        self.change("discard", token.place, lambda: self._inner.discard(token), note)
+        discard = partial(self._inner.discard, token)
+        self.change("discard", token.place, discard, lambda _: self._disk.removed(token.place))
 
     def remove_tree(self, path: str) -> None:
-        def note() -> None:
-            self._parent(path).now.pop(_name(path), None)
-
-        self.change("remove_tree", path, lambda: self._inner.remove_tree(path), note)
+        remove = partial(self._inner.remove_tree, path)
+        self.change("remove_tree", path, remove, lambda _: self._disk.removed(path))
 
     def _exchange(self, inner: Exchanges, token: BuildToken) -> None:
-        def note() -> None:
-            a, b = self._parent(token.built).now, self._parent(token.final).now
-            first, second = _name(token.built), _name(token.final)
-            a[first], b[second] = b[second], a[first]
-
-        self.change("exchange", token.built, lambda: inner.exchange(token), note)
+        exchange = partial(inner.exchange, token)
+        self.change(
+            "exchange", token.built, exchange, lambda _: self._disk.exchanged(token.built, token.final)
+        )
 
     def _rename(self, inner: Renames, source: str, destination: str) -> None:
-        def note() -> None:
-            self._move(source, destination)
-
-        self.change("rename", source, lambda: inner.rename(source, destination), note)
+        rename = partial(inner.rename, source, destination)
+        self.change("rename", source, rename, lambda _: self._disk.moved(source, destination))
 
     def _share(self, inner: SharedFiles, source: str, destination: str) -> Literal["link", "copy"]:
-        ways: list[Literal["link", "copy"]] = []
+        def effects(way: Literal["link", "copy"]) -> Iterable[Effect]:
+            if way == "copy":
+                return self._disk.copied(source, destination)
 
-        def share() -> Literal["link", "copy"]:
-            ways.append(inner.share(source, destination))
-            return ways[0]
-
-        def note() -> None:
-            file = self._parent(source).now[_name(source)]
-            assert isinstance(file, _File)
             # One file under two names: what is durable under one name is durable under the other.
-            shared = file if ways[0] == "link" else _File(bytearray(file.now), file.durable)
-            self._parent(destination).now[_name(destination)] = shared
+            return self._disk.named(destination, self._disk.there(source))
 
-        return self.change("share", source, share, note)
+        return self.change("share", source, partial(inner.share, source, destination), effects)
 
     def _sync_tree(self, inner: ForeignFiles, path: str) -> None:
-        def note() -> None:
-            # From here on, files that others wrote directly are known.
-            now = _scan(Path(path))
-            directory = self._find(path)
-            directory.now, directory.durable = now.now, now.durable
+        sync = partial(inner.sync_tree, path)
+        self.change("sync_tree", path, sync, lambda _: self._disk.synced_tree(path))
 
-        self.change("sync_tree", path, lambda: inner.sync_tree(path), note)
-
-    def change(self, name: str, path: str, action: Callable[[], T], note: Callable[[], None]) -> T:
-        """Perform one change and record it, unless the machine has stopped. Also used by the files."""
+    def change(
+        self, name: str, path: str, action: Callable[[], T], effects: Callable[[T], Iterable[Effect]]
+    ) -> T:
+        """Perform a change and record its effects, unless the machine has stopped. Used by the files, too."""
         with self._lock:
             self._check(name, path)
             result = action()
             self._n_changes += 1
-            note()
+            self._disk.record(effects(result))
             return result
 
     def _look(self, name: str, path: str, action: Callable[[str], T]) -> T:
@@ -285,77 +267,48 @@ class CrashStore:
         if self._last is not None and self._n_changes >= self._last:
             raise Crash(name, path, f"the machine stopped after change {self._last}")
 
-    def _move(self, source: str, destination: str) -> None:
-        moved = self._parent(source).now.pop(_name(source))
-        self._parent(destination).now[_name(destination)] = moved
-
-    def _parent(self, path: str) -> _Directory:
-        return self._find(os.path.dirname(path))
-
-    def _find(self, path: str) -> _Directory:
-        node = self._top
-        for name in Path(path).relative_to(self._root).parts:
-            node = _directory(node.now[name])
-
-        return node
-
 
 @final
 class _CrashDataFile:
-    def __init__(self, store: CrashStore, path: str, inner: DataFile, file: _File) -> None:
+    def __init__(self, store: CrashStore, path: str, inner: DataFile, file: Node) -> None:
         self._store = store
         self._path = path
         self._inner = inner
         self._file = file
+        self._end = self._allocated = 0
 
     @property
     def transfers(self) -> Transfers:
         return self._inner.transfers
 
     def allocate(self, nbytes: int) -> None:
-        # Reserved room is not content: `sync` gives back the rest, and before it nothing survives.
-        self._store.change("data.allocate", self._path, lambda: self._inner.allocate(nbytes), lambda: None)
+        def effects(_: None) -> Iterable[Effect]:
+            if nbytes <= max(self._allocated, self._end):
+                return ()
+
+            self._allocated = nbytes
+            return (Resize(self._file, nbytes),)
+
+        self._store.change("data.allocate", self._path, lambda: self._inner.allocate(nbytes), effects)
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        def note() -> None:
+        def effects(_: None) -> Iterable[Effect]:
             data = b"".join(buffers)
-            self._file.now.extend(bytes(max(0, offset - len(self._file.now))))
-            self._file.now[offset : offset + len(data)] = data
+            self._end = max(self._end, offset + len(data))
+            return (Write(self._file, offset, data),)
 
-        self._store.change("data.write_at", self._path, lambda: self._inner.write_at(offset, buffers), note)
+        self._store.change(
+            "data.write_at", self._path, lambda: self._inner.write_at(offset, buffers), effects
+        )
 
     def sync(self) -> None:
-        def note() -> None:
-            self._file.durable = bytes(self._file.now)
+        def effects(_: None) -> Iterable[Effect]:
+            if self._allocated > self._end:  # room that was not used is given back
+                yield Resize(self._file, self._end)
 
-        self._store.change("data.sync", self._path, self._inner.sync, note)
+            yield SyncFile(self._file)
+
+        self._store.change("data.sync", self._path, self._inner.sync, effects)
 
     def close(self) -> None:
         self._inner.close()
-
-
-def _scan(path: Path) -> _Directory:
-    found: dict[str, _Node] = {}
-    for entry in path.iterdir():
-        data = b"" if entry.is_dir() else entry.read_bytes()
-        found[entry.name] = _scan(entry) if entry.is_dir() else _File(bytearray(data), data)
-
-    return _Directory(found, dict(found))
-
-
-def _write(directory: _Directory, path: Path) -> None:
-    for name, node in directory.durable.items():
-        if isinstance(node, _File):
-            (path / name).write_bytes(node.durable)
-        else:
-            (path / name).mkdir()
-            _write(node, path / name)
-
-
-def _directory(node: _Node) -> _Directory:
-    assert isinstance(node, _Directory)
-    return node
-
-
-def _name(path: str) -> str:
-    return os.path.basename(path)

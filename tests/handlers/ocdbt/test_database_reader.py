@@ -505,6 +505,37 @@ def test_leaves_that_overlap_are_corrupt(tmp_path: Path) -> None:
         read_index(LocalStore(), directory)
 
 
+def test_a_leaf_under_several_prefixes_is_corrupt(tmp_path: Path) -> None:
+    # Each prefix makes other keys of the same leaf, so a small file would hold any number of them.
+    child = seal(NODE_MAGIC, ONE)
+    children = [(bytes([97 + at]), 0, len(child), 1) for at in range(20)]
+    node = seal(NODE_MAGIC, interior(1, *children, inherited=1))
+    manifest = manifest_body(height=1, offset=len(child), length=len(node), n_keys=20)
+    directory = build(tmp_path, ONE, manifest)
+    (tmp_path / "d" / "n").write_bytes(child + node)
+
+    with pytest.raises(CorruptCheckpointError, match="nodes that lie in one another"):
+        read_index(LocalStore(), directory)
+
+
+def test_keys_that_repeat_those_before_them_have_a_limit(tmp_path: Path) -> None:
+    count, longest = 5000, 60000
+    first, rest = b"k" * longest, b"\0" * (count - 1)
+    shared = varints([longest] + [longest + at for at in range(count - 2)])
+    suffixes = varints([longest] + [1] * (count - 1))
+    node = leaf(varint(count), shared, suffixes, first, rest, bytes(count), bytes(count))
+
+    with pytest.raises(CorruptCheckpointError, match=r"keys of 3.* bytes, of at most"):
+        read_index(LocalStore(), build(tmp_path, node))
+
+
+def test_more_keys_than_bytes_are_not_looked_for(tmp_path: Path) -> None:
+    manifest = manifest_body(length=len(seal(NODE_MAGIC, ONE)), n_keys=1_000_000)
+
+    with pytest.raises(CorruptCheckpointError, match="bytes cannot hold 1000000 keys"):
+        read_index(LocalStore(), build(tmp_path, ONE, manifest))
+
+
 def test_a_tree_that_multiplies_is_given_up_early(tmp_path: Path) -> None:
     nodes = seal(NODE_MAGIC, ONE)
     offset, length = 0, len(nodes)

@@ -87,7 +87,7 @@ def test_an_empty_file_is_mapped(mapped: Callable[[bytes], memoryview]) -> None:
     assert mapped(b"").tobytes() == b""
 
 
-@pytest.mark.parametrize(("name", "number"), [("absent", errno.ENOENT), ("", errno.ENODEV)])
+@pytest.mark.parametrize(("name", "number"), [("absent", errno.ENOENT), ("", errno.EISDIR)])
 def test_what_cannot_be_mapped(tmp_path: Path, name: str, number: int) -> None:
     with pytest.raises(StorageError) as caught:
         LocalStore().map_file(str(tmp_path / name))

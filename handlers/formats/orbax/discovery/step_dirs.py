@@ -6,7 +6,13 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("is_finished_step", "is_unfinished", "latest_step", "read_root_metadata")
+__all__ = (
+    "is_finished_step",
+    "is_unfinished",
+    "latest_step",
+    "may_be_finished_step",
+    "read_root_metadata",
+)
 
 import os
 import re
@@ -32,6 +38,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     METADATA,
+    OF_A_PROCESS,
     V1_MARK,
 )
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
@@ -57,7 +64,8 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
 
     Raises:
         IncompleteCheckpointError: If there are steps, none of which is finished.
-        UnsupportedFormatError: If there are steps of several names, as in `a_1` and `b_2`.
+        UnsupportedFormatError: If there are steps of several names, as in `a_1` and `b_2`, or the latest is
+            one that penstock does not know.
     """
     steps = _steps_in(names)
     if not steps or names & {METADATA, CHECKPOINT_METADATA, V1_MARK}:
@@ -70,6 +78,7 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
 
     latest: dict[str, str] = {}
     unfinished: list[str] = []
+    unknown: list[str] = []
     for step in steps:
         if step.prefix in latest:
             continue
@@ -78,12 +87,17 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
                 latest[step.prefix] = step.name
             case False:
                 unfinished.append(step.name)
+            case None if not step.prefix and _is_step_of_others(store, path, step.name):
+                unknown.append(step.name)
             case None:
                 pass  # something else with such a name
 
     if len(latest) > 1:
         found = ", ".join(sorted(latest.values()))
         raise UnsupportedFormatError(path, f"holds steps of several names; open one of them: {found}")
+    if unknown and "" in latest:
+        problem = f"holds a later step, {unknown[0]!r}, in which there is nothing that penstock knows"
+        raise UnsupportedFormatError(path, f"{problem}; open a step by its own path")
     if unfinished and not latest:
         raise IncompleteCheckpointError(path, f"no step is finished; there is {unfinished[0]!r}")
 
@@ -126,7 +140,7 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
 
 
 def is_finished_step(store: Store, directory: str) -> bool | None:
-    """Whether the step at `directory` is finished; None if there is no step."""
+    """Whether the step at `directory` is finished; None if nothing that penstock knows lies there."""
     if store.kind(directory) != "directory":
         return None
 
@@ -139,6 +153,32 @@ def is_finished_step(store: Store, directory: str) -> bool | None:
         return False
 
     return True if not is_array(store, directory) and holds_arrays(store, directory, names) else None
+
+
+def may_be_finished_step(store: Store, directory: str) -> bool:
+    """Whether `directory`, which is named like a step, is one that is not known to be unfinished.
+
+    Only a step's own handler may know what lies in it, and Orbax counts every directory of the right name.
+    """
+    finished = is_finished_step(store, directory)
+    if finished is not None:
+        return finished
+    if store.kind(directory) != "directory":
+        return False
+
+    folders = [os.path.join(directory, name) for name in store.list_directory(directory)]
+    return not any(store.kind(folder) == "directory" and _is_built_in(store, folder) for folder in folders)
+
+
+def _is_step_of_others(store: Store, path: str, name: str) -> bool:
+    """Whether the directory `name`, in which nothing is known, is likely a step all the same."""
+    return not is_array(store, path, name) and may_be_finished_step(store, os.path.join(path, name))
+
+
+def _is_built_in(store: Store, folder: str) -> bool:
+    """Whether somebody still writes an item in `folder`, under its final name, as Orbax can."""
+    names = store.list_directory(folder)
+    return any(TEMPORARY_SUFFIX in name or name.startswith(OF_A_PROCESS) for name in names)
 
 
 def _steps_in(names: Iterable[str]) -> list[_Step]:

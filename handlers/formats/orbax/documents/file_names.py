@@ -17,6 +17,7 @@ __all__ = (
     "MANIFEST",
     "MARKS",
     "METADATA",
+    "OF_A_PROCESS",
     "SHARDING",
     "STRINGS",
     "V1_MARK",
@@ -32,6 +33,8 @@ CHECKPOINT_METADATA: Final = "_CHECKPOINT_METADATA"
 INTEGRITY: Final = "_PENSTOCK_INTEGRITY"
 MANIFEST: Final = "manifest.ocdbt"
 DATA_FOLDER: Final = "d"
+OF_A_PROCESS: Final = "ocdbt.process_"
+"""Begins the name of the database of one process, from before all of them are merged."""
 COMMIT_MARK: Final = "commit_success.txt"
 COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
 V1_MARK: Final = "orbax.checkpoint"

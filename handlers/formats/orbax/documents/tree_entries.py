@@ -17,6 +17,7 @@ from msgspec.json import Decoder
 
 from penstock.handlers.formats.common.checked_json import (
     as_object,
+    check_unicode,
     convert_member,
     parse_distinct,
     parse_object,
@@ -103,6 +104,9 @@ def _decode_any(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
     collected = _Collected()
     members = as_object(path, _MEMBER, document.pop(_MEMBER, None))
     collected.add(convert_member(path, name, value, _Entry) for name, value in members.items())
+    for keys in collected.columns.keys:
+        check_unicode(path, keys)  # Python's parser, unlike that of the usual form, takes surrogates
+
     return collected.columns, document
 
 

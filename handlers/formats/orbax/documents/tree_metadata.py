@@ -11,18 +11,24 @@ __all__ = ("TreeMetadata", "decode", "encode")
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Final, final
 
 from penstock.handlers.formats.orbax.documents import tuple_types as rich_types
 from penstock.handlers.formats.orbax.documents.tree_entries import Columns, decode_entries
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec, ParamInfo
 from penstock.kernel.protocols.views import StagedLeaf
 
 _DEFAULT: Final = SaveFormat()
 _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is recorded as None
+
+MOST_STEPS: Final = 1000
+"""Keys of one key path: Python's own limit for nested calls, which restoring a deeper tree would pass."""
+
+_DEEP: Final = 64
 
 
 @final
@@ -114,8 +120,14 @@ def decode(path: str, data: bytes) -> TreeMetadata:
         CorruptCheckpointError: If it is malformed.
     """
     columns, document = decode_entries(path, data)
+    deepest = max(map(len, columns.keys), default=0)
+    if deepest > MOST_STEPS:
+        raise UnsupportedFormatError(
+            path, f"has a key path of {deepest} keys; penstock reads up to {MOST_STEPS}"
+        )
+
     _check_distinct(path, columns.keys)
-    columns = _without(columns, _proper_prefixes(columns.keys))
+    columns = _without(columns, _proper_prefixes(columns.keys, deepest))
     return TreeMetadata(
         *columns,
         use_ocdbt=_flag(path, document, "use_ocdbt"),
@@ -145,7 +157,10 @@ def _check_distinct(path: str, paths: list[KeyPath]) -> None:
         seen.add(keys)
 
 
-def _proper_prefixes(paths: list[KeyPath]) -> set[KeyPath]:
+def _proper_prefixes(paths: list[KeyPath], deepest: int) -> set[KeyPath]:
+    if deepest > _DEEP:  # remembering every prefix would take the square of the depth
+        return {a for a, b in pairwise(sorted(paths)) if b[: len(a)] == a}
+
     prefixes: set[KeyPath] = set()
     for keys in paths:
         prefix = keys

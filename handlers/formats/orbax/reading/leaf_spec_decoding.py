@@ -95,6 +95,7 @@ def leaf_table(
     random_keys: Mapping[str, str],
     packed: Mapping[KeyPath, PackedLeaf],
     ocdbt: bool = True,
+    foreign: frozenset[str] = frozenset(),
 ) -> LeafTable:
     """Build the spec of every leaf. Equal values are shared between leaves.
 
@@ -107,6 +108,7 @@ def leaf_table(
         random_keys: Implementations, by stored name.
         packed: What the msgpack file has, if values lie there.
         ocdbt: Whether arrays lie in a database, or in a directory each.
+        foreign: Types of leaves that may lie in files of their handler's own, which alone describes them.
 
     Raises:
         CorruptCheckpointError: If a value is not where it should be; names the leaf.
@@ -123,12 +125,12 @@ def leaf_table(
         shared = (typestr, skip, id(form), write_shape, shardings.get(name), random_keys.get(name))
         spec = known.get(shared)
         if spec is None:
-            if form is None and typestr in ARRAY_TYPES and not skip:
+            if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
                 raise _absent(directory, tree, at, ocdbt=ocdbt)
             if tree.in_msgpack(at):
                 found = packed.get(tree.keys[at])
                 spec, details[at] = packed_spec(directory, tree, at, found, shardings.get(name), known)
-            elif typestr == "string":
+            elif typestr == "string" and typestr not in foreign:
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
                 spec = LeafSpec(typestr, text=string_leaves.find(*strings, name, key_path))
             elif form is None:

@@ -19,6 +19,7 @@ def open_checkpoint(
     *,
     remembered: RememberedDocuments | None = None,
     whole: bool = True,
+    foreign: frozenset[str] = frozenset(),
 ) -> OrbaxCheckpoint:
     """Find the checkpoint at `path` and read its documents.
 
@@ -29,6 +30,7 @@ def open_checkpoint(
         item: Its name, where there are several; by default the one that holds the tree.
         remembered: Documents decoded before, and what takes up those decoded now.
         whole: Whether every data file must be there in its whole length.
+        foreign: Types of leaves that a handler may keep in files of its own; see `Source`.
 
     Raises:
         NotACheckpointError: If nothing of this layout lies there, or no such item.
@@ -38,5 +40,5 @@ def open_checkpoint(
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
     place = locate(store, path, item)
-    source = Source(store, RememberedDocuments() if remembered is None else remembered, whole)
+    source = Source(store, RememberedDocuments() if remembered is None else remembered, whole, foreign)
     return OPENERS[place.kind](source, place)

@@ -56,6 +56,7 @@ class Source:
     store: Store
     remembered: RememberedDocuments  #: documents decoded before; those decoded now are added
     whole: bool = True  #: whether every data file must be there in its whole length
+    foreign: frozenset[str] = frozenset()  #: types of leaves that may lie in their handler's own files
 
 
 def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
@@ -109,9 +110,10 @@ def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> Le
         random_keys=parts[3],
         packed=structure.packed,
         ocdbt=documents.uses_ocdbt,
+        foreign=source.foreign,
     )
-    # Values that lie elsewhere may have changed by the next time.
-    if not arrays.far and not structure.packed:
+    # Values that lie elsewhere may have changed by the next time, and another handler may be asked.
+    if not arrays.far and not structure.packed and not source.foreign:
         source.remembered.keep_table(parts, index, table)
 
     return table
@@ -141,7 +143,8 @@ class _Documents:
             names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip)]
             return Index.of(directory_index(store, directory, names))
         if MANIFEST not in self.place.names:
-            if not any(typestr in ARRAY_TYPES and not skip for _, typestr, skip in entries):
+            expected = ARRAY_TYPES - self.source.foreign
+            if not any(typestr in expected and not skip for _, typestr, skip in entries):
                 return Index.of({})
             raise CorruptCheckpointError(
                 os.path.join(directory, MANIFEST), "is missing, and there are arrays"

@@ -5,12 +5,9 @@ from __future__ import annotations
 __all__ = ("check_merged",)
 
 from collections.abc import Collection
-from typing import Final
 
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.handlers.formats.orbax.documents.file_names import MANIFEST, OF_A_PROCESS
 from penstock.kernel.errors import IncompleteCheckpointError
-
-_OF_A_PROCESS: Final = "ocdbt.process_"
 
 
 def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None) -> None:
@@ -26,7 +23,7 @@ def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None)
     Raises:
         IncompleteCheckpointError: The message names the parts.
     """
-    parts = sorted(name for name in names if name.startswith(_OF_A_PROCESS))
+    parts = sorted(name for name in names if name.startswith(OF_A_PROCESS))
     if parts and MANIFEST not in names and use_ocdbt is not False:
         raise IncompleteCheckpointError(
             directory, f"has no {MANIFEST}: its parts were never merged ({', '.join(parts)})"

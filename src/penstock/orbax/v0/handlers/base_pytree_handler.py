@@ -163,7 +163,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
                 save_args=_by_name(args.save_args, SaveArgs),
             )
-            serves = partial(with_type_handlers, self._registry, workers)
+            serves = partial(with_type_handlers, self._registry, workers, self._layout)
             path, marked = path_text(directory), with_markers(item)
 
         links = links_in_force()
@@ -199,9 +199,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
-        serves = partial(with_type_handlers, self._registry, workers)
+        serves = partial(with_type_handlers, self._registry, workers, self._layout)
         calls = Calls(
-            metadata=partial(self._loop.call, describe, path),
+            metadata=partial(self._loop.call, describe, serves, path),
             restore=partial(self._restore, serves, path),
         )
         return restore_tree(asked, calls)
@@ -213,7 +213,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        about = self._loop.call(describe, path_text(directory))
+        serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
+        about = self._loop.call(describe, serves, path_text(directory))
         return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
 
     def finalize(self, directory: Any) -> None:

@@ -77,13 +77,21 @@ async def restore_value(resources: Resources, serves: Serving, path: str, keywor
 
 
 def with_type_handlers(
-    registry: Any, workers: StageWorkers, checkpointer: Checkpointer, flow: Flow
+    registry: Any, workers: StageWorkers, layout: TreeLayout, checkpointer: Checkpointer, flow: Flow
 ) -> Checkpointer:
-    """Return the Checkpointer with the type handlers of one save or restore."""
+    """Return the Checkpointer with the type handlers of one save or restore.
+
+    What lies where only such a handler finds it is then not taken for missing.
+    """
     limiters = Limiters.of(checkpointer.engine.memory, flow)
-    return checkpointer.with_handlers(StageRegistry(registry, replace(workers, limiters=limiters)))
+    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    own_files = handlers.own_files()
+    if not own_files:
+        return checkpointer.with_handlers(handlers)
+
+    return checkpointer.with_handlers(handlers, AutoLayout(layout.with_foreign(own_files)))
 
 
-async def describe(resources: Resources, path: str) -> CheckpointMetadata:
+async def describe(resources: Resources, serves: Serving, path: str) -> CheckpointMetadata:
     """Say what the tree at `path` is."""
-    return await resources[-1].metadata(path)
+    return await serves(resources[-1], "restore").metadata(path)

@@ -111,8 +111,11 @@ async def _open(spec: dict[str, Any], context: Any) -> Any:
 
 
 def _validate(keys: list[str]) -> None:
-    described = {_METADATA.sub("", key) for key in keys if _METADATA.search(key)}
-    written = {_CHUNK.sub("", key) for key in keys if not _METADATA.search(key)}
+    chunks = [key for key in keys if _CHUNK.search(key)]
+    # A handler may have a name of its own for the metadata of arrays.
+    named = [key.rpartition("/")[0] for key in keys if not _METADATA.search(key) and not _CHUNK.search(key)]
+    described = {_METADATA.sub("", key) for key in keys if _METADATA.search(key)}.union(named)
+    written = {_CHUNK.sub("", key) for key in chunks}
     if described != written:
         lacking = sorted(described - written)
         unknown = sorted(written - described)

@@ -35,6 +35,7 @@ from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context
 
 _OURS: Final = __name__.rpartition(".")[0] + "."
 _NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer})
+_WITH_A_PLACE: Final = ("jax.Array", "np.ndarray", "scalar", "string")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -208,6 +209,11 @@ class StageRegistry:
             UnknownTypeError: If there is none.
         """
         return self._find(typestr, key_path)
+
+    def own_files(self) -> frozenset[str]:
+        """The types of leaves with a place in the layout that a handler here may keep in files of its own."""
+        known = [typestr for typestr in _WITH_A_PLACE if self._registry.has(typestr)]
+        return frozenset(name for name in known if isinstance(self._find(name, ""), AdaptedHandler))
 
     def _find(self, kind: type | str, key_path: str) -> LeafHandler:
         if kind not in self._types:

@@ -24,6 +24,9 @@ from penstock.orbax.v0.leaf_handlers.stage_workers import as_stored
 EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 """What is recorded of nodes with nothing in them."""
 
+_ARRAYS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
+"""What has a shape, unless its handler keeps it in files of its own."""
+
 _NUMBERS: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
@@ -81,6 +84,9 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
 
 
 def _want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+    if leaf.shape is None and leaf.kind in _ARRAYS and leaf.random_key_impl is None:
+        return Wanted(as_stored(leaf.kind))  # its handler knows where it lies, and is given all of `args`
+
     kind = args.restore_type
     if kind is None:
         kind = leaf.kind

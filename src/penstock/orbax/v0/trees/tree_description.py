@@ -6,6 +6,7 @@ __all__ = ("describe_tree",)
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -14,6 +15,8 @@ import numpy as np
 from penstock.blocking.background import run_sync
 from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.common.leaf_args import ParamInfo
 from penstock.orbax.common.sharding_metadata import from_serialized_string
 from penstock.orbax.common.value_metadata import (
@@ -42,7 +45,7 @@ def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any, *, r
         ValueError: If a leaf has no handler.
     """
     foreign = [leaf for leaf in about.leaves if leaf.shape is None and leaf.kind not in _KNOWN]
-    said = run_sync(_ask, foreign, directory, registry) if foreign else {}
+    said = run_sync(_ask, foreign, directory, registry, about.uses_zarr3) if foreign else {}
 
     def describe(leaf: LeafMetadata) -> Any:
         return said[leaf.name] if leaf.name in said else _describe(leaf, directory)
@@ -57,11 +60,23 @@ def _is_metadata(node: object) -> bool:
     return isinstance(node, LeafMetadata)
 
 
-async def _ask(leaves: Sequence[LeafMetadata], directory: Any, registry: Any) -> dict[str, Any]:
+async def _ask(
+    leaves: Sequence[LeafMetadata], directory: Any, registry: Any, use_zarr3: bool
+) -> dict[str, Any]:
+    use_ocdbt = await in_thread((Path(directory) / MANIFEST).exists)
     said: dict[str, Any] = {}
     for typestr in dict.fromkeys(leaf.kind for leaf in leaves):
         names = [leaf.name for leaf in leaves if leaf.kind == typestr]
-        infos = [ParamInfo(name=name, parent_dir=directory, value_typestr=typestr) for name in names]
+        infos = [
+            ParamInfo(
+                name=name,
+                parent_dir=directory,
+                value_typestr=typestr,
+                is_ocdbt_checkpoint=use_ocdbt,
+                use_zarr3=use_zarr3,
+            )
+            for name in names
+        ]
         said |= dict(zip(names, await registry.get(typestr).metadata(infos), strict=True))
 
     return said

@@ -122,6 +122,15 @@ class TestSteps:
         make(tmp_path, **{"9___CHECKPOINT_METADATA": '{"item_handlers": {"state": "x"}}'})
         assert "9/state: is missing, and _CHECKPOINT_METADATA lists it" in corrupt(tmp_path)
 
+    def test_an_older_step_is_not_taken_for_one_that_only_its_own_handler_reads(self, tmp_path: Path) -> None:
+        make(tmp_path, **tree("2", "x"), **{"3__state__my_state.npz": b""})
+        with pytest.raises(UnsupportedFormatError, match=r"holds a later step, '3'.*open a step by its own"):
+            open_(tmp_path)
+
+        assert text(tmp_path / "2") == "x"
+        make(tmp_path, **tree("4", "y"))
+        assert text(tmp_path) == "y"
+
     def test_of_several_names_none_is_guessed(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("a_1", "x"), **tree("b_2", "x"))
 

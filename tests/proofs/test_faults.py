@@ -1,0 +1,46 @@
+"""A sample of `make faults`: each course and each layout once, and of the contents those that differ most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.proofs.faults import look
+from tests.proofs.recorded_courses import COURSES, LAYOUTS, pairs
+
+# Course and layout of the sample; each course and each layout is in it.
+SAMPLE = {
+    *[(course, "ocdbt") for course in COURSES],
+    ("link", "zstd"),
+    ("link to a copy", "directories"),
+    ("new", "zarr3"),
+    ("overwrite the base", "items"),
+    ("step", "third party"),
+    ("overwrite", "safetensors"),
+}
+UNSYNCED = pytest.mark.xfail(strict=True, reason="what is linked is not synced")
+
+
+def case(course: str, layout: str) -> Any:
+    marks = [] if (course, layout) in SAMPLE else [pytest.mark.slow]
+    if course == "link to a copy":
+        marks.append(UNSYNCED)
+
+    return pytest.param(course, layout, marks=marks, id=f"{course}, {layout}")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("course", "layout"), [case(*pair) for pair in pairs()])
+def test_a_power_loss_leaves_the_previous_state_or_the_new(folder: Path, course: str, layout: str) -> None:
+    found = look(folder, course, layout, limit=8, every=40)
+
+    assert found.problems == []
+    assert found.states["previous"] + found.states["new"] == found.n_losses > 1
+    assert found.states["new"] > 0
+
+
+def test_the_sample_has_each_course_and_each_layout() -> None:
+    assert {course for course, _ in SAMPLE} == {*COURSES}
+    assert {layout for _, layout in SAMPLE} == {*LAYOUTS}
+    assert {*pairs()} >= SAMPLE
