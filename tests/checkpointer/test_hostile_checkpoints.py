@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import penstock
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -57,8 +58,10 @@ ZARRAY: dict[str, Any] = {
 }
 
 
-async def restore(path: Path, *, store: LocalStore | None = None, **options: Any) -> Any:
-    async with penstock.Checkpointer(memory_limit="64MiB", store=store) as checkpointer:
+async def restore(
+    path: Path, *, store: LocalStore | None = None, config: Config | None = None, **options: Any
+) -> Any:
+    async with penstock.Checkpointer(memory_limit="64MiB", store=store, config=config) as checkpointer:
         return await checkpointer.restore(path, **options)
 
 
@@ -130,8 +133,9 @@ async def test_an_array_of_holes_is_restored_only_if_that_is_allowed(tmp_path: P
     assert (caught.value.result_bytes, caught.value.most) == (4 * n, 1000)
     like = {"a": np.zeros(n, np.float32)}
     assert not (await restore(path, like=like))["a"].any()
-    pipeline = penstock.restore_pipeline().configure("plan", max_expansion=10**6)
-    assert not (await restore(path, pipeline=pipeline))["a"].any()
+    assert not (await restore(path, max_expansion=10**6))["a"].any()
+    config = Config.load(environ={"PENSTOCK_RESTORE__PLAN__MAX_EXPANSION": "1000000"})
+    assert not (await restore(path, config=config))["a"].any()
 
 
 async def test_so_is_one_that_a_codec_made_small(tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ async def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     (path / "a").unlink()
     (path / "a").symlink_to("../outside")
     with pytest.raises(
-        LinkOutsideError, match="/a: is a link out of the checkpoint, to '.*/outside'"
+        LinkOutsideError, match=r"/a: is a link out of the checkpoint, to '.*/outside'"
     ) as caught:
         await restore(path)
 
