@@ -201,9 +201,10 @@ async def test_tensors_of_the_hub_are_links_to_its_blobs(tmp_path: Path) -> None
 @pytest.mark.parametrize("target", [True, False], ids=["like", "no like"])
 async def test_a_shape_beyond_any_memory(shape: list[int], target: bool, tmp_path: Path) -> None:
     path = write_array(tmp_path / "c", {"shape": shape, "chunks": [1] * len(shape)})
+    options: Any = {"like": {"a": np.zeros(1, np.float32)}} if target else {}
 
     with pytest.raises(PenstockError):
-        await restore(path, **({"like": {"a": np.zeros(1, np.float32)}} if target else {}))
+        await restore(path, **options)
 
 
 async def test_metadata_of_a_huge_grid_is_read_at_once(tmp_path: Path) -> None:
