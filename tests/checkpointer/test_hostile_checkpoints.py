@@ -27,6 +27,8 @@ from penstock.kernel.errors import (
     SpecError,
 )
 
+STRUCT: Any = jax.ShapeDtypeStruct  # jax declares no types for it
+
 
 def write_array(path: Path, zarray: dict[str, Any], name: str = "a", *, all_written: bool = False) -> Path:
     """Write a checkpoint of one array in a directory of its own, without a chunk."""
@@ -93,14 +95,14 @@ async def test_the_first_missing_chunk_is_found_at_once(tmp_path: Path) -> None:
     (path / "a" / "0").write_bytes(b"1234")
 
     with pytest.raises(CorruptCheckpointError, match="chunk 'a/1' is missing"):
-        await restore(path, like={"a": jax.ShapeDtypeStruct((2**24,), np.float32)})
+        await restore(path, like={"a": STRUCT((2**24,), np.float32)})
 
 
 async def test_a_result_is_compared_with_the_memory_there_is(tmp_path: Path) -> None:
     path = write_array(tmp_path / "c", {"shape": [2**45], "chunks": [2**45]})
 
     with pytest.raises(InsufficientMemoryError, match=r"140737488355328 bytes .*leaf is \['a'\]") as caught:
-        await restore(path, like={"a": jax.ShapeDtypeStruct((2**45,), np.float32)})
+        await restore(path, like={"a": STRUCT((2**45,), np.float32)})
 
     assert caught.value.asked == 2**47
     assert caught.value.available is not None
