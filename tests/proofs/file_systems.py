@@ -9,7 +9,6 @@ fails and they stay.
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,8 +21,6 @@ from tests.proofs.recorded_courses import (
     LAYOUTS,
     Recording,
     pairs,
-    save,
-    save_step,
 )
 
 from penstock.kernel.errors import StorageError
@@ -57,11 +54,11 @@ async def fill(folder: Path) -> None:
     """Save a checkpoint and a root of steps."""
     recording = Recording(folder, LAYOUTS["ocdbt"])
     async with recording.checkpointer() as checkpointer:
-        await save(checkpointer, folder / "old", recording.storing.tree(1))
+        await recording.save(checkpointer, "old", 1)
 
     async with recording.manager() as manager:
         for step in (1, 2):
-            await save_step(manager, step, recording.storing.tree(step))
+            await recording.save_step(manager, step)
 
 
 async def finish(folder: Path, course: str, layout: str) -> None:
@@ -77,34 +74,29 @@ async def finish(folder: Path, course: str, layout: str) -> None:
 
 
 async def number_at(recording: Recording, path: Path) -> int | None:
-    """Restore a checkpoint, of a manager or not; None if nothing is there."""
+    """Say which state is at a path; None if nothing is there."""
     if not path.exists():
         return None
 
-    item = "default" if (path / "default").exists() else None
     async with recording.checkpointer() as checkpointer:
-        if recording.storing.expected is None:
-            return recording.storing.number_of(await checkpointer.restore(path, item=item))
-
-        found = await checkpointer.restore_items(path)
-        found.pop("metrics", None)
-        return recording.storing.number_of(found)
+        number = await recording.number_at(checkpointer, path)
+        assert number is not None, f"{path} is a mixture"
+        return number
 
 
 async def use_lower_layer(folder: Path, say: Callable[[str], object]) -> None:
     """Read, link to, replace and delete what lies in the lower layer."""
     recording = Recording(folder, LAYOUTS["ocdbt"])
-    tree = recording.storing.tree
     async with recording.checkpointer() as checkpointer:
-        await save(checkpointer, folder / "linked", tree(3), base=folder / "old")
+        await recording.save(checkpointer, "linked", 3, base=folder / "old")
         assert await number_at(recording, folder / "linked") == 3
         await _may_be_refused(
-            save(checkpointer, folder / "old", tree(4), overwrite=True), "overwriting in the lower layer", say
+            recording.save(checkpointer, "old", 4, overwrite=True), "overwriting in the lower layer", say
         )
         assert await number_at(recording, folder / "old") in (1, 4)
 
     async with recording.manager(keep=KeepLast(2)) as manager:
-        await save_step(manager, 3, tree(3))
+        await recording.save_step(manager, 3)
         await manager.wait()
         await _may_be_refused(manager.delete(2), "deleting a step in the lower layer", say)
         found = {step: await number_at(recording, folder / "run" / str(step)) for step in manager.all_steps()}
@@ -125,6 +117,13 @@ async def _may_be_refused(work: Awaitable[None], what: str, say: Callable[[str],
         say(f"{what} works")
 
 
+def run_again_below_mounts() -> int:
+    """Start this program again where it may mount; return its exit status."""
+    with tempfile.TemporaryDirectory(prefix="penstock-mounts-", ignore_cleanup_errors=True) as place:
+        command = ["unshare", "-Urm", sys.executable, "-m", "tests.proofs.file_systems"]
+        return subprocess.run([*command, *sys.argv[1:], "--inside", place], check=False).returncode
+
+
 def main() -> None:
     """Parse the command line; mount, and run the courses."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
@@ -135,13 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     inside: Path | None = options.inside
     if inside is None:
-        place = Path(tempfile.mkdtemp(prefix="penstock-mounts-"))
-        arguments = [*sys.argv[1:], "--inside", str(place)]
-        try:
-            command = ["unshare", "-Urm", sys.executable, "-m", "tests.proofs.file_systems", *arguments]
-            sys.exit(subprocess.run(command, check=False).returncode)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+        sys.exit(run_again_below_mounts())
 
     for where in options.on:
         folder = mount(where, inside) if where in MOUNTED else Path(where)
