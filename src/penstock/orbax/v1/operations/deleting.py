@@ -72,7 +72,9 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
             raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
 
     if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
-        os.remove(path)
+        store = LocalStore()
+        store.remove_file(path)
+        store.sync_directory(os.path.dirname(path))
         return True
 
     delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
