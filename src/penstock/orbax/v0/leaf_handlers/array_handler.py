@@ -39,7 +39,6 @@ from penstock.orbax.v0.leaf_handlers.leaf_documents import read_values, sharding
 from penstock.orbax.v0.leaf_handlers.numpy_handlers import refuse_empty
 from penstock.orbax.v0.leaf_handlers.type_handler import TypeHandler
 
-
 _RANKS: Final = range(3)
 """The values of Orbax's `TransferPriority` but for the unknown: at once, soon, later."""
 

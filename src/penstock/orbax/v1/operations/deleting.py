@@ -72,9 +72,8 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
             raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
 
     if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
-        store = LocalStore()
-        store.remove_file(path)
-        store.sync_directory(os.path.dirname(path))
+        os.remove(path)
+        LocalStore().sync_directory(os.path.dirname(path))
         return True
 
     delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
