@@ -97,6 +97,7 @@ async def restore(
     like: Any = ...,
     as_type: type[Any] | None = None,
     mmap: bool = False,
+    verify: bool | None = None,
     split: str | None = None,
     item: str | None = None,
     prioritise: First | None = None,
@@ -110,6 +111,7 @@ async def restore(
     strict: bool = True,
     on_missing: Literal["raise", "keep"] = "raise",
     on_unexpected: Literal["raise", "skip"] = "raise",
+    max_expansion: int | None = None,
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
@@ -124,6 +126,7 @@ async def restore(
             like=like,
             as_type=as_type,
             mmap=mmap,
+            verify=verify,
             split=split,
             item=item,
             prioritise=prioritise,
@@ -137,6 +140,7 @@ async def restore(
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
         )
 
 
