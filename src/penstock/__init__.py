@@ -36,6 +36,7 @@ __all__ = (
     "SaveFormat",
     "SaveFuture",
     "SaveReport",
+    "SealReport",
     "Transform",
     "VerifyReport",
     "__version__",
@@ -48,6 +49,7 @@ __all__ = (
     "restore",
     "restore_items",
     "save",
+    "seal",
     "steps",
     "sync",
     "verify",
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
     from penstock.tools.convert import convert, export_safetensors
+    from penstock.tools.seal import SealReport, seal
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -102,5 +105,6 @@ else:
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
             "penstock.tools.convert": ("convert", "export_safetensors"),
+            "penstock.tools.seal": ("SealReport", "seal"),
         },
     )

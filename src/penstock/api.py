@@ -10,6 +10,7 @@ __all__ = (
     "restore",
     "restore_items",
     "save",
+    "seal",
     "verify",
 )
 
@@ -31,6 +32,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.tools.convert import convert, export_safetensors
+from penstock.tools.seal import seal
 
 if TYPE_CHECKING:
     import jax

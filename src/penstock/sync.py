@@ -20,6 +20,7 @@ __all__ = (
     "restore",
     "restore_items",
     "save",
+    "seal",
     "verify",
     "watch",
 )
@@ -138,3 +139,4 @@ metadata = blocking(api.metadata)
 verify = blocking(api.verify)
 convert = blocking(api.convert)
 export_safetensors = blocking(api.export_safetensors)
+seal = blocking(api.seal)

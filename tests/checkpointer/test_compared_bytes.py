@@ -38,12 +38,12 @@ async def save(path: Path, form: SaveFormat) -> Path:
     return path
 
 
-def flip_in_the_middle(path: Path) -> None:
-    """Flip a bit of the largest file."""
-    file = max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+def flip_bits(path: Path) -> None:
+    """Flip a bit of each file with array bytes, in its first leaf."""
+    for file in [file for file in path.rglob("*") if file.is_file() and file.stat().st_size > 10_000]:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 4] ^= 1
+        file.write_bytes(data)
 
 
 async def streamed(path: Path) -> None:
@@ -53,11 +53,11 @@ async def streamed(path: Path) -> None:
 
 
 async def converted(path: Path) -> None:
-    await penstock.convert(path, path.with_name("other"))
+    await penstock.convert(path, path.with_name("other"), overwrite=True)
 
 
 async def as_safetensors(path: Path) -> None:
-    await penstock.convert(path, path.with_name("other.safetensors"))
+    await penstock.convert(path, path.with_name("other.safetensors"), overwrite=True)
 
 
 async def whole(path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_it_is_found(read: Callable[[Path], Any], form: str, tmp_path: Pat
     path = await save(tmp_path / "c", FORMS[form])
     await read(path)
 
-    flip_in_the_middle(path)
+    flip_bits(path)
 
     with pytest.raises(ChecksumError) as caught:
         await read(path.rename(tmp_path / "damaged"))
@@ -94,9 +94,10 @@ async def test_it_is_found(read: Callable[[Path], Any], form: str, tmp_path: Pat
 @pytest.mark.anyio
 async def test_who_wants_no_comparison_gets_none(tmp_path: Path) -> None:
     path = await save(tmp_path / "c", SaveFormat())
-    flip_in_the_middle(path)
+    flip_bits(path)
 
-    for options in ({"verify": False}, {"mmap": True}, {"mmap": True, "verify": False}):
+    asked: list[dict[str, Any]] = [{"verify": False}, {"mmap": True}, {"mmap": True, "verify": False}]
+    for options in asked:
         found = await penstock.restore(path, **options)
         assert found["a"].tobytes() != ROWS.tobytes() or found["b"][0].tobytes() != (ROWS + 1).tobytes()
 
@@ -104,7 +105,7 @@ async def test_who_wants_no_comparison_gets_none(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_the_option_of_the_stage_counts_unless_the_call_says_otherwise(tmp_path: Path) -> None:
     path = await save(tmp_path / "c", SaveFormat())
-    flip_in_the_middle(path)
+    flip_bits(path)
     config = tmp_path / "config.toml"
     config.write_text("[restore.read]\nverify = false\n")
 

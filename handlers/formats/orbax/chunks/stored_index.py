@@ -26,7 +26,13 @@ Check: TypeAlias = Callable[[str, bytes], None]
 """Compares a document, by its name and content, with what was written."""
 
 
-def directory_index(store: Store, directory: str, names: Iterable[str], check: Check) -> dict[bytes, Value]:
+def _as_it_is(name: str, data: bytes, /) -> None:
+    """Compare nothing."""
+
+
+def directory_index(
+    store: Store, directory: str, names: Iterable[str], check: Check = _as_it_is
+) -> dict[bytes, Value]:
     """Index arrays that lie in a directory each, as an OCDBT database would.
 
     Raises:
