@@ -189,7 +189,7 @@ async def test_what_is_padded_and_cut_off_goes_in_parts_too(rig: Rig, assert_sam
 
 async def test_chunks_with_a_codec_are_each_decoded_once(rig: Rig, assert_same: AssertSame) -> None:
     rig.registry = copying()
-    form = SaveFormat(codec="zstd", chunk_byte_size=MIB // 16)
+    form = SaveFormat(codec="zstd", chunk_byte_size=MIB // 128)
     tree = {"a": jnp.asarray(numbers())}
     await saved(rig.final, tree, save_format=form)
 
