@@ -34,12 +34,12 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults memory soak stalls server bench bench-quick interop clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults file-systems memory soak stalls server bench bench-quick interop orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-	  printf '  %-12s %s\n' $$target "$$text"; done
+	  printf '  %-13s %s\n' $$target "$$text"; done
 
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
@@ -89,6 +89,9 @@ crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
 	$(BIN)/python -m tests.proofs.faults $(FAULTS)
 
+file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs and overlay, mounted for it in a user namespace
+	$(BIN)/python -m tests.proofs.file_systems
+
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py
 
@@ -109,6 +112,14 @@ bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: 
 
 interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperability.md anew
 	$(BIN)/python -m tests.interop.matrix.page
+
+# Some of the files need more than the extras: pip install chex portpicker
+orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (make orbax-tests SOURCE=path/to/a/checkout/of/orbax)
+	@test -n "$(SOURCE)" || { echo "make orbax-tests SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
+	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/penstock
+	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/orbax --library orbax \
+	  --used-in build/orbax_tests/penstock
+	$(BIN)/python -m tests.proofs.orbax_tests --table build/orbax_tests/orbax build/orbax_tests/penstock
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -102,6 +102,6 @@ EVENTS = """
     memory.unreadable restore. restore.finished restore.overtaken save. save.callback_failed
     save.cancelled save.failed save.finalized save.left_behind save.not_linked save.started
     save.unchanged step.cleaned_up step.deleted step.left_behind step.no_base step.not_deleted
-    step.retention_failed step.unreadable steps.no_signals
+    step.retention_failed step.root_in_use step.unreadable steps.no_signals
 """
 """Events; of `restore.renamed` and the like, and of `save.staged` and the like, how they begin."""

@@ -50,12 +50,14 @@ KERNEL_MAY_IMPORT = {"anyio", "structlog", "penstock", *sys.stdlib_module_names}
 # Files of one name are one thing of two kinds: a public module and what is behind it, or Orbax's v0 and v1.
 SHARED_NAMES = {
     "__main__.py",
+    "arrays.py",
     "checkpoint_manager.py",
     "checkpointer.py",
     "errors.py",
     "handler_registration.py",
     "handler_types.py",
     "handlers.py",
+    "multihost.py",
     "options.py",
     "path.py",
     "pipelines.py",

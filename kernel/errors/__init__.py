@@ -16,9 +16,10 @@ __all__ = (
     "IncompletePipelineError", "InsufficientMemoryError", "InvalidLeafError", "LeaseTooLargeError",
     "LinkOutsideError", "MissingFileError",
     "NoHandlerError", "NotACheckpointError", "NotAFileError", "OlderStepError", "PathError", "PenstockError",
-    "PipelineError", "ResultTypeError", "RunningLoopError", "SaveCancelledError", "SpecError",
+    "PipelineError", "ResultTypeError", "RootInUseError", "RunningLoopError", "SaveCancelledError",
+    "SpecError",
     "StepExistsError", "StorageError", "StructureMismatchError", "TreeDifference", "TruncatedDataError",
-    "UnsupportedByStoreError", "UnsupportedFormatError",
+    "UnknownMetricError", "UnsupportedByStoreError", "UnsupportedFormatError",
 )
 # fmt: on
 
@@ -59,8 +60,10 @@ from penstock.kernel.errors.spec_errors import (
     OlderStepError,
     PathError,
     PipelineError,
+    RootInUseError,
     RunningLoopError,
     StepExistsError,
+    UnknownMetricError,
     UnsupportedByStoreError,
 )
 from penstock.kernel.errors.tree_errors import (

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from penstock.checkpointer.checkpointer import Checkpointer
     from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
     from penstock.checkpointer.streaming import LeafStream
-    from penstock.checkpointer.verify import VerifyReport
     from penstock.handlers.formats.items.item_types import Composite
     from penstock.kernel.config.config import Config
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
     from penstock.steps.step_watch import watch
     from penstock.tools.convert import convert, export_safetensors
     from penstock.tools.seal import SealReport, seal
+    from penstock.verification.verify_report import VerifyReport
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -91,7 +91,7 @@ else:
             "penstock.checkpointer.checkpointer": ("Checkpointer",),
             "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),
             "penstock.checkpointer.streaming": ("LeafStream",),
-            "penstock.checkpointer.verify": ("VerifyReport",),
+            "penstock.verification.verify_report": ("VerifyReport",),
             "penstock.handlers.formats.items.item_types": ("Composite",),
             "penstock.kernel.config.config": ("Config",),
             "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),

@@ -23,7 +23,6 @@ from penstock.checkpointer.description import CheckpointMetadata
 from penstock.checkpointer.engine import Compare
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_keywords import RestoreKeywords
-from penstock.checkpointer.verify import VerifyReport
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.messages.restore import Only
 from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
@@ -33,6 +32,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.tools.convert import convert, export_safetensors
 from penstock.tools.seal import seal
+from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:
     import jax
@@ -183,13 +183,16 @@ async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata
 
 
 async def verify(path: Path, *, item: str | None = None) -> VerifyReport:
-    """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
+    """Compare all that lies at and below `path`, at rest, with the checksums that were recorded of it.
+
+    Args:
+        path: A checkpoint, an item of one, a directory of steps, or a folder of these: every step and every
+            item of it is compared.
+        item: Compare only this item of the checkpoint.
 
     Returns:
-        What is damaged, if anything is, with the leaves concerned.
-
-    Raises:
-        PenstockError: What `Checkpointer.verify` raises.
+        What is damaged, unreadable, absent or without a checksum, with the leaves concerned. Nothing is
+        raised for what is found: `report.status` sums it up.
     """
     async with Checkpointer() as checkpointer:
         return await checkpointer.verify(path, item=item)

@@ -31,6 +31,7 @@ __all__ = (
     "PenstockError",
     "PipelineError",
     "ResultTypeError",
+    "RootInUseError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
@@ -39,6 +40,7 @@ __all__ = (
     "StructureMismatchError",
     "TreeDifference",
     "TruncatedDataError",
+    "UnknownMetricError",
     "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
@@ -72,6 +74,7 @@ from penstock.kernel.errors import (
     PenstockError,
     PipelineError,
     ResultTypeError,
+    RootInUseError,
     RunningLoopError,
     SaveCancelledError,
     SpecError,
@@ -80,6 +83,7 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
     TruncatedDataError,
+    UnknownMetricError,
     UnsupportedByStoreError,
     UnsupportedFormatError,
 )

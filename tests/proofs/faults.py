@@ -18,10 +18,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from operator import add
 from pathlib import Path
-from typing import Any
 
 import anyio
-from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, pairs, save, save_step
+from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, pairs
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.errors import PenstockError
@@ -119,14 +118,14 @@ class Course:
         numbers: dict[str, int | None] = {}
         for name, may_be in allowed.items():
             path = recording.folder / name
-            numbers[name] = await self._number(checkpointer, path) if path.exists() else None
+            numbers[name] = await self._number(recording, checkpointer, path) if path.exists() else None
             _check(name, numbers[name], may_be)
 
         self._note(numbers["new"] == max(number or 0 for number in allowed["new"]))
         path = recording.folder / "new"
         try:
-            await save(checkpointer, path, self._storing.tree(NEXT), overwrite=True)
-            again = await self._number(checkpointer, path)
+            await recording.save(checkpointer, "new", NEXT, overwrite=True)
+            again = await self._number(recording, checkpointer, path)
         except PenstockError as error:
             raise _Problem("STUCK", f"the next save failed: {error!r}") from error
 
@@ -151,7 +150,7 @@ class Course:
         self._note(numbers[changing] == max(number or 0 for number in allowed[changing]))
         try:
             async with recording.manager() as manager:
-                await save_step(manager, NEXT, self._storing.tree(NEXT))
+                await recording.save_step(manager, NEXT)
         except PenstockError as error:
             raise _Problem("STUCK", f"the next save failed: {error!r}") from error
 
@@ -170,31 +169,23 @@ class Course:
 
             for step in steps:
                 path = recording.folder / "run" / str(step)
-                numbers[str(step)] = await self._number(manager.checkpointer, path)
+                numbers[str(step)] = await self._number(recording, manager.checkpointer, path)
 
             trash = recording.folder / "run" / "old"
             for path in trash.iterdir() if trash.exists() else ():
-                if await self._number(manager.checkpointer, path) != int(path.name):
+                if await self._number(recording, manager.checkpointer, path) != int(path.name):
                     raise _Problem("MIXED", f"{path.name} in the trash is another step")
 
         return numbers
 
-    async def _number(self, checkpointer: Checkpointer, path: Path) -> int:
+    async def _number(self, recording: Recording, checkpointer: Checkpointer, path: Path) -> int:
         try:
-            found: Any
-            if self._storing.expected is not None:
-                found = await checkpointer.restore_items(path)
-                found.pop("metrics", None)
-            elif (path / "default").exists():  # a step of a manager
-                found = await checkpointer.restore(path, item="default")
-            else:
-                found = await checkpointer.restore(path)
+            number = await recording.number_at(checkpointer, path)
         except PenstockError as error:
             raise _Problem("LOST", f"{path.name} cannot be restored: {error!r}") from error
 
-        number = self._storing.number_of(found)
         if number is None:
-            raise _Problem("MIXED", f"{path.name} is {found!r}")
+            raise _Problem("MIXED", f"{path.name} is no state that was saved")
 
         return number
 

@@ -24,7 +24,6 @@ from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import RestoreKeywords, asked_for, result_check, with_derive
 from penstock.checkpointer.restore_task import RestoreTask
 from penstock.checkpointer.streaming import LeafStream
-from penstock.checkpointer.verify import VerifyReport, verify_checkpoint
 from penstock.handlers.formats.items.protobuf_targets import message_target
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.config.config import Config
@@ -42,6 +41,8 @@ from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
+from penstock.verification.verify import Verification
+from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:
     import jax
@@ -370,16 +371,11 @@ class Checkpointer:
         return await self._life.calmly(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, *, item: str | None = None) -> VerifyReport:
-        """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
-
-        Raises:
-            UnsupportedFormatError: If none were recorded: penstock did not write it.
-            CorruptCheckpointError: If a document is damaged, so that nothing can be said of the leaves.
-        """
+        """Compare all that lies at and below `path`, at rest, with its checksums; see `penstock.verify`."""
         _, threads = self._life.running()
-        final, engine = absolute_path(path), self._engine
-        check = partial(verify_checkpoint, final, engine.store, threads, engine.memory, item)
-        return await self._life.calmly(partial(engine.read_unchanged, final, threads, check))
+        engine = self._engine
+        verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged)
+        return await self._life.calmly(partial(verification.verify, absolute_path(path), item))
 
     @property
     def engine(self) -> Engine:

@@ -17,6 +17,8 @@ from penstock.cli.terminal.terminal_output import CommandError, open_output
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, 1 for a failure, 2 for wrong usage.
 
+    `verify` has more: see `cli.verify_command.STATUSES`.
+
     Args:
         arguments: Without the program's name; by default those of the process.
     """
@@ -47,10 +49,20 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("path", metavar="PATH", help="the directory of a checkpoint")
     inspect.add_argument("--json", action="store_true", help="as one JSON document")
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
-    verify = commands.add_parser("verify", help="compare a checkpoint with its checksums")
-    verify.add_argument("path", metavar="PATH", help="the directory of a checkpoint that penstock wrote")
-    verify.add_argument("--json", action="store_true", help="as one JSON document")
+    _add_verify(commands.add_parser("verify", help="compare a checkpoint with its checksums"))
     return parser
+
+
+def _add_verify(verify: argparse.ArgumentParser) -> None:
+    verify.description = (
+        "Compare everything at and below PATH with the checksums recorded of it: every step, every item, "
+        "every file. The exit status is 0 if all of it is intact, 1 if something is damaged, 3 if there is "
+        "no checkpoint, 4 if something has no checksum, and 5 if the medium refused to read something."
+    )
+    verify.add_argument(
+        "path", metavar="PATH", help="a checkpoint, a directory of steps, or a folder of these"
+    )
+    verify.add_argument("--json", action="store_true", help="as one JSON document")
 
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:

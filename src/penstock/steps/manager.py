@@ -31,12 +31,11 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.steps import step_directory as on_disk
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
-from penstock.steps.own_checkpointer import own_or_given
+from penstock.steps.manager_opening import Opening, own_or_given
 from penstock.steps.preemption import awaits_preemption
-from penstock.steps.restore_step import restore_step
 from penstock.steps.save_policies import Always, SavePolicy
-from penstock.steps.save_queue import Opening, StepSaves
-from penstock.steps.step_contents import StepMetadata, describe_step, step_number
+from penstock.steps.save_queue import StepSaves
+from penstock.steps.step_contents import StepMetadata, describe_step, restore_step, step_number
 from penstock.steps.step_names import NameFormat, StepNames
 from penstock.steps.step_watch import Watch, watch_steps
 
@@ -64,7 +63,7 @@ class CheckpointManager:
 
     An async context manager. Leaving it waits for saves and deletions, and raises the failure of a save
     that nobody awaited; leaving it on an error cancels the saves. One manager at a time saves into a
-    root; any number may read it, with `read_only=True`.
+    root, and another is refused with a `RootInUseError`; any number may read it, with `read_only=True`.
 
     Args:
         root: The directory of steps; made if it does not exist.
@@ -85,7 +84,7 @@ class CheckpointManager:
             which has its own.
 
     Raises:
-        SpecError, ConfigError: If an option does not fit.
+        SpecError, ConfigError: If an option does not fit. On entering: PathError if `root` is a checkpoint.
     """
 
     def __init__(
@@ -186,6 +185,7 @@ class CheckpointManager:
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether `save` would save `step` now: it is newer than the latest and the policy wants it."""
+        self._saves.check_open()
         return not self._read_only and self._saves.should_save(step_number(step))
 
     async def save(
@@ -209,7 +209,7 @@ class CheckpointManager:
         Args:
             step: Its number.
             items: A tree, or a `Composite` of named items.
-            metrics: Numbers, by name; kept with the step and ranked by `KeepBest`.
+            metrics: Numbers, by name, nested or not; kept with the step and ranked by `KeepBest`.
             custom_metadata: JSON values kept with the step.
             force: Save it, whatever the policy says.
             overwrite: Replace the step if it exists, and allow one older than the latest.
@@ -227,7 +227,7 @@ class CheckpointManager:
         Raises:
             StepExistsError: If the step exists or is being saved.
             OlderStepError: If it is older than the latest.
-            SpecError, HandlerError, StorageError: As `Checkpointer.save`.
+            SpecError, HandlerError, StorageError: As `Checkpointer.save`; also `UnknownMetricError`.
             PenstockError: If an earlier save failed and nobody was told yet.
 
         Cancellation:
@@ -328,10 +328,12 @@ class CheckpointManager:
 
     def all_steps(self) -> Sequence[int]:
         """Every durable step that this manager knows, ascending; see `reload`."""
+        self._saves.check_open()
         return self._saves.catalogue.steps
 
     def latest_step(self) -> int | None:
         """The last durable step; None if there is none."""
+        self._saves.check_open()
         return self._saves.catalogue.latest
 
     async def best_step(self, metric: Metric | None = None, mode: Mode = "min") -> int | None:

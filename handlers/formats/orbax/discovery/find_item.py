@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("CheckpointPlace", "ItemPlace", "checkpoint_at", "locate")
+__all__ = ("CheckpointPlace", "ItemPlace", "check_there", "checkpoint_at", "locate")
 
 import os
 from collections.abc import Iterable, Mapping
@@ -96,7 +96,7 @@ def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
         IncompleteCheckpointError: If a save was interrupted there.
         UnsupportedFormatError: If there are steps of several names.
     """
-    _check_there(store, path)
+    check_there(store, path)
     names = frozenset(store.list_directory(path))
     step = latest_step(store, path, names)
     if step is None:
@@ -106,8 +106,14 @@ def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
     return CheckpointPlace(inner, frozenset(store.list_directory(inner)), is_step=True)
 
 
-def _check_there(store: Store, path: str) -> None:
-    """Raise unless `path` is a directory, and not the remains of an interrupted save."""
+def check_there(store: Store, path: str) -> None:
+    """Raise unless `path` is a directory, and not the remains of an interrupted save.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or a file.
+        IncompleteCheckpointError: If its name, or that of its parent, says that a save was interrupted.
+        UnsupportedFormatError: If it is a safetensors file.
+    """
     parent, name = os.path.split(os.path.abspath(path))
     if TEMPORARY_SUFFIX in name:
         raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")

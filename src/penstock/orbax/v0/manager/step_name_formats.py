@@ -7,6 +7,7 @@ __all__ = (
     "NameFormat",
     "as_name_format",
     "composite_name_format",
+    "get_save_directory",
     "standard_name_format",
 )
 
@@ -170,6 +171,43 @@ def composite_name_format(
         raise SpecError(f"{write_name_format} must be one of the formats that are read")
 
     return _Composite(write_name_format, tuple(read_name_formats))
+
+
+def get_save_directory(
+    step: int,
+    directory: Any,
+    name: str | None = None,
+    step_prefix: str | None = None,
+    override_directory: Any = None,
+    step_format_fixed_length: int | None = None,
+    step_name_format: NameFormat | None = None,
+) -> Any:
+    """Return the directory of a step, or of one of its items.
+
+    Args:
+        step: Its number.
+        directory: The directory of steps.
+        name: Of the item; None for the step.
+        step_prefix: See `standard_name_format`.
+        override_directory: The directory of the step, whatever the others say.
+        step_format_fixed_length: See `standard_name_format`.
+        step_name_format: How steps are named, in place of the two before.
+
+    Raises:
+        ValueError: If `directory` is None.
+    """
+    if directory is None:
+        raise ValueError("Directory cannot be None.")
+
+    if override_directory is not None:
+        path = handler_path(override_directory)
+    else:
+        names = step_name_format or standard_name_format(
+            step_prefix=step_prefix, step_format_fixed_length=step_format_fixed_length
+        )
+        path = handler_path(directory) / names.build_name(step)
+
+    return path if name is None else path / name
 
 
 def as_name_format(given: Any) -> NameFormat:
