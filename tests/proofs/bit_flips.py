@@ -216,7 +216,7 @@ def _look(
         found.harmless += result == expected
         found.silent += result != expected
         if result != expected and kind.is_safe:
-            print(f"SILENT: {kind.name}: {name}", file=sys.stderr)
+            sys.stdout.write(f"SILENT: {kind.name}: {name}\n")
 
     if verify and penstock.sync.verify(there).damages:
         found.verified += 1
@@ -249,9 +249,10 @@ def main() -> int:
     counts: dict[str, Count] = {}
     for kind in KINDS:
         one = counts[kind.name] = count_flips(kind, options.per_file, options.seed)
-        print(f"{kind.name}: {one}", flush=True)
+        sys.stdout.write(f"{kind.name}: {one}\n")
+        sys.stdout.flush()
 
-    print(table(counts))
+    sys.stdout.write(table(counts))
     if options.page is not None:
         before, _, rest = options.page.read_text().partition(START)
         _, _, after = rest.partition(END)

@@ -95,11 +95,12 @@ def _compare_documents(store: Store, path: str, found: CheckpointSurvey) -> None
     """Compare every document with its digest; those of an item may be recorded in the item itself."""
     known = {finding.file for finding in found.findings}
     for directory in _recorded_in(store, path):
+        problems: list[PenstockError] = []
         try:
             documents = SealedDocuments.open(store, directory, store.list_directory(directory))
-            problems = list(documents.problems())
+            problems += documents.problems()
         except PenstockError as error:
-            problems = [error]
+            problems.append(error)
         else:
             found.n_documents += len(documents.recorded.documents)
             if not documents.is_sealed:
