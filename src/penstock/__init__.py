@@ -31,6 +31,7 @@ __all__ = (
     "Pipeline",
     "Progress",
     "RegulatorStatistics",
+    "RepairReport",
     "RestoreReport",
     "SaveArgs",
     "SaveFormat",
@@ -46,6 +47,7 @@ __all__ = (
     "items",
     "metadata",
     "pipelines",
+    "repair",
     "restore",
     "restore_items",
     "save",
@@ -78,6 +80,9 @@ if TYPE_CHECKING:
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
     from penstock.tools.convert import convert, export_safetensors
+    from penstock.tools.export import export_safetensors
+    from penstock.tools.repair import repair
+    from penstock.tools.repair_report import RepairReport
     from penstock.tools.seal import SealReport, seal
     from penstock.verification.verify_report import VerifyReport
 else:
@@ -104,6 +109,10 @@ else:
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
+            "penstock.tools.convert": ("convert",),
+            "penstock.tools.export": ("export_safetensors",),
+            "penstock.tools.repair": ("repair",),
+            "penstock.tools.repair_report": ("RepairReport",),
             "penstock.tools.convert": ("convert", "export_safetensors"),
             "penstock.tools.seal": ("SealReport", "seal"),
         },

@@ -7,6 +7,7 @@ __all__ = (
     "convert",
     "export_safetensors",
     "metadata",
+    "repair",
     "restore",
     "restore_items",
     "save",
@@ -31,6 +32,8 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.tools.convert import convert, export_safetensors
+from penstock.tools.export import export_safetensors
+from penstock.tools.repair import repair
 from penstock.tools.seal import seal
 from penstock.verification.verify_report import VerifyReport
 
