@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
-    from penstock.tools.convert import convert, export_safetensors
+    from penstock.tools.convert import convert
     from penstock.tools.export import export_safetensors
     from penstock.tools.repair import repair
     from penstock.tools.repair_report import RepairReport
@@ -113,7 +113,6 @@ else:
             "penstock.tools.export": ("export_safetensors",),
             "penstock.tools.repair": ("repair",),
             "penstock.tools.repair_report": ("RepairReport",),
-            "penstock.tools.convert": ("convert", "export_safetensors"),
             "penstock.tools.seal": ("SealReport", "seal"),
         },
     )

@@ -31,7 +31,7 @@ from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.tools.convert import convert, export_safetensors
+from penstock.tools.convert import convert
 from penstock.tools.export import export_safetensors
 from penstock.tools.repair import repair
 from penstock.tools.seal import seal
