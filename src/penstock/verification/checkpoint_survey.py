@@ -108,7 +108,11 @@ def _compare_documents(store: Store, path: str, found: CheckpointSurvey) -> None
                 found.findings.append(Finding("unchecked", directory, problem))
 
         findings = [finding_of(problem, directory) for problem in problems]
-        found.findings += [finding for finding in findings if finding.file not in known]
+        found.findings += [
+            finding
+            for finding in findings
+            if not any(f"{finding.file}/".startswith(f"{file}/") for file in known)
+        ]
 
 
 def _recorded_in(store: Store, path: str) -> list[str]:
