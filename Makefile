@@ -34,12 +34,12 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters memory soak stalls server bench bench-quick interop clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced file-systems memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-	  printf '  %-12s %s\n' $$target "$$text"; done
+	  printf '  %-14s %s\n' $$target "$$text"; done
 
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
@@ -92,6 +92,12 @@ crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
 	$(BIN)/python -m tests.proofs.faults $(FAULTS)
 
+faults-traced: $(VENV)/.installed ## The same, recorded by strace, with Orbax's names, too: what a store promises is not believed
+	$(BIN)/python -m tests.proofs.faults --traced $(FAULTS)
+
+file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs and overlay, mounted for it in a user namespace
+	$(BIN)/python -m tests.proofs.file_systems
+
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py
 
@@ -104,6 +110,9 @@ server: $(VENV)/.installed ## What a request to the example's model server waits
 soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
 	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
+fuzz: $(VENV)/.installed ## Feed damaged documents and checkpoints to every reader for an hour (make fuzz SECONDS=60 SEED=1)
+	$(BIN)/python -m tests.proofs.fuzz $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
+
 bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw system calls (make bench BENCH=--help)
 	$(BIN)/python -m tests.bench $(BENCH)
 
@@ -112,6 +121,14 @@ bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: 
 
 interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperability.md anew
 	$(BIN)/python -m tests.interop.matrix.page
+
+# Some of the files need more than the extras: pip install chex portpicker
+orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (make orbax-tests SOURCE=path/to/a/checkout/of/orbax)
+	@test -n "$(SOURCE)" || { echo "make orbax-tests SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
+	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/penstock
+	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/orbax --library orbax \
+	  --used-in build/orbax_tests/penstock
+	$(BIN)/python -m tests.proofs.orbax_tests --table build/orbax_tests/orbax build/orbax_tests/penstock
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ NAMES = {
     "penstock": """
         CheckpointManager Checkpointer Composite Config HandlerRegistry MemoryRegulator PenstockError Pipeline
         RestoreReport SaveArgs SaveFormat SaveFuture Transform __version__ convert export_safetensors metadata
-        restore restore_items save steps sync verify watch
+        restore restore_items save seal steps sync verify watch
     """,
     "penstock.items": "Array Composite Json NumpyRandomKey Proto PyTree RandomKey for_items",
     "penstock.memory": "MemoryKeywords config_and_regulator",
@@ -25,8 +25,8 @@ NAMES = {
         Watch WhenIdle watch
     """,
     "penstock.sync": """
-        CheckpointManager Checkpointer convert export_safetensors metadata restore restore_items save verify
-        watch
+        CheckpointManager Checkpointer convert export_safetensors metadata restore restore_items save seal
+        verify watch
     """,
     "penstock.testing": """
         Crash CrashStore FaultyStore HandlerConformance Hang Operation PowerLoss StageConformance
@@ -102,6 +102,6 @@ EVENTS = """
     memory.unreadable restore. restore.finished restore.overtaken save. save.callback_failed
     save.cancelled save.failed save.finalized save.left_behind save.not_linked save.started
     save.unchanged step.cleaned_up step.deleted step.left_behind step.no_base step.not_deleted
-    step.retention_failed step.unreadable steps.no_signals
+    step.retention_failed step.root_in_use step.unreadable steps.no_signals
 """
 """Events; of `restore.renamed` and the like, and of `save.staged` and the like, how they begin."""

@@ -33,8 +33,6 @@ MAX_FILES_IN_A_ROOM = 15
 LONG_MODULES = {"src/penstock/steps/manager.py"}  # one class, with three such methods and five overloads
 LONG_FUNCTIONS = {
     "src/penstock/checkpointer/checkpointer.py:restore",
-    "src/penstock/tools/convert.py:convert",
-    "src/penstock/tools/convert.py:export_safetensors",
 }
 
 FULLER_ROOMS = {"stages", "src/penstock/orbax"}  # an actor each, and a public module of Orbax each
@@ -50,12 +48,14 @@ KERNEL_MAY_IMPORT = {"anyio", "structlog", "penstock", *sys.stdlib_module_names}
 # Files of one name are one thing of two kinds: a public module and what is behind it, or Orbax's v0 and v1.
 SHARED_NAMES = {
     "__main__.py",
+    "arrays.py",
     "checkpoint_manager.py",
     "checkpointer.py",
     "errors.py",
     "handler_registration.py",
     "handler_types.py",
     "handlers.py",
+    "multihost.py",
     "options.py",
     "path.py",
     "pipelines.py",

@@ -39,6 +39,7 @@ __all__ = (
     "PenstockError",
     "PipelineError",
     "ResultTypeError",
+    "RootInUseError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
@@ -47,6 +48,7 @@ __all__ = (
     "StructureMismatchError",
     "TreeDifference",
     "TruncatedDataError",
+    "UnknownMetricError",
     "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
@@ -90,8 +92,10 @@ from penstock.kernel.errors.spec_errors import (
     OlderStepError,
     PathError,
     PipelineError,
+    RootInUseError,
     RunningLoopError,
     StepExistsError,
+    UnknownMetricError,
     UnsupportedByStoreError,
 )
 from penstock.kernel.errors.tree_errors import (

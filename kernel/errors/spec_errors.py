@@ -11,8 +11,10 @@ __all__ = (
     "OlderStepError",
     "PathError",
     "PipelineError",
+    "RootInUseError",
     "RunningLoopError",
     "StepExistsError",
+    "UnknownMetricError",
     "UnsupportedByStoreError",
 )
 
@@ -96,6 +98,28 @@ class OlderStepError(SpecError):
     def __init__(self, step: int, latest: int) -> None:
         super().__init__(f"step {step} is older than the latest, {latest}; pass overwrite=True to save it")
         self.step, self.latest = step, latest
+
+
+@final
+class RootInUseError(SpecError):
+    """Another CheckpointManager, in this process or another, writes into the directory of steps `root`."""
+
+    def __init__(self, root: str) -> None:
+        problem = "is in use by another CheckpointManager that writes there"
+        super().__init__(f"{root!r} {problem}; leave that one first, or open this one with read_only=True")
+        self.root = root
+
+
+@final
+class UnknownMetricError(SpecError):
+    """A policy ranks steps by `metric`, which no step has and which is not among those given (`known`)."""
+
+    def __init__(self, metric: str, known: Sequence[str]) -> None:
+        near = get_close_matches(metric, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+        problem = f"no step has the metric {metric!r} that the policy ranks by, and these metrics lack it"
+        super().__init__(f"{problem}; {hint} Where it is not known yet, give NaN, or no metrics at all")
+        self.metric, self.known = metric, tuple(known)
 
 
 @final

@@ -31,11 +31,13 @@ __all__ = (
     "Pipeline",
     "Progress",
     "RegulatorStatistics",
+    "RepairReport",
     "RestoreReport",
     "SaveArgs",
     "SaveFormat",
     "SaveFuture",
     "SaveReport",
+    "SealReport",
     "Transform",
     "VerifyReport",
     "__version__",
@@ -45,9 +47,11 @@ __all__ = (
     "items",
     "metadata",
     "pipelines",
+    "repair",
     "restore",
     "restore_items",
     "save",
+    "seal",
     "steps",
     "sync",
     "verify",
@@ -63,7 +67,6 @@ if TYPE_CHECKING:
     from penstock.checkpointer.checkpointer import Checkpointer
     from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
     from penstock.checkpointer.streaming import LeafStream
-    from penstock.checkpointer.verify import VerifyReport
     from penstock.handlers.formats.items.item_types import Composite
     from penstock.kernel.config.config import Config
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
@@ -76,7 +79,12 @@ if TYPE_CHECKING:
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
-    from penstock.tools.convert import convert, export_safetensors
+    from penstock.tools.convert import convert
+    from penstock.tools.export import export_safetensors
+    from penstock.tools.repair import repair
+    from penstock.tools.repair_report import RepairReport
+    from penstock.tools.seal import SealReport, seal
+    from penstock.verification.verify_report import VerifyReport
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -88,7 +96,7 @@ else:
             "penstock.checkpointer.checkpointer": ("Checkpointer",),
             "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),
             "penstock.checkpointer.streaming": ("LeafStream",),
-            "penstock.checkpointer.verify": ("VerifyReport",),
+            "penstock.verification.verify_report": ("VerifyReport",),
             "penstock.handlers.formats.items.item_types": ("Composite",),
             "penstock.kernel.config.config": ("Config",),
             "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
@@ -101,6 +109,10 @@ else:
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
-            "penstock.tools.convert": ("convert", "export_safetensors"),
+            "penstock.tools.convert": ("convert",),
+            "penstock.tools.export": ("export_safetensors",),
+            "penstock.tools.repair": ("repair",),
+            "penstock.tools.repair_report": ("RepairReport",),
+            "penstock.tools.seal": ("SealReport", "seal"),
         },
     )

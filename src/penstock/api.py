@@ -7,9 +7,11 @@ __all__ = (
     "convert",
     "export_safetensors",
     "metadata",
+    "repair",
     "restore",
     "restore_items",
     "save",
+    "seal",
     "verify",
 )
 
@@ -22,7 +24,6 @@ from penstock.checkpointer.description import CheckpointMetadata
 from penstock.checkpointer.engine import Compare
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_keywords import RestoreKeywords
-from penstock.checkpointer.verify import VerifyReport
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.messages.restore import Only
 from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
@@ -30,7 +31,11 @@ from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.tools.convert import convert, export_safetensors
+from penstock.tools.convert import convert
+from penstock.tools.export import export_safetensors
+from penstock.tools.repair import repair
+from penstock.tools.seal import seal
+from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:
     import jax
@@ -94,6 +99,7 @@ async def restore(
     like: Any = ...,
     as_type: type[Any] | None = None,
     mmap: bool = False,
+    verify: bool | None = None,
     split: str | None = None,
     item: str | None = None,
     prioritise: First | None = None,
@@ -107,6 +113,7 @@ async def restore(
     strict: bool = True,
     on_missing: Literal["raise", "keep"] = "raise",
     on_unexpected: Literal["raise", "skip"] = "raise",
+    max_expansion: int | None = None,
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
@@ -121,6 +128,7 @@ async def restore(
             like=like,
             as_type=as_type,
             mmap=mmap,
+            verify=verify,
             split=split,
             item=item,
             prioritise=prioritise,
@@ -134,6 +142,7 @@ async def restore(
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
         )
 
 
@@ -179,13 +188,16 @@ async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata
 
 
 async def verify(path: Path, *, item: str | None = None) -> VerifyReport:
-    """Compare the checkpoint at `path`, at rest, with the checksums that were recorded of it.
+    """Compare all that lies at and below `path`, at rest, with the checksums that were recorded of it.
+
+    Args:
+        path: A checkpoint, an item of one, a directory of steps, or a folder of these: every step and every
+            item of it is compared.
+        item: Compare only this item of the checkpoint.
 
     Returns:
-        What is damaged, if anything is, with the leaves concerned.
-
-    Raises:
-        PenstockError: What `Checkpointer.verify` raises.
+        What is damaged, unreadable, absent or without a checksum, with the leaves concerned. Nothing is
+        raised for what is found: `report.status` sums it up.
     """
     async with Checkpointer() as checkpointer:
         return await checkpointer.verify(path, item=item)

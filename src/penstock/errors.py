@@ -32,6 +32,7 @@ __all__ = (
     "PenstockError",
     "PipelineError",
     "ResultTypeError",
+    "RootInUseError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
@@ -40,6 +41,7 @@ __all__ = (
     "StructureMismatchError",
     "TreeDifference",
     "TruncatedDataError",
+    "UnknownMetricError",
     "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
@@ -74,6 +76,7 @@ from penstock.kernel.errors import (
     PenstockError,
     PipelineError,
     ResultTypeError,
+    RootInUseError,
     RunningLoopError,
     SaveCancelledError,
     SpecError,
@@ -82,6 +85,7 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
     TruncatedDataError,
+    UnknownMetricError,
     UnsupportedByStoreError,
     UnsupportedFormatError,
 )

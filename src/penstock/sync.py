@@ -17,9 +17,11 @@ __all__ = (
     "convert",
     "export_safetensors",
     "metadata",
+    "repair",
     "restore",
     "restore_items",
     "save",
+    "seal",
     "verify",
     "watch",
 )
@@ -138,3 +140,5 @@ metadata = blocking(api.metadata)
 verify = blocking(api.verify)
 convert = blocking(api.convert)
 export_safetensors = blocking(api.export_safetensors)
+repair = blocking(api.repair)
+seal = blocking(api.seal)

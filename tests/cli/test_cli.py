@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
+from tests.unsealed import unseal
 
 import penstock
 from penstock.cli import main
 from penstock.cli.terminal.terminal_output import Output, PlainOutput, RichOutput, Table
+from penstock.handlers.stores.local import LocalStore
+from penstock.testing.faulty_store import FaultyStore
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -166,16 +170,52 @@ def test_verify_says_what_is_damaged(
     assert len(document["damages"][0]["key_paths"]) == 1
 
 
-def test_verify_of_what_has_no_checksums_fails(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def drop_integrity(path: Path) -> None:
+    unseal(path)
+    (path / "_PENSTOCK_INTEGRITY").unlink()
+
+
+def flip_manifest(path: Path) -> None:
+    data = bytearray((path / "manifest.ocdbt").read_bytes())
+    data[40] ^= 1
+    (path / "manifest.ocdbt").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        (lambda _: None, 0, "intact"),
+        (flip_manifest, 1, "DAMAGED"),
+        (shutil.rmtree, 3, "NO CHECKPOINT"),
+        (drop_integrity, 4, "NOT CHECKED AS A WHOLE"),
+    ],
+)
+def test_verify_has_a_status_for_each_result(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path], None],
+    status: int,
+    said: str,
 ) -> None:
     copy = Path(shutil.copytree(checkpoint, tmp_path / "c"))
-    (copy / "_PENSTOCK_INTEGRITY").unlink()
+    change(copy)
 
-    assert main(["verify", str(copy)]) == 1
+    assert main(["verify", str(copy)]) == status
+    assert f"{copy}: {said}" in capsys.readouterr().out
+    assert main(["verify", "--json", str(copy)]) == status
+    assert json.loads(capsys.readouterr().out)["intact"] is (status == 0)
 
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "records no checksums" in line
+
+def test_verify_says_what_the_medium_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FaultyStore(LocalStore())
+    store.fail_on("file.read_at")
+    monkeypatch.setattr("penstock.checkpointer.engine.LocalStore", lambda **_: store)
+
+    assert main(["verify", str(checkpoint)]) == 5
+    assert "could not be read: Input/output error" in capsys.readouterr().out
 
 
 def test_wrong_usage_ends_with_status_2() -> None:

@@ -82,6 +82,10 @@ LEAVES: Final[Section] = {
         "`pytree_metadata_options` is None by default.",
         "That means the same as Orbax's default object, which can be changed for everybody.",
     ),
+    "tree.tree_trim": (
+        "`strict=False` is refused.",
+        "Its result is of a class that is Orbax's own.",
+    ),
     "utils.to_flat_dict": (
         "Two leaves that have one key (`{1: a, '1': b}`) are a ValueError.",
         "Orbax drops one of them in silence.",
@@ -190,7 +194,7 @@ HANDLERS: Final[Section] = {
         (
             "The temporary directory is there when `save` returns, whatever "
             "`create_directories_asynchronously` says. A save that takes too long is cancelled, and what "
-            "it wrote removed."
+            "it wrote removed in the background; `close` waits for that."
         ),
         "Making a directory is no work to speak of, and handlers that expect one find it.",
     ),
@@ -206,7 +210,7 @@ MANAGERS: Final[Section] = {
             "`delete` is an OSError meanwhile. When a save fails in the background, the steps that it"
             " would have replaced are still in `all_steps`, and the failure is raised once. Metrics "
             "may be arrays of one number. `restore` waits for a save first. A `handler_registry` is "
-            "copied. There is no `AbstractCheckpointManager`."
+            "copied."
         ),
         (
             "A link is as good a file as the first, whichever step is deleted. Orbax forgets steps "

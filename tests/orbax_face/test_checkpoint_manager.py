@@ -38,6 +38,10 @@ def tree(step: int = 0) -> dict[str, Any]:
     return {"w": jnp.arange(4, dtype=jnp.float32) + step, "step": step}
 
 
+def shown(root: Path) -> list[str]:
+    return sorted(name for name in os.listdir(root) if not name.startswith("."))
+
+
 def loss(metrics: Any) -> float:
     return float(metrics["loss"])
 
@@ -399,12 +403,12 @@ def test_another_directory_and_other_names(ocp: Any, tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "one", options=options) as manager:
         manager.save(2, args=ocp.args.StandardSave(tree(2)))
         manager.wait_until_finished()
-        assert sorted(os.listdir(tmp_path / "one")) == ["1", "step_2"]
+        assert shown(tmp_path / "one") == ["1", "step_2"]
         manager.reload()
         assert list(manager.all_steps()) == [1, 2]
         assert [manager.restore(step)["step"] for step in (1, 2)] == [1, 2]
         manager.delete(1)
-        assert sorted(os.listdir(tmp_path / "one")) == ["step_2"]
+        assert shown(tmp_path / "one") == ["step_2"]
     with ocp.CheckpointManager(tmp_path / "two") as manager:
         manager.save(1, args=ocp.args.StandardSave(tree(1)))
     options = ocp.CheckpointManagerOptions(
@@ -486,7 +490,7 @@ def test_a_step_that_is_being_read_is_deleted_later(tmp_path: Path) -> None:
         reading = LocalStore().hold_reading(str(tmp_path / "1"))
         manager.save(2, args=penstock.orbax.args.StandardSave(tree(2)))
         manager.wait_until_finished()
-        assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+        assert shown(tmp_path) == ["1", "2"]
         reading.release()
     assert sorted(os.listdir(tmp_path)) == ["2"]
 

@@ -33,7 +33,8 @@ NAMES = {
     "checkpoint_utils": ("construct_restore_args",),
     "tree": (
         *("str_keypath", "get_param_names", "serialize_tree", "deserialize_tree", "to_flat_dict"),
-        *("from_flat_dict", "is_flat_dict"),
+        *("from_flat_dict", "is_flat_dict", "to_shape_dtype_struct", "tree_difference", "tree_trim"),
+        "merge_trees",
     ),
     "utils": (
         *("sync_global_processes", "sync_global_devices", "broadcast_one_to_all", "reached_preemption"),
@@ -44,7 +45,15 @@ NAMES = {
         *("get_key_name", "is_empty_node", "is_empty_or_leaf", "to_shape_dtype_struct"),
         *("leaf_is_placeholder", "leaf_placeholder", "name_from_leaf_placeholder"),
         *("all_leaves_are_placeholders", "pytree_structure", "is_scalar"),
-        "fully_replicated_host_local_array_to_global_array",
+        *("fully_replicated_host_local_array_to_global_array", "get_save_directory", "is_pathways_backend"),
+        "record_saved_duration",
+    ),
+    "arrays": ("to_shape_dtype_struct",),
+    "logging": ("AbstractLogger", "CompositeLogger", "StandardLogger"),
+    "multihost": (
+        *("broadcast_one_to_all", "is_primary_host", "process_index", "reached_preemption"),
+        *("sync_global_processes", "initialize_runtime_to_distributed_ids"),
+        "is_runtime_to_distributed_ids_initialized",
     ),
     "test_utils": (
         *("setup_pytree", "setup_sharded_pytree", "assert_tree_equal", "assert_array_equal", "is_leaf"),
@@ -57,6 +66,7 @@ ALL = [(module, name) for module, names in NAMES.items() for name in names]
 
 # Beyond the constructor: methods whose signatures are compared, too.
 METHODS = (
+    "log_entry",
     *("serialize", "deserialize", "metadata", "finalize", "typestr", "replace", "await_path_creation"),
     *("add", "get", "has", "from_jax_sharding", "to_jax_sharding", "from_deserialized_dict"),
     *("to_serialized_string", "from_shape_dtype_struct", "has_dispatcher"),

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, pairs, save, save_step
+from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, pairs
+from tests.proofs.traced_courses import ARRAYS, ORBAX_COURSES, trace
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.errors import PenstockError
@@ -55,13 +56,18 @@ class Course:
         kind: The name of the course.
         layout: The name of the layout.
         limit: How many choices of lost names are tried after each effect.
+        traced: Whether it is recorded by its system calls, in another process.
         every: Looks only at each so manieth content, and at those that differ in more than temporary files.
     """
 
-    def __init__(self, folder: Path, kind: str, layout: str, *, limit: int = 32, every: int = 1) -> None:
+    def __init__(
+        self, folder: Path, kind: str, layout: str, *, limit: int = 32, every: int = 1, traced: bool = False
+    ) -> None:
         self._folder = folder
         self._kind = kind
-        self._storing = LAYOUTS[layout]
+        self._layout = layout
+        self._traced = traced
+        self._storing = ARRAYS if kind in ORBAX_COURSES else LAYOUTS[layout]
         self._limit = limit
         self._every = every
         self._found = Found()
@@ -69,15 +75,18 @@ class Course:
     async def run(self) -> Found:
         """Record the course and look at every power loss."""
         place = self._folder / "recorded"
-        place.mkdir()
-        recording = Recording(place, self._storing)
-        await COURSES[self._kind](recording)
-        assert recording.store is not None
-        self._found.n_prefixes = recording.store.n_effects + 1
+        if self._traced:
+            recording: Recording = await trace(self._kind, self._layout, place)
+        else:
+            place.mkdir()
+            recording = Recording(place, self._storing)
+            await COURSES[self._kind](recording)
+
+        self._found.n_prefixes = recording.n_effects + 1
         seen: set[tuple[Content, str]] = set()
         shown: set[tuple[Content, str]] = set()
         async with recording.checkpointer() as checkpointer:
-            for loss in recording.store.power_losses(limit=self._limit):
+            for loss in recording.power_losses(self._limit):
                 allowed = recording.at(loss.n_effects)
                 as_allowed = repr(sorted(allowed.items()))
                 if (loss.content, as_allowed) in seen:
@@ -119,14 +128,14 @@ class Course:
         numbers: dict[str, int | None] = {}
         for name, may_be in allowed.items():
             path = recording.folder / name
-            numbers[name] = await self._number(checkpointer, path) if path.exists() else None
+            numbers[name] = await self._number(recording, checkpointer, path) if path.exists() else None
             _check(name, numbers[name], may_be)
 
         self._note(numbers["new"] == max(number or 0 for number in allowed["new"]))
         path = recording.folder / "new"
         try:
-            await save(checkpointer, path, self._storing.tree(NEXT), overwrite=True)
-            again = await self._number(checkpointer, path)
+            await recording.save(checkpointer, "new", NEXT, overwrite=True)
+            again = await self._number(recording, checkpointer, path)
         except PenstockError as error:
             raise _Problem("STUCK", f"the next save failed: {error!r}") from error
 
@@ -151,7 +160,7 @@ class Course:
         self._note(numbers[changing] == max(number or 0 for number in allowed[changing]))
         try:
             async with recording.manager() as manager:
-                await save_step(manager, NEXT, self._storing.tree(NEXT))
+                await recording.save_step(manager, NEXT)
         except PenstockError as error:
             raise _Problem("STUCK", f"the next save failed: {error!r}") from error
 
@@ -170,31 +179,23 @@ class Course:
 
             for step in steps:
                 path = recording.folder / "run" / str(step)
-                numbers[str(step)] = await self._number(manager.checkpointer, path)
+                numbers[str(step)] = await self._number(recording, manager.checkpointer, path)
 
             trash = recording.folder / "run" / "old"
             for path in trash.iterdir() if trash.exists() else ():
-                if await self._number(manager.checkpointer, path) != int(path.name):
+                if await self._number(recording, manager.checkpointer, path) != int(path.name):
                     raise _Problem("MIXED", f"{path.name} in the trash is another step")
 
         return numbers
 
-    async def _number(self, checkpointer: Checkpointer, path: Path) -> int:
+    async def _number(self, recording: Recording, checkpointer: Checkpointer, path: Path) -> int:
         try:
-            found: Any
-            if self._storing.expected is not None:
-                found = await checkpointer.restore_items(path)
-                found.pop("metrics", None)
-            elif (path / "default").exists():  # a step of a manager
-                found = await checkpointer.restore(path, item="default")
-            else:
-                found = await checkpointer.restore(path)
+            number = await recording.number_at(checkpointer, path)
         except PenstockError as error:
             raise _Problem("LOST", f"{path.name} cannot be restored: {error!r}") from error
 
-        number = self._storing.number_of(found)
         if number is None:
-            raise _Problem("MIXED", f"{path.name} is {found!r}")
+            raise _Problem("MIXED", f"{path.name} is no state that was saved")
 
         return number
 
@@ -224,7 +225,7 @@ def _finished(content: Content) -> Content:
     )
 
 
-def look(folder: Path, kind: str, layout: str, **options: int) -> Found:
+def look(folder: Path, kind: str, layout: str, **options: Any) -> Found:
     """Run a course on one layout in a folder, which is made."""
     folder.mkdir()
 
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--limit", type=int, default=64, help="choices of lost names after each effect")
     parser.add_argument("--every", type=int, default=1, help="look at every so manieth content only")
+    parser.add_argument("--traced", action="store_true", help="record system calls, with strace")
     parser.add_argument("--keep", action="store_true", help="keep the folders of what went wrong")
     options = parser.parse_args()
     place = Path(
@@ -250,9 +252,13 @@ def main() -> None:
     sys.stdout.write(f"{'course':20}{'layout':13}{''.join(f'{head:>10}' for head in heads)}\n")
     problems: list[str] = []
     total = [0] * len(heads)
-    for kind, layout in pairs(options.kinds, options.layouts):
+    chosen = pairs(options.kinds, options.layouts)
+    if options.traced:
+        chosen += [(kind, "arrays") for kind in ORBAX_COURSES]
+    for kind, layout in chosen:
         begun = time.monotonic()
-        found = look(place / f"{kind}, {layout}", kind, layout, limit=options.limit, every=options.every)
+        folder, traced = place / f"{kind}, {layout}", options.traced
+        found = look(folder, kind, layout, limit=options.limit, every=options.every, traced=traced)
         row = [*found.row(), round(time.monotonic() - begun)]
         total = [*map(add, total, row)]
         sys.stdout.write(f"{kind:20}{layout:13}{''.join(f'{each:>10}' for each in row)}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -14,6 +14,7 @@ import numpy as np
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.items.item_types import Array, Composite, Json, PyTree
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
@@ -24,6 +25,7 @@ from penstock.pipelines import save_pipeline
 from penstock.steps.keep_policies import KeepLast
 from penstock.steps.manager import CheckpointManager
 from penstock.testing.crash_store import CrashStore
+from penstock.testing.volatile_disk import PowerLoss
 
 FROZEN: Final = np.arange(5000, dtype=np.float32)  # more than the 16 KiB from which on a codec is used
 FROZEN_SMALL: Final = np.arange(3500, dtype=np.int32)  # less, so that it has none, and can be linked
@@ -150,6 +152,17 @@ class Recording:
         self.store = CrashStore(LocalStore(), self.folder, unsynced=unsynced)
         return self.store
 
+    @property
+    def n_effects(self) -> int:
+        """Effects that were recorded."""
+        assert self.store is not None
+        return self.store.n_effects
+
+    def power_losses(self, limit: int) -> Iterator[PowerLoss]:
+        """Yield what a power loss in the course may leave; see `CrashStore.power_losses`."""
+        assert self.store is not None
+        return self.store.power_losses(limit=limit)
+
     def checkpointer(self, store: Store | None = None) -> Checkpointer:
         """Make a Checkpointer of this layout."""
         return Checkpointer(store=store or LocalStore(), **self.storing.arguments())
@@ -159,23 +172,54 @@ class Recording:
         given = {**self.storing.arguments(), **options}
         return CheckpointManager(self.folder / "run", store=store or LocalStore(), **given)
 
+    async def save(self, checkpointer: Checkpointer, name: str, number: int, **options: Any) -> None:
+        """Save a state and wait until it is durable. Digests are kept, so that another one can link to it."""
+        tree, metadata = self.storing.tree(number), {"number": number}
+        path = self.folder / name
+        await (await checkpointer.save(path, tree, custom_metadata=metadata, compare="digest", **options))
 
-async def save(checkpointer: Checkpointer, path: Path, tree: Any, **options: Any) -> None:
-    """Save and wait until it is durable. Digests are kept, so that a later save can be linked to it."""
-    await (await checkpointer.save(path, tree, compare="digest", **options))
+    async def save_step(
+        self, manager: CheckpointManager, step: int, number: int | None = None, **options: Any
+    ) -> None:
+        """Save a state as a step, by default that of the same number, and wait until it is durable."""
+        number = step if number is None else number
+        saving = await manager.save(
+            step,
+            self.storing.tree(number),
+            metrics={"loss": float(number)},
+            custom_metadata={"number": number},
+            compare="digest",
+            **options,
+        )
+        assert saving is not None
+        await saving
 
+    async def number_at(self, checkpointer: Checkpointer, path: Path) -> int | None:
+        """Restore a checkpoint, or a step with its metrics: which state it is; None if it is a mixture.
 
-async def save_step(manager: CheckpointManager, step: int, tree: Any, **options: Any) -> None:
-    """Save a step and wait until it is durable."""
-    saving = await manager.save(step, tree, compare="digest", metrics={"loss": 1.0 / (step + 1)}, **options)
-    assert saving is not None
-    await saving
+        Raises:
+            PenstockError: If it cannot be restored.
+        """
+        found: Any
+        is_step = path.name.isdigit()
+        if self.storing.expected is not None:
+            found = await checkpointer.restore_items(path)
+            metrics = found.pop("metrics", None)
+        else:
+            found = await checkpointer.restore(path, item="default" if is_step else None)
+            metrics = await checkpointer.restore(path, item="metrics") if is_step else None
+
+        number = self.storing.number_of(found)
+        metadata = await checkpointer.metadata(path)
+        others = [metadata.custom_metadata, *([metrics] if is_step else [])]
+        expected = [{"number": number}, *([{"loss": float(number or 0)}] if is_step else [])]
+        return number if others == expected else None
 
 
 async def one_saved(recording: Recording, *, copied: bool) -> None:
     """`old`, and `new`, a copy of it."""
     async with recording.checkpointer() as checkpointer:
-        await save(checkpointer, recording.folder / "old", recording.storing.tree(1))
+        await recording.save(checkpointer, "old", 1)
 
     if copied:
         _copy(recording.folder / "old", recording.folder / "new")
@@ -186,7 +230,7 @@ async def steps_saved(recording: Recording, **options: Any) -> None:
     """The steps 1 and 2, of which the second is linked to the first."""
     async with recording.manager(**options) as manager:
         for step in (1, 2):
-            await save_step(manager, step, recording.storing.tree(step))
+            await recording.save_step(manager, step)
 
     recording.may_be(step_1=1, step_2=2, step_3=None)
 
@@ -196,7 +240,7 @@ async def new(recording: Recording) -> None:
     await one_saved(recording, copied=False)
     recording.may_be(new=[None, 2])
     async with recording.checkpointer(recording.begin()) as checkpointer:
-        await save(checkpointer, recording.folder / "new", recording.storing.tree(2))
+        await recording.save(checkpointer, "new", 2)
         recording.may_be(new=2)
 
 
@@ -205,7 +249,7 @@ async def overwrite(recording: Recording) -> None:
     await one_saved(recording, copied=True)
     recording.may_be(new=[1, 2])
     async with recording.checkpointer(recording.begin()) as checkpointer:
-        await save(checkpointer, recording.folder / "new", recording.storing.tree(2), overwrite=True)
+        await recording.save(checkpointer, "new", 2, overwrite=True)
         recording.may_be(new=2)
 
 
@@ -214,10 +258,25 @@ async def overwrite_twice(recording: Recording) -> None:
     await one_saved(recording, copied=True)
     recording.may_be(new=[1, 2])
     async with recording.checkpointer(recording.begin()) as checkpointer:
-        await save(checkpointer, recording.folder / "new", recording.storing.tree(2), overwrite=True)
+        await recording.save(checkpointer, "new", 2, overwrite=True)
         recording.may_be(new=[2, 3])
-        await save(checkpointer, recording.folder / "new", recording.storing.tree(3), overwrite=True)
+        await recording.save(checkpointer, "new", 3, overwrite=True)
         recording.may_be(new=3)
+
+
+async def overwrite_after_a_crash(recording: Recording) -> None:
+    """A save over another one, where a save that was killed left another state under the temporary name."""
+    await one_saved(recording, copied=True)
+    async with recording.checkpointer() as checkpointer:
+        await recording.save(checkpointer, "left", 4)
+
+    left = recording.folder / f"new{TEMPORARY_SUFFIX}"
+    left.mkdir() if recording.storing.is_one_file else None
+    shutil.move(recording.folder / "left", left)
+    recording.may_be(new=[1, 2])
+    async with recording.checkpointer(recording.begin()) as checkpointer:
+        await recording.save(checkpointer, "new", 2, overwrite=True)
+        recording.may_be(new=2)
 
 
 async def link(recording: Recording) -> None:
@@ -251,14 +310,14 @@ async def overwrite_the_base(recording: Recording) -> None:
 async def _save_linked(recording: Recording, store: Store, **options: Any) -> None:
     async with recording.checkpointer(store) as checkpointer:
         given = {"base": recording.folder / "old", **options}
-        await save(checkpointer, recording.folder / "new", recording.storing.tree(2), **given)
+        await recording.save(checkpointer, "new", 2, **given)
 
 
 async def first_step(recording: Recording) -> None:
     """A manager makes its root and saves into it."""
     recording.may_be(step_1=[None, 1])
     async with recording.manager(recording.begin(), metadata={"run": "a"}) as manager:
-        await save_step(manager, 1, recording.storing.tree(1))
+        await recording.save_step(manager, 1)
         recording.may_be(step_1=1)
 
 
@@ -286,8 +345,21 @@ async def _third_step(recording: Recording, manager: CheckpointManager) -> None:
     await manager.restore(2)  # so that it is linked to
     recording.may_be(step_1=[None, 1])
     recording.replaced_by["1"] = "3"
-    await save_step(manager, 3, recording.storing.tree(3))
+    await recording.save_step(manager, 3)
     recording.may_be(step_3=3)
+
+
+async def step_after_a_crash(recording: Recording) -> None:
+    """A manager opens a root in which a save and a deletion were killed, and saves the same step."""
+    await steps_saved(recording)
+    for name in (f"3{TEMPORARY_SUFFIX}", f"deleted_1{TEMPORARY_SUFFIX}"):
+        shutil.copytree(recording.folder / "run" / "1", recording.folder / "run" / name)
+
+    recording.may_be(step_3=[None, 3])
+    async with recording.manager(recording.begin(), keep=KeepLast(2)) as manager:
+        await _third_step(recording, manager)
+
+    recording.may_be(step_1=None)
 
 
 async def step_again(recording: Recording) -> None:
@@ -295,7 +367,7 @@ async def step_again(recording: Recording) -> None:
     await steps_saved(recording)
     recording.may_be(step_2=[2, 3])
     async with recording.manager(recording.begin()) as manager:
-        await save_step(manager, 2, recording.storing.tree(3), overwrite=True)
+        await recording.save_step(manager, 2, 3, overwrite=True)
         recording.may_be(step_2=3)
 
 
@@ -314,17 +386,19 @@ COURSES: dict[str, Callable[[Recording], Awaitable[None]]] = {
     "new": new,
     "overwrite": overwrite,
     "overwrite twice": overwrite_twice,
+    "overwrite left": overwrite_after_a_crash,
     "link": link,
     "link to a copy": link_to_a_copy,
     "overwrite the base": overwrite_the_base,
     "first step": first_step,
     "step": step,
     "step to trash": step_to_trash,
+    "step left": step_after_a_crash,
     "step again": step_again,
     "delete step": delete_step,
 }
 
-OF_ONE_FILE = ("new", "overwrite", "overwrite twice")
+OF_ONE_FILE = ("new", "overwrite", "overwrite twice", "overwrite left")
 """The courses that a layout of one file can take."""
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from penstock.kernel.errors import (
     StepExistsError,
     StorageError,
 )
+from penstock.kernel.storage.writer_hold import WRITER
 from penstock.steps.keep_policies import KeepBest, KeepEvery, KeepLast, KeepPolicy, KeepSteps, StepInfo
 from penstock.steps.manager import CheckpointManager
 from penstock.steps.save_policies import EverySteps, Never, OnPreemption, WhenIdle
@@ -55,7 +57,7 @@ def _none() -> Any:
 
 
 def there(root: Path) -> list[str]:
-    return sorted(os.listdir(root))
+    return sorted(name for name in os.listdir(root) if name != WRITER)
 
 
 async def fill(manager: CheckpointManager, *steps: int, **metrics: float) -> None:
@@ -560,15 +562,19 @@ async def test_a_policy_that_fails_is_told_and_deletes_nothing(tmp_path: Path) -
 
 async def test_metrics_that_are_none_of_json_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     async with CheckpointManager(tmp_path) as manager:
-        for metrics in ({"loss": jnp.zeros(2)}, {"loss": object()}, [1.0]):
-            with pytest.raises(SpecError):
-                await manager.save(1, state(), metrics=metrics)  # type: ignore[arg-type]  # the point
+        none: list[Any] = [[1.0], 3, "x"]
+        for value in (jnp.zeros(2), object(), "0.5", np.str_("0.5"), b"1", None, [1.0], 10**400, 1j):
+            none += [{"loss": value}, {"eval": {"loss": value}}]
+        for metrics in none:
+            with pytest.raises(SpecError, match="metric"):
+                await manager.save(1, state(), metrics=metrics)
         assert manager.saving == ()
-        mixed = {"a": np.float32(0.5), "b": {"c": [1, jnp.int32(2)]}, "d": True, "e": None, "f": "x"}
-        await (await manager.save(1, state(), metrics=mixed) or _none())
-        assert (await manager.metadata(1)).metrics == {
-            "a": 0.5, "b": {"c": [1, 2.0]}, "d": True, "e": None, "f": "x"
-        }  # fmt: skip
+        assert there(tmp_path) == []
+        numbers = {"a": np.float32(0.5), "b": {"c": jnp.int32(2)}, "d": True, "e": Fraction(1, 4), "f": 3}
+        await (await manager.save(1, state(), metrics={**numbers, "g": math.nan}) or _none())
+        found = dict((await manager.metadata(1)).metrics or {})
+        assert math.isnan(found.pop("g"))
+        assert found == {"a": 0.5, "b": {"c": 2.0}, "d": True, "e": 0.25, "f": 3}
 
 
 async def test_damaged_metrics_count_as_none(tmp_path: Path) -> None:

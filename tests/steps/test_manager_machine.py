@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import OlderStepError, PenstockError, StepExistsError, StorageError
+from penstock.kernel.storage.writer_hold import WRITER
 from penstock.steps.keep_policies import (
     KeepAll,
     KeepBest,
@@ -156,7 +157,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def check(self) -> None:
         self.portal.call(self.manager.wait)
         assert list(self.manager.all_steps()) == sorted(self.model)
-        names = {name for name in os.listdir(self.root) if name != self.trash}
+        names = {name for name in os.listdir(self.root) if name not in (self.trash, WRITER)}
         assert names == {str(step) for step in self.model}
         for step, (fill, _) in self.model.items():
             found = self.portal.call(self.manager.restore, step)

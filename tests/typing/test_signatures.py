@@ -21,9 +21,11 @@ ASYNC: tuple[Any, ...] = (
     penstock.convert,
     penstock.export_safetensors,
     penstock.metadata,
+    penstock.repair,
     penstock.restore,
     penstock.restore_items,
     penstock.save,
+    penstock.seal,
     penstock.verify,
     penstock.watch,
 )

@@ -1,1 +1,1 @@
-"""`Checkpointer`: saves in the background, restores, metadata, verification, and how it all ends."""
+"""`Checkpointer`: saves in the background, restores, metadata, and how it all ends."""

@@ -1,57 +1,113 @@
-"""`penstock verify`: compares a checkpoint with the checksums of what was written."""
+"""`penstock verify`: compares all that lies under a path with the checksums of what was written."""
 
 from __future__ import annotations
 
-__all__ = ("verify",)
+__all__ = ("STATUSES", "verify")
 
 import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any, Final
 
 import anyio
 
 import penstock
-from penstock.checkpointer.verify import VerifyReport
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
+from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.verification.verify_report import Status, VerifyReport
+
+STATUSES: Final[Mapping[Status, int]] = {
+    "intact": 0,
+    "damaged": 1,
+    "absent": 3,
+    "unchecked": 4,
+    "unreadable": 5,
+}
+"""The exit status for each result. 2 is wrong usage, as of every command."""
+
+_KINDS: Final = {
+    "damages": "damaged",
+    "unreadable": "unreadable",
+    "absent": "absent",
+    "unchecked": "unchecked",
+}
+"""Names in the JSON document, and the kinds of the findings that they list."""
+
+_MOST_LEAVES: Final = 3  # named in a row; the JSON document names all
+_SUMMARIES: Final[Mapping[Status, str]] = {
+    "damaged": "DAMAGED",
+    "unreadable": "NOT READ AS A WHOLE",
+    "absent": "NO CHECKPOINT",
+    "unchecked": "NOT CHECKED AS A WHOLE",
+    "intact": "intact",
+}
 
 
 def verify(path: str, output: Output, *, as_json: bool) -> int:
-    """Check the checkpoint at `path` and print what is damaged.
+    """Check all that lies under `path`, and print what is not as it was written, or cannot be checked.
 
     Returns:
-        0 if everything is as it was written, else 1.
-
-    Raises:
-        PenstockError: If it is not a checkpoint, or has no recorded checksums.
+        The exit status, by what is worst: see `STATUSES`.
     """
-    found = anyio.run(penstock.verify, path)
+    try:
+        found = anyio.run(penstock.verify, path)
+    except (penstock.PenstockError, OSError) as error:
+        sys.stderr.write(f"penstock: {error}\n")  # status 1 would say that there is damage
+        return STATUSES["unreadable"]
+
     if as_json:
-        output.say(json.dumps({"intact": found.intact, **asdict(found)}, indent=2))
+        output.say(json.dumps(_document(found), indent=2))
     else:
         _show(found, output)
 
-    return 0 if found.intact else 1
+    return STATUSES[found.status]
+
+
+def _document(found: VerifyReport) -> dict[str, Any]:
+    document = asdict(found)
+    findings = document.pop("findings")
+    by_kind = {
+        name: [finding for finding in findings if finding["kind"] == kind] for name, kind in _KINDS.items()
+    }
+    return {"status": found.status, "intact": found.intact, **document, **by_kind}
 
 
 def _show(found: VerifyReport, output: Output) -> None:
-    if found.damages:
-        rows = [
-            (
-                ", ".join(damage.key_paths) or "(no leaf)",
-                damage.problem,
-                damage.file,
-                f"{damage.offset:,}",
-                f"{damage.nbytes:,}",
-            )
-            for damage in found.damages
-        ]
-        output.table(Table(("leaf", "problem", "file", "offset", "bytes"), rows, n_left=3))
-    if found.unchecked:
-        output.say(f"no checksum was recorded for {', '.join(found.unchecked)}")
+    if found.findings:
+        rows = [_row(found.path, finding) for finding in found.findings]
+        output.table(Table(("", "leaf", "problem", "file", "offset", "bytes"), rows, n_left=4))
+    for path in found.leftovers:
+        output.say(f"left by an interrupted save, and part of no checkpoint: {path}")
 
-    what = f"{found.n_ranges:,} ranges, {format_bytes(found.nbytes)}, of {found.n_leaves:,} leaves"
+    n_checkpoints = len(found.checkpoints)
+    checkpoints = f" in {n_checkpoints:,} checkpoints" if n_checkpoints > 1 else ""
+    what = (
+        f"{found.n_ranges:,} ranges, {format_bytes(found.nbytes)}, of {found.n_leaves:,} leaves{checkpoints}"
+    )
+    summary = _SUMMARIES[found.status]
     if found.intact:
-        output.success(f"{found.path}: intact ({what})")
+        output.success(f"{found.path}: {summary} ({what})")
+    elif found.status == "absent":
+        output.say(f"{found.path}: {summary}")
     else:
-        n_damaged = len(found.damaged_leaves)
-        output.say(f"{found.path}: DAMAGED, {n_damaged:,} of its leaves ({what} were checked)")
+        n_damaged = f", {len(found.damaged_leaves):,} of its leaves" if found.damaged_leaves else ""
+        output.say(f"{found.path}: {summary}{n_damaged} ({what} were checked)")
+
+
+def _row(path: str, finding: Finding) -> Sequence[str]:
+    file = (
+        os.path.relpath(finding.file, path)
+        if finding.file.startswith(os.path.join(path, ""))
+        else finding.file
+    )
+    where = (f"{finding.offset:,}", f"{finding.nbytes:,}") if finding.nbytes else ("", "")
+    return (finding.kind, _leaves(finding.key_paths), finding.problem, file, *where)
+
+
+def _leaves(key_paths: Sequence[str]) -> str:
+    shown = ", ".join(key_paths[:_MOST_LEAVES])
+    more = len(key_paths) - _MOST_LEAVES
+    return f"{shown} and {more:,} more" if more > 0 else shown

@@ -6,10 +6,11 @@ module loads neither jax nor tensorstore: each name is fetched from its own modu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 __all__ = (
     "PLACEHOLDER",
+    "AbstractCheckpointManager",
     "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
@@ -38,16 +39,21 @@ __all__ = (
     "StandardCheckpointHandler",
     "StandardCheckpointer",
     "Transform",
+    "__version__",
+    "abstract_checkpoint_manager",
     "apply_transformations",
     "args",
+    "arrays",
     "checkpoint_manager",
     "checkpoint_managers",
     "checkpoint_utils",
     "checkpointers",
     "future",
     "handlers",
+    "logging",
     "merge_trees",
     "metadata",
+    "multihost",
     "options",
     "path",
     "step",
@@ -59,16 +65,23 @@ __all__ = (
     "v1",
 )
 
+__version__: Final = "0.12.8"
+"""The version of Orbax whose API this is, for code that compares it."""
+
 if TYPE_CHECKING:
     from penstock.orbax import (
+        abstract_checkpoint_manager,
         args,
+        arrays,
         checkpoint_manager,
         checkpoint_managers,
         checkpoint_utils,
         checkpointers,
         future,
         handlers,
+        logging,
         metadata,
+        multihost,
         options,
         path,
         step,
@@ -79,11 +92,12 @@ if TYPE_CHECKING:
         utils,
         v1,
     )
+    from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
     from penstock.orbax.checkpoint_manager import CheckpointManager
     from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
     from penstock.orbax.future import Future
     from penstock.orbax.options import AsyncOptions
-    from penstock.orbax.tree import merge_trees
+    from penstock.orbax.transform_utils import merge_trees
     from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
     from penstock.orbax.v0.checkpointers.checkpointer import AbstractCheckpointer, Checkpointer
     from penstock.orbax.v0.checkpointers.shorthands import PyTreeCheckpointer, StandardCheckpointer
@@ -113,14 +127,18 @@ else:
         __name__,
         {
             "penstock.orbax": (
+                "abstract_checkpoint_manager",
                 "args",
+                "arrays",
                 "checkpoint_manager",
                 "checkpoint_managers",
                 "checkpoint_utils",
                 "checkpointers",
                 "future",
                 "handlers",
+                "logging",
                 "metadata",
+                "multihost",
                 "options",
                 "path",
                 "step",
@@ -131,11 +149,12 @@ else:
                 "utils",
                 "v1",
             ),
+            "penstock.orbax.abstract_checkpoint_manager": ("AbstractCheckpointManager",),
             "penstock.orbax.checkpoint_manager": ("CheckpointManager",),
             "penstock.orbax.common.leaf_args": ("ArrayRestoreArgs", "RestoreArgs", "SaveArgs"),
             "penstock.orbax.future": ("Future",),
             "penstock.orbax.options": ("AsyncOptions",),
-            "penstock.orbax.tree": ("merge_trees",),
+            "penstock.orbax.transform_utils": ("merge_trees",),
             "penstock.orbax.v0.checkpointers.async_checkpointer": ("AsyncCheckpointer",),
             "penstock.orbax.v0.checkpointers.checkpointer": ("AbstractCheckpointer", "Checkpointer"),
             "penstock.orbax.v0.checkpointers.shorthands": ("PyTreeCheckpointer", "StandardCheckpointer"),

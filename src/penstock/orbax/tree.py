@@ -17,9 +17,14 @@ __all__ = (
     "serialize_tree",
     "str_keypath",
     "to_flat_dict",
+    "to_shape_dtype_struct",
+    "tree_difference",
+    "tree_trim",
     "tuple_path_from_keypath",
 )
 
+from penstock.orbax.common.array_structs import to_shape_dtype_struct
+from penstock.orbax.common.tree_operations import merge_trees, tree_difference, tree_trim
 from penstock.orbax.v0.common.tree_utils import (
     deserialize_tree,
     from_flat_dict,
@@ -31,7 +36,6 @@ from penstock.orbax.v0.common.tree_utils import (
     is_empty_or_leaf,
     is_flat_dict,
     is_sequence_key,
-    merge_trees,
     serialize_tree,
     str_keypath,
     to_flat_dict,

@@ -15,11 +15,13 @@ __all__ = (
     "from_flattened_with_keypath",
     "fully_replicated_host_local_array_to_global_array",
     "get_key_name",
+    "get_save_directory",
     "is_checkpoint_finalized",
     "is_dict_key",
     "is_empty_node",
     "is_empty_or_leaf",
     "is_gcs_path",
+    "is_pathways_backend",
     "is_primary_host",
     "is_scalar",
     "is_sequence_key",
@@ -29,6 +31,7 @@ __all__ = (
     "name_from_leaf_placeholder",
     "pytree_structure",
     "reached_preemption",
+    "record_saved_duration",
     "serialize_tree",
     "step_from_checkpoint_name",
     "sync_global_devices",
@@ -43,10 +46,12 @@ from penstock.orbax.common.array_structs import to_shape_dtype_struct
 from penstock.orbax.common.job_processes import (
     broadcast_one_to_all,
     fully_replicated_host_local_array_to_global_array,
+    is_pathways_backend,
     is_primary_host,
     reached_preemption,
     sync_global_processes,
 )
+from penstock.orbax.v0.common.monitoring import record_saved_duration
 from penstock.orbax.v0.common.tree_utils import (
     deserialize_tree,
     from_flat_dict,
@@ -60,6 +65,7 @@ from penstock.orbax.v0.common.tree_utils import (
     to_flat_dict,
     tuple_path_from_keypath,
 )
+from penstock.orbax.v0.manager.step_name_formats import get_save_directory
 from penstock.orbax.v0.manager.step_paths import (
     TMP_DIR_SUFFIX,
     any_checkpoint_step,

@@ -21,6 +21,8 @@ __all__ = (
     "Needs",
     "StepInfo",
     "best_of",
+    "has_metric",
+    "ranked_names",
     "ranking_of",
     "steps_to_delete",
 )
@@ -264,6 +266,21 @@ def ranking_of(policy: KeepPolicy) -> tuple[Metric, Mode] | None:
         return next((ranking for ranking in found if ranking is not None), None)
 
     return None
+
+
+def ranked_names(policy: KeepPolicy) -> list[str]:
+    """Return the names of all metrics that a policy ranks by; functions have none."""
+    if isinstance(policy, KeepBest):
+        return [policy.metric] if isinstance(policy.metric, str) else []
+    if isinstance(policy, (KeepAnyOf, KeepAllOf)):
+        return [name for part in policy.policies for name in ranked_names(part)]
+
+    return []
+
+
+def has_metric(info: StepInfo, name: str) -> bool:
+    """Whether a step has a metric, NaN included."""
+    return _value(info, name) is not None
 
 
 def steps_to_delete(

@@ -31,12 +31,11 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.steps import step_directory as on_disk
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
-from penstock.steps.own_checkpointer import own_or_given
+from penstock.steps.manager_opening import Opening, own_or_given
 from penstock.steps.preemption import awaits_preemption
-from penstock.steps.restore_step import restore_step
 from penstock.steps.save_policies import Always, SavePolicy
-from penstock.steps.save_queue import Opening, StepSaves
-from penstock.steps.step_contents import StepMetadata, describe_step, step_number
+from penstock.steps.save_queue import StepSaves
+from penstock.steps.step_contents import StepMetadata, describe_step, restore_step, step_number
 from penstock.steps.step_names import NameFormat, StepNames
 from penstock.steps.step_watch import Watch, watch_steps
 
@@ -64,7 +63,7 @@ class CheckpointManager:
 
     An async context manager. Leaving it waits for saves and deletions, and raises the failure of a save
     that nobody awaited; leaving it on an error cancels the saves. One manager at a time saves into a
-    root; any number may read it, with `read_only=True`.
+    root, and another is refused with a `RootInUseError`; any number may read it, with `read_only=True`.
 
     Args:
         root: The directory of steps; made if it does not exist.
@@ -85,7 +84,7 @@ class CheckpointManager:
             which has its own.
 
     Raises:
-        SpecError, ConfigError: If an option does not fit.
+        SpecError, ConfigError: If an option does not fit. On entering: PathError if `root` is a checkpoint.
     """
 
     def __init__(
@@ -186,6 +185,7 @@ class CheckpointManager:
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether `save` would save `step` now: it is newer than the latest and the policy wants it."""
+        self._saves.check_open()
         return not self._read_only and self._saves.should_save(step_number(step))
 
     async def save(
@@ -209,7 +209,7 @@ class CheckpointManager:
         Args:
             step: Its number.
             items: A tree, or a `Composite` of named items.
-            metrics: Numbers, by name; kept with the step and ranked by `KeepBest`.
+            metrics: Numbers, by name, nested or not; kept with the step and ranked by `KeepBest`.
             custom_metadata: JSON values kept with the step.
             force: Save it, whatever the policy says.
             overwrite: Replace the step if it exists, and allow one older than the latest.
@@ -227,7 +227,7 @@ class CheckpointManager:
         Raises:
             StepExistsError: If the step exists or is being saved.
             OlderStepError: If it is older than the latest.
-            SpecError, HandlerError, StorageError: As `Checkpointer.save`.
+            SpecError, HandlerError, StorageError: As `Checkpointer.save`; also `UnknownMetricError`.
             PenstockError: If an earlier save failed and nobody was told yet.
 
         Cancellation:
@@ -272,6 +272,7 @@ class CheckpointManager:
         like: Any = ...,
         as_type: type[Any] | None = None,
         mmap: bool = False,
+        verify: bool | None = None,
         split: str | None = None,
         item: str | None = None,
         prioritise: First | None = None,
@@ -285,28 +286,26 @@ class CheckpointManager:
         strict: bool = True,
         on_missing: Literal["raise", "keep"] = "raise",
         on_unexpected: Literal["raise", "skip"] = "raise",
+        max_expansion: int | None = None,
     ) -> Any:
-        """Return what was saved as a step.
-
-        While the step is read, no penstock on this machine deletes it.
+        """Return what was saved as a step. While it is read, no penstock on this machine deletes it.
 
         Args:
             step: Its number; by default the latest.
-            like: As for `Checkpointer.restore`; or a `Composite` of such, for some items, where `...`
-                means as it was saved.
+            like: As for `Checkpointer.restore`; or a `Composite` of such, where `...` means as it was saved.
             as_type: As for `Checkpointer.restore`, and so are all that follow, for each item.
 
         Returns:
             The tree, if the step holds one or `item` or one `like` is given; else a `Composite`.
 
         Raises:
-            NotACheckpointError: If there is no such step, or none at all.
-            PenstockError: As `Checkpointer.restore`.
+            NotACheckpointError: If there is no such step. Others are those of `Checkpointer.restore`.
         """
         number = self._chosen(step)
         restore = partial(
             self._checkpointer.restore,
             mmap=mmap,
+            verify=verify,
             split=split,
             prioritise=prioritise,
             pipeline=pipeline,
@@ -319,6 +318,7 @@ class CheckpointManager:
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
         )
         path, check = self._saves.catalogue.path(number), result_check(self._root, as_type)
         found = await restore_step(self._checkpointer.engine, self._saves.threads, restore, path, like, item)
@@ -328,10 +328,12 @@ class CheckpointManager:
 
     def all_steps(self) -> Sequence[int]:
         """Every durable step that this manager knows, ascending; see `reload`."""
+        self._saves.check_open()
         return self._saves.catalogue.steps
 
     def latest_step(self) -> int | None:
         """The last durable step; None if there is none."""
+        self._saves.check_open()
         return self._saves.catalogue.latest
 
     async def best_step(self, metric: Metric | None = None, mode: Mode = "min") -> int | None:

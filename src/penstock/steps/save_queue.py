@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Opening", "StepSaves")
+__all__ = ("StepSaves",)
 
 import os
 import time
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-from anyio import Event
+from anyio import Event, move_on_after
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
@@ -21,7 +21,6 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
     CorruptCheckpointError,
-    InUseError,
     OlderStepError,
     SpecError,
     StepExistsError,
@@ -30,17 +29,20 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.store_capabilities import Renames
-from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
-from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, best_of
+from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, Needs, best_of
+from penstock.steps.manager_opening import Opening, check_root, prepare_root
 from penstock.steps.preemption import hear_sigterm
 from penstock.steps.retention import Retention
 from penstock.steps.save_policies import SaveMoment, SavePolicy
-from penstock.steps.step_contents import as_metrics, step_items
+from penstock.steps.step_contents import step_items
 from penstock.steps.step_deletion import Deleter
+from penstock.steps.step_metrics import as_metrics, check_ranked, is_ranked
 from penstock.steps.step_names import NameFormat
 
+CLOSING_S: Final = 5.0
 BUSY_THREADS: Final = 2  # a long deletion must not delay a listing
 
 
@@ -53,18 +55,6 @@ class _Pending:
     future: SaveFuture | None = None
     done: Event = field(default_factory=Event)  #: the save is over
     ended: Event = field(default_factory=Event)  #: and the deletions that follow are decided
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """How a root is opened."""
-
-    owned: Checkpointer | None  #: entered and left with it
-    metadata: Mapping[str, Any] | None  #: the caller's own, for a new root
-    writes: bool  #: whether to create the root
-    clean: bool  #: whether to remove what crashed saves left there
-    sigterm: bool  #: whether a SIGTERM counts as a preemption
 
 
 @final
@@ -104,6 +94,9 @@ class StepSaves:
         self._events = engine.events
         self._root = root
         self._names = names
+        self._keep = keep
+        self._is_ranked = False  # whether the metrics that `keep` ranks by were seen
+        self._writing = WriterHold(self._store, root)
         self._save_when = save_when
         self._link = link
         self._pending: dict[int, _Pending] = {}
@@ -135,11 +128,9 @@ class StepSaves:
     async def live(self, opening: Opening) -> AsyncGenerator[None]:
         """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
         async with nullcontext() if opening.owned is None else opening.owned:
-            if opening.writes:
-                await self.threads.run(self._prepare, opening.metadata, opening.clean)
-
-            await self.load()
             try:
+                await self.threads.run(self._prepare, opening)
+                await self.load()
                 async with own_tasks(self._raise_on_leaving) as tasks:
                     tasks.start_soon(self.retention.deleter.run)
                     if opening.sigterm:
@@ -151,6 +142,7 @@ class StepSaves:
                     tasks.cancel_scope.cancel()
             finally:
                 self._tasks = None
+                await self._end_writing()
 
     def check_open(self) -> None:
         """Raise `ClosedError` unless the manager is open."""
@@ -232,7 +224,7 @@ class StepSaves:
         pending = self._pending[step] = _Pending(self.catalogue.name(step))
         try:
             if metrics is not None:
-                metrics = await self.threads.run(as_metrics, metrics)
+                metrics = await self.threads.run(self._checked, metrics)
 
             self.retention.forget(step)
             begun_s = time.monotonic()
@@ -314,6 +306,17 @@ class StepSaves:
             self._events.warning("step.no_base", base=known, error=repr(error))
             return await save(path, items)
 
+    def _checked(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return metrics as numbers; the policy must find in them what it ranks by, or in earlier steps."""
+        numbers = as_metrics(metrics)
+        if numbers and not self._is_ranked:
+            needs: Needs = frozenset({"metrics"})
+            earlier = self.catalogue.infos(self.catalogue.snapshot(), needs) if is_ranked(self._keep) else ()
+            check_ranked(self._keep, numbers, earlier)
+            self._is_ranked = True  # a step has each metric: none is misspelt
+
+        return numbers
+
     def _base(self, step: int) -> str | None:
         if not self._link:
             return None
@@ -366,20 +369,19 @@ class StepSaves:
         latest = self.catalogue.latest
         return max([-1 if latest is None else latest, *self._pending])
 
-    def _prepare(self, metadata: Mapping[str, Any] | None, clean: bool) -> None:
-        self._store.make_directory(self._root)
-        if metadata is not None:
-            on_disk.write_root_metadata(self._store, self._root, metadata)
-        if clean:
-            for name in on_disk.leftovers(self._store, self._root, self._names):
-                self._clean_up(os.path.join(self._root, name))
+    def _prepare(self, opening: Opening) -> None:
+        check_root(self._store, self._root)
+        if not opening.writes:
+            return
 
-    def _clean_up(self, path: str) -> None:
-        try:
-            remove_abandoned(self._store, path)
-        except InUseError:
-            return  # a live save holds the directory it builds in
-        except StorageError as error:
-            self._events.warning("step.left_behind", path=path, error=repr(error))
-        else:
-            self._events.info("step.cleaned_up", path=path)
+        self._store.make_directory(self._root)
+        if self._checkpointer.engine.coordinator.is_primary:
+            self._writing.take()
+            prepare_root(self._store, self._root, self._names, self._events, opening)
+
+    async def _end_writing(self) -> None:
+        with move_on_after(CLOSING_S, shield=True):
+            try:
+                await self.threads.run(self._writing.release)
+            except StorageError as error:
+                self._events.warning("step.left_behind", path=error.path, error=repr(error))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("StepMetadata", "as_metrics", "describe_step", "item_names", "step_items", "step_number")
+__all__ = ("StepMetadata", "describe_step", "item_names", "restore_step", "step_items", "step_number")
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, SupportsFloat, SupportsIndex, cast, final
+from typing import Any, SupportsIndex, final
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
+from penstock.checkpointer.engine import Engine
+from penstock.checkpointer.restore_items import restore_items
 from penstock.handlers.formats.items.item_types import Composite, Json
 from penstock.handlers.formats.orbax.discovery.item_kinds import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
@@ -75,34 +78,6 @@ def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
     return Composite(named)
 
 
-def as_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as JSON values; arrays of one number become that number. May wait for a device.
-
-    Raises:
-        SpecError: If one is not a number, a text, or a list or mapping of those.
-    """
-    if not isinstance(cast("object", metrics), Mapping):
-        raise SpecError(f"metrics must be a mapping, not {metrics!r}")
-
-    return {str(name): _as_json(str(name), value) for name, value in metrics.items()}
-
-
-def _as_json(name: str, value: object) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Mapping):
-        inner = cast("Mapping[object, object]", value)
-        return {str(key): _as_json(f"{name}/{key}", part) for key, part in inner.items()}
-    if isinstance(value, (list, tuple)):
-        parts = cast("list[object]", value)
-        return [_as_json(f"{name}/{at}", part) for at, part in enumerate(parts)]
-
-    try:
-        return float(cast("SupportsFloat", value))
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"the metric {name!r} is a {type(value).__name__}, not a number") from error
-
-
 def item_names(store: Store, path: str) -> list[str]:
     """Name the items of the step at `path`, without its metrics; none if the step is one tree. Blocking.
 
@@ -131,7 +106,8 @@ def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMet
     if not names:
         items = {TREE: describe_checkpoint(layout, store, path)}
 
-    about = checkpoint_metadata.read(store, path, store.list_directory(path))
+    inside = store.list_directory(path)
+    about = SealedDocuments.open(store, path, inside).about(inside)
     return StepMetadata(
         step,
         os.path.abspath(path),
@@ -140,3 +116,38 @@ def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMet
         about.custom_metadata,
         about.committed_at_ns,
     )
+
+
+async def restore_step(
+    engine: Engine,
+    threads: Threads,
+    restore: Callable[..., Awaitable[Any]],
+    path: str,
+    like: Any,
+    item: str | None,
+) -> Any:
+    """Return the tree of the step at `path`, if it holds one or one is asked for; else a `Composite`.
+
+    Args:
+        engine: Of a Checkpointer.
+        threads: For blocking calls.
+        restore: `Checkpointer.restore`, with all options but `item` and `like`.
+        path: Of the step.
+        like: `...` for everything; a target of one tree; or a `Composite` of targets, which names the
+            items wanted.
+        item: The name of one item, which alone is restored.
+    """
+    if item is not None or (like is not ... and not isinstance(like, Composite)):
+        return await restore(path, like=like, item=item)
+
+    async def read() -> Any:
+        if like is ...:
+            names = await threads.run(item_names, engine.store, path)
+            if not names or TREE in names:
+                return await restore(path)
+
+            return Composite(await restore_items(engine, threads, restore, path, None, names))
+
+        return Composite(await restore_items(engine, threads, restore, path, like, list(like)))
+
+    return await engine.read_unchanged(path, threads, read)

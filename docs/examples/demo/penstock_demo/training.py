@@ -104,7 +104,8 @@ async def train(options: TrainingOptions, emit: Callable[[Record], object]) -> N
 
 def unfinished(directory: Path) -> list[str]:
     """Return the names of what is no checkpoint: a step gets its own name by the last act of its save."""
-    return sorted(path.name for path in directory.iterdir() if not path.name.isdecimal())
+    names = (path.name for path in directory.iterdir())
+    return sorted(name for name in names if not name.isdecimal() and not name.startswith("."))
 
 
 @final

@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("CheckpointPlace", "ItemPlace", "checkpoint_at", "locate")
+__all__ = ("CheckpointPlace", "ItemPlace", "check_there", "checkpoint_at", "locate")
 
 import os
 from collections.abc import Iterable, Mapping
@@ -27,14 +27,15 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
 )
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished, latest_step, read_root_metadata
 from penstock.handlers.formats.orbax.discovery.tombstone import check_not_deleted, deleted_item
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
+    INTEGRITY,
     LEGACY_MSGPACK,
     METADATA,
     V1_MARK,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
@@ -55,6 +56,7 @@ class ItemPlace:
     path: str = ""  #: of the checkpoint: as it was asked for, or a step there
     kind: ItemKind = ItemKind.TREE
     root_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the directory of steps
+    sealed: SealedDocuments | None = None  #: the documents in `directory`
 
 
 def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
@@ -94,7 +96,7 @@ def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
         IncompleteCheckpointError: If a save was interrupted there.
         UnsupportedFormatError: If there are steps of several names.
     """
-    _check_there(store, path)
+    check_there(store, path)
     names = frozenset(store.list_directory(path))
     step = latest_step(store, path, names)
     if step is None:
@@ -104,8 +106,14 @@ def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
     return CheckpointPlace(inner, frozenset(store.list_directory(inner)), is_step=True)
 
 
-def _check_there(store: Store, path: str) -> None:
-    """Raise unless `path` is a directory, and not the remains of an interrupted save."""
+def check_there(store: Store, path: str) -> None:
+    """Raise unless `path` is a directory, and not the remains of an interrupted save.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or a file.
+        IncompleteCheckpointError: If its name, or that of its parent, says that a save was interrupted.
+        UnsupportedFormatError: If it is a safetensors file.
+    """
     parent, name = os.path.split(os.path.abspath(path))
     if TEMPORARY_SUFFIX in name:
         raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
@@ -143,7 +151,8 @@ def _enter(
     root_metadata: Mapping[str, Any] | None = None,
 ) -> ItemPlace:
     """Find the item in a checkpoint, or in an item of one."""
-    found = checkpoint_metadata.read(store, path, names)
+    sealed = _sealed(store, path, names)
+    found = sealed.about(names)
     if is_unfinished(names, found):
         raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
 
@@ -157,7 +166,18 @@ def _enter(
         name, kind = item, _kind_of_named(store, path, names, item)
     directory = os.path.join(path, name) if name else path
     inside = frozenset(store.list_directory(directory)) if name else names
-    return ItemPlace(directory, inside, found, path, kind, root_metadata)
+    documents = sealed.item(name, inside) if name else sealed
+    return ItemPlace(directory, inside, found, path, kind, root_metadata, documents)
+
+
+def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
+    """Find the digests of the documents in `path`; those of an item may lie in the checkpoint around it."""
+    parent, name = os.path.split(path)
+    if names & {INTEGRITY, CHECKPOINT_METADATA} or store.kind(os.path.join(parent, INTEGRITY)) is None:
+        return SealedDocuments.open(store, path, names)
+
+    above = SealedDocuments.open(store, parent, frozenset(store.list_directory(parent)))
+    return above.item(name, names)
 
 
 def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) -> ItemKind:

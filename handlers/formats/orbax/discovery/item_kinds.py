@@ -7,12 +7,18 @@ Source:
 from __future__ import annotations
 
 __all__ = (
+    "KINDS_OF_TREES",
+    "KINDS_WITHOUT_ITEMS",
     "RANDOM_KEYS",
+    "ROOT_FOLDER",
+    "USUAL_ITEMS",
     "ItemKind",
     "holds_arrays",
     "is_array",
+    "items_of",
     "json_file",
     "kind_of_item",
+    "kind_of_item_at",
     "proto_file",
 )
 

@@ -7,10 +7,12 @@ Source:
 from __future__ import annotations
 
 __all__ = (
+    "is_checkpoint",
     "is_finished_step",
     "is_unfinished",
     "latest_step",
     "may_be_finished_step",
+    "names_a_step",
     "read_root_metadata",
 )
 
@@ -41,10 +43,12 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     OF_A_PROCESS,
     V1_MARK,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.stores import Store
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
+_MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
 _ROOT_FILES: Final = ("_ROOT_METADATA", "metadata")  # the second one up to Orbax 0.8
 _OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
 
@@ -59,6 +63,11 @@ class _Step:
     prefix: str = ""
 
 
+def is_checkpoint(store: Store, path: str) -> bool:
+    """Whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
+    return store.kind(path) == "directory" and _is_marked(store.list_directory(path))
+
+
 def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     """Name the latest finished step in `path`; None if it is no directory of steps.
 
@@ -68,7 +77,7 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
             one that penstock does not know.
     """
     steps = _steps_in(names)
-    if not steps or names & {METADATA, CHECKPOINT_METADATA, V1_MARK}:
+    if not steps or _is_marked(names):
         return None
     # The folder of metadata beside the steps looks like JSON if it is damaged.
     if kind_of_item(store, path, names) not in (None, ItemKind.JSON):
@@ -104,6 +113,11 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     return next(iter(latest.values()), None)
 
 
+def names_a_step(name: str) -> bool:
+    """Whether a manager could have given this name to a step: `7`, `0007`, `step_7`."""
+    return TEMPORARY_SUFFIX not in name and _STEP.fullmatch(name) is not None
+
+
 def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:
     """Whether a directory under its final name is still being written, or its writer died.
 
@@ -129,7 +143,8 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
         if store.kind(path) is None:
             continue
 
-        document = parse_object(path, store.read_file(path))
+        sealed = SealedDocuments.open(store, folder, store.list_directory(folder))
+        document = parse_object(path, sealed.read(name))
         if name != _ROOT_FILES[0] or not _OWN_KEYS.issuperset(document):
             return document
 
@@ -179,6 +194,10 @@ def _is_built_in(store: Store, folder: str) -> bool:
     """Whether somebody still writes an item in `folder`, under its final name, as Orbax can."""
     names = store.list_directory(folder)
     return any(TEMPORARY_SUFFIX in name or name.startswith(OF_A_PROCESS) for name in names)
+
+
+def _is_marked(names: Collection[str]) -> bool:
+    return not _MARKS.isdisjoint(names)
 
 
 def _steps_in(names: Iterable[str]) -> list[_Step]:

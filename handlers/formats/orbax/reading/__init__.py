@@ -4,5 +4,5 @@
 known of each, and `tree_documents` puts it all together, decoding nothing that `document_cache` knows.
 `plain_items` and `json_leaves` open items that are no trees. The result is the `OrbaxCheckpoint` of
 `stored_checkpoint`; `whole_chunks` and `storage_details` answer its questions about many leaves at once.
-`verification` compares it with its checksums.
+`item_survey` finds what of an item can be compared with a checksum, and `verification` compares it.
 """

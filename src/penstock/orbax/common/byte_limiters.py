@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ("ByteLimiter", "Limiters")
+__all__ = ("ByteLimiter", "Limiters", "leaf_size")
 
+import sys
 from dataclasses import dataclass
 from typing import final
 
@@ -81,3 +82,9 @@ class Limiters:
         """Make the limiters of one save or restore."""
         in_flight, held = memory.in_flight(flow).limit, memory.limit_of(flow)
         return cls(ByteLimiter(ByteAccount(in_flight)), ByteLimiter(ByteAccount(held)))
+
+
+def leaf_size(value: object) -> int:
+    """Return the bytes of a value: its `nbytes`, or else the size of the Python object."""
+    nbytes = getattr(value, "nbytes", None)
+    return nbytes if isinstance(nbytes, int) else sys.getsizeof(value)

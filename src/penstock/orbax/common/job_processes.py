@@ -5,8 +5,11 @@ from __future__ import annotations
 __all__ = (
     "broadcast_one_to_all",
     "fully_replicated_host_local_array_to_global_array",
+    "initialize_distributed_to_device_ids",
+    "initialize_runtime_to_distributed_ids",
     "is_pathways_backend",
     "is_primary_host",
+    "is_runtime_to_distributed_ids_initialized",
     "process_count",
     "process_index",
     "reached_preemption",
@@ -43,6 +46,19 @@ def is_pathways_backend() -> bool:
     """Whether one process controls all devices of the job, which penstock does not support."""
     client: Any = _jax.devices()[0].client
     return hasattr(client, "pathways") or client.runtime_type in {"pathways", "proxy/pathways"}
+
+
+def initialize_runtime_to_distributed_ids() -> None:
+    """Do nothing: penstock tells processes apart by jax's own index."""
+
+
+def initialize_distributed_to_device_ids() -> None:
+    """Do nothing: penstock asks jax which devices a process has."""
+
+
+def is_runtime_to_distributed_ids_initialized() -> bool:
+    """Return True: there is nothing to initialise."""
+    return True
 
 
 def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:

@@ -16,6 +16,7 @@ __all__ = (
     "merge",
 )
 
+from penstock.orbax.common.tree_operations import merge_trees as merge
 from penstock.orbax.v1.common.tree_types import (
     PLACEHOLDER,
     AbstractLeaf,
@@ -27,5 +28,4 @@ from penstock.orbax.v1.common.tree_types import (
     PyTreeOf,
     is_supported_abstract_leaf,
     is_supported_leaf,
-    merge,
 )

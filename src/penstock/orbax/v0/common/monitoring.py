@@ -8,7 +8,15 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("READ", "WRITE", "WRITE_ASYNC", "recorded", "tell_of_async_save", "timed")
+__all__ = (
+    "READ",
+    "WRITE",
+    "WRITE_ASYNC",
+    "record_saved_duration",
+    "recorded",
+    "tell_of_async_save",
+    "timed",
+)
 
 import time
 from collections.abc import Generator
@@ -49,6 +57,28 @@ def tell_of_async_save(begun: float | None = None) -> None:
     taken = time.perf_counter() - begun
     _tell_duration(taken, *[f"{prefix}total_duration_secs" for prefix in WRITE_ASYNC])
     _tell(f"{WRITE}success")
+
+
+def record_saved_duration(checkpoint_start_time: float) -> None:
+    """Report how much of the program's time a checkpoint covers: since the one before, or the start.
+
+    Args:
+        checkpoint_start_time: When its save began, in seconds since the epoch.
+    """
+    covered = checkpoint_start_time - _LATEST_SAVE.began
+    _LATEST_SAVE.began = checkpoint_start_time
+    _tell_duration(covered, "/jax/checkpoint/write/duration_since_last_checkpoint_secs")
+
+
+class _LatestSave:
+    """When the latest save of this process began, or the process itself did."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+
+
+_LATEST_SAVE: Final = _LatestSave()
+"""What `record_saved_duration` reports is of the process: the function takes nothing that could hold it."""
 
 
 def _tell(name: str) -> None:

@@ -10,21 +10,19 @@ __all__ = (
     "CompositeItemMetadata",
     "MetadataStore",
     "RootMetadata",
-    "SaveStepStatistics",
     "StepMetadata",
     "decode_step_metadata",
     "encode_step_metadata",
     "get_step_metadata",
     "metadata_store",
-    "save_statistics",
     "step_metadata_file_path",
 )
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from threading import RLock
 from typing import Any, cast
 
@@ -33,41 +31,9 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
 from penstock.orbax.common.handler_paths import handler_path
 from penstock.orbax.v0.common.named_items import Composite
+from penstock.orbax.v0.common.step_statistics import SaveStepStatistics
 
 CompositeItemMetadata = Composite
-
-
-@dataclass
-class SaveStepStatistics:
-    """What Orbax measures of a save. penstock writes none of it; see `SaveReport`."""
-
-    step: int | None = None
-    event_type: str | None = "save"
-    directory: str | None = None
-    reached_preemption: bool | None = False
-    preemption_received_at: float | None = None
-    synchronous: bool | None = False
-    wait_for_prev_start_time: float | None = None
-    wait_for_prev_duration_secs: float | None = None
-    time_between_consecutive_saves_sec: float | None = None
-    checkpointer_blocking_start_time: float | None = None
-    checkpointer_blocking_duration_secs: float | None = None
-    get_old_steps_start_time: float | None = None
-    get_old_steps_duration_secs: float | None = None
-    checkpoint_manager_blocking_start_time: float | None = None
-    checkpoint_manager_blocking_duration_secs: float | None = None
-
-
-def save_statistics(step: int, directory: Any, begun: float, *, synchronous: bool) -> dict[str, Any]:
-    """Return what a manager logs of a save that began at a time, in seconds since the epoch."""
-    statistics = SaveStepStatistics(
-        step=step,
-        directory=str(directory),
-        synchronous=synchronous,
-        checkpoint_manager_blocking_start_time=begun,
-        checkpoint_manager_blocking_duration_secs=time.time() - begun,
-    )
-    return asdict(statistics)
 
 
 @dataclass
@@ -119,6 +85,10 @@ class MetadataStore:
         self._blocking = blocking_write
         self._store = LocalStore()
         self._lock = RLock()
+
+    def __reduce__(self) -> Any:
+        """A copy in another process has a lock of its own."""
+        return partial(type(self), enable_write=self.enable_write, blocking_write=self._blocking), ()
 
     def is_blocking_writer(self) -> bool:
         return self._blocking

@@ -26,9 +26,8 @@ from penstock.kernel.protocols.leaf import EMPTY_MARKERS
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
 from penstock.orbax.common.background_work import in_thread
-from penstock.orbax.common.byte_limiters import Limiters
+from penstock.orbax.common.byte_limiters import Limiters, leaf_size
 from penstock.orbax.common.handler_paths import handler_path
-from penstock.orbax.common.handler_traits import keeps, leaf_size
 from penstock.orbax.common.key_entries import key_entries
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context
@@ -81,7 +80,7 @@ class StageWorkers:
     def of(self, handler: Any) -> LeafHandler:
         """Return the pipeline handler for the leaves of `handler`."""
         class_ = next((c for c in type(handler).__mro__ if c.__module__.startswith(_OURS)), None)
-        if class_ is not None and keeps(handler, class_, "serialize", "deserialize", "finalize"):
+        if class_ is not None and _keeps(handler, class_, "serialize", "deserialize", "finalize"):
             native = getattr(handler, "leaf_handler", None)
             if native is not None:
                 return cast("LeafHandler", native)
@@ -237,6 +236,13 @@ class StageRegistry:
             return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
 
         raise UnknownTypeError(key_path, kind)
+
+
+def _keeps(handler: object, class_: type, *names: str) -> bool:
+    """Whether a handler has a class's own methods of these names, not overridden."""
+    return all(
+        getattr(type(handler), name) is getattr(class_, name) and name not in vars(handler) for name in names
+    )
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.kernel.protocols.leaf_handlers import Waitable
-from penstock.orbax.common.handler_traits import leaf_size
+from penstock.orbax.common.byte_limiters import leaf_size
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
 

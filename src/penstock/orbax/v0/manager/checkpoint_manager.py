@@ -24,7 +24,8 @@ from penstock.kernel.errors import NotACheckpointError, SpecError, StepExistsErr
 from penstock.orbax.common.job_processes import reached_preemption
 from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs
-from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata, save_statistics
+from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata
+from penstock.orbax.v0.common.step_statistics import log_restore, log_save
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.handlers.composite_handler import CompositeArgs
 from penstock.orbax.v0.manager.manager_items import (
@@ -37,7 +38,7 @@ from penstock.orbax.v0.manager.manager_items import (
 )
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions, policies_of
 from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root
-from penstock.orbax.v0.manager.own_policies import needs_metrics
+from penstock.orbax.v0.manager.own_policies import check_metrics, needs_metrics
 from penstock.orbax.v0.manager.preservation_policy import PreservationContext, best_of
 from penstock.orbax.v0.manager.save_decision_policy import DecisionContext
 from penstock.steps.step_contents import step_number
@@ -62,7 +63,7 @@ class CheckpointManager:
         metadata: The caller's own JSON values, kept with the directory. Existing ones are not replaced.
         item_names: The names of several objects, whose first arguments decide their handlers.
         item_handlers: The handler of the object, or by name of each of several.
-        logger: Its `log_entry` is called with a dict that describes each save.
+        logger: Its `log_entry` is called with a dict for each save and restore.
         handler_registry: Which handler serves which item; in place of the other three.
 
     Raises:
@@ -85,8 +86,8 @@ class CheckpointManager:
         self._checkpointer, self._single = make_checkpointer(
             self._options, checkpointers, item_names, item_handlers, handler_registry
         )
-        counts = self._options.best_fn is not None or needs_metrics(self._preserving)
-        self._writes_metrics = counts and not self._options.prevent_write_metrics
+        wants_metrics = self._options.best_fn is not None or needs_metrics(self._preserving)
+        self._writes_metrics = wants_metrics and not self._options.prevent_write_metrics
         self._logger = logger
         self._root = Root(directory, self._options)
         self._root.prepare(metadata)
@@ -159,7 +160,7 @@ class CheckpointManager:
     ) -> bool:
         """Start to save a step, if the options ask for it. Returns when the objects have been copied.
 
-        One save runs at a time. The next one waits for it, and raises its failure.
+        The next save waits for it and raises its failure.
 
         Args:
             step: The number of the step.
@@ -182,24 +183,24 @@ class CheckpointManager:
             raise SpecError("Must provide `args` for `save`.")
 
         number = step_number(step)
-        single = self._is_single(not isinstance(args, CompositeArgs))
-        check_args(items, args, single)
+        check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
         if self._options.read_only or (not force and not self.should_save(number)):
             return False
 
         self.wait_until_finished()
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
+        check_metrics(self._preserving, metrics, self._infos)
 
-        begun = time.time()
+        begun, written = time.time(), metrics if self._writes_metrics else None
         self._root.forget(number)
-        written = metrics if self._writes_metrics else None
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         with self._root.saving(number, self.latest_step()) as (path, links):
             self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
         self._infos.append(CheckpointInfo(number, _now(), metrics))
         self._begin_finishing(number, links)
-        self._log(number, begun)
+        synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
+        log_save(self._logger, number, self.directory, begun, synchronous=synchronous)
         return True
 
     def restore(
@@ -227,6 +228,7 @@ class CheckpointManager:
             ValueError: If the arguments are of the wrong kind.
             Exception: What a handler raises.
         """
+        begun = time.time()
         self.wait_until_finished()
         if step is None:
             step = self.latest_step() if directory is None else self._root.latest_in(directory)
@@ -244,8 +246,11 @@ class CheckpointManager:
         elif single:
             args = CompositeArgs(**{DEFAULT_ITEM: args})
 
+        reading = time.time()
         with self._root.reading(path):
-            return self._object_of(self._checkpointer.restore(path, args=args))
+            found = self._object_of(self._checkpointer.restore(path, args=args))
+        log_restore(self._logger, step, path.parent, begun, reading)
+        return found
 
     def item_metadata(self, step: int) -> Any:
         """Return what the handlers know of a step's object, or of each of several.
@@ -389,11 +394,6 @@ class CheckpointManager:
 
         links.published()
         self._root.delete_all(doomed)
-
-    def _log(self, number: int, begun: float) -> None:
-        if self._logger is not None:
-            synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
-            self._logger.log_entry(save_statistics(number, self.directory, begun, synchronous=synchronous))
 
 
 def _now() -> datetime.datetime:

@@ -29,8 +29,8 @@ from penstock.orbax.v0.handlers.handler_registration import DefaultCheckpointHan
 from penstock.orbax.v0.handlers.json_handler import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs
 from penstock.orbax.v0.handlers.legacy_handler import WrapperArgs
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
-from penstock.steps.step_contents import as_metrics
 from penstock.steps.step_directory import METRICS, TREE
+from penstock.steps.step_metrics import as_json_metrics
 
 DEFAULT_ITEM: Final = TREE
 """The name of the item of a step that is one object."""
@@ -143,7 +143,7 @@ def args_to_save(
 
 
 def _as_json(metrics: Any) -> Any:
-    return as_metrics(cast("Mapping[str, Any]", metrics)) if isinstance(metrics, Mapping) else metrics
+    return as_json_metrics(cast("Mapping[str, Any]", metrics)) if isinstance(metrics, Mapping) else metrics
 
 
 def _check_exclusive(checkpointers: Any, item_names: Any, item_handlers: Any, handler_registry: Any) -> None:

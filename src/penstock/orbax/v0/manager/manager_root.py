@@ -19,8 +19,9 @@ import structlog
 from penstock.blocking.background import start_thread
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ConfigError, InUseError, StorageError
+from penstock.kernel.errors import ConfigError, InUseError, RootInUseError, StorageError
 from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.step_metadata import RootMetadata
 from penstock.orbax.v0.common.unchanged_links import StepLinks
@@ -76,6 +77,8 @@ class Root:
         self._deletions: dict[Future[None], Sequence[int]] = {}
         self._left: set[int] = set()
         self._events: Any = structlog.get_logger("penstock.orbax")
+        self._writing = WriterHold(self._store, self._path)
+        self._is_shared = False  # whether another manager was seen to write here, too
 
     def prepare(self, metadata: Mapping[str, Any] | None) -> None:
         """Create the directory and write its metadata, as the options say."""
@@ -130,6 +133,7 @@ class Root:
     @contextmanager
     def saving(self, step: int, base: int | None) -> Generator[tuple[Any, StepLinks]]:
         """Let the step that is saved inside share files with another step, which is held meanwhile."""
+        self._begin_writing()
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
@@ -186,6 +190,18 @@ class Root:
         """Wait for deletions, then retry the steps that were being read."""
         wait(tuple(self._deletions))
         self._delete_all(())
+        self._writing.release()
+
+    def _begin_writing(self) -> None:
+        """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows."""
+        if self._is_shared:
+            return
+
+        try:
+            self._writing.take()
+        except RootInUseError:
+            self._is_shared = True
+            self._events.warning("step.root_in_use", root=self._path)
 
     def _delete_all(self, steps: Sequence[int]) -> None:
         for step in (*self._left, *steps):

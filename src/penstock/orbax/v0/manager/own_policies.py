@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("as_decision_policy", "as_preservation_policy", "needs_metrics")
+__all__ = ("as_decision_policy", "as_preservation_policy", "check_metrics", "needs_metrics")
 
 import datetime
 import inspect
@@ -19,6 +19,7 @@ from penstock.orbax.v0.manager.save_decision_policy import (
 )
 from penstock.steps.keep_policies import KeepPolicy, StepInfo, steps_to_delete
 from penstock.steps.save_policies import SaveMoment, SavePolicy
+from penstock.steps.step_metrics import check_ranked
 
 
 def as_decision_policy(policy: SaveDecisionPolicy | SavePolicy) -> SaveDecisionPolicy:
@@ -41,6 +42,16 @@ def as_preservation_policy(policy: PreservationPolicy | KeepPolicy) -> Preservat
 def needs_metrics(policy: PreservationPolicy) -> bool:
     """Whether a policy is one of penstock's that looks at metrics, which must then be kept with the steps."""
     return isinstance(policy, _Preserving) and "metrics" in policy.policy.needs
+
+
+def check_metrics(policy: PreservationPolicy, metrics: Any, steps: Sequence[PolicyCheckpointInfo]) -> None:
+    """Refuse metrics that lack one which a policy of penstock's ranks by, if no step has it either.
+
+    Raises:
+        ValueError: If so; the nearest name is in it.
+    """
+    if isinstance(policy, _Preserving) and isinstance(metrics, Mapping) and metrics:
+        check_ranked(policy.policy, cast("Mapping[str, Any]", metrics), _infos(steps))
 
 
 @final
@@ -76,9 +87,12 @@ class _Preserving:
     def should_preserve(
         self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        infos = [StepInfo(info.step, _seconds(info.time), _metrics(info.metrics)) for info in checkpoints]
-        gone = set(steps_to_delete(self.policy, infos, time.time()))
+        gone = set(steps_to_delete(self.policy, _infos(checkpoints), time.time()))
         return [info.step not in gone for info in checkpoints]
+
+
+def _infos(steps: Sequence[PolicyCheckpointInfo]) -> list[StepInfo]:
+    return [StepInfo(info.step, _seconds(info.time), _metrics(info.metrics)) for info in steps]
 
 
 def _seconds(moment: datetime.datetime) -> float:

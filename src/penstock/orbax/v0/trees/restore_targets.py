@@ -17,6 +17,7 @@ from penstock.checkpointer.description import LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.empty import EmptyNamedTuple
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.orbax.common.array_structs import is_narrowed, jax_dtype
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.common.sharding_metadata import to_sharding
 from penstock.orbax.v0.leaf_handlers.stage_workers import as_stored
@@ -26,6 +27,8 @@ EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 
 _ARRAYS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 """What has a shape, unless its handler keeps it in files of its own."""
+
+_CLASSES: Final[dict[str, type]] = {"jax.Array": jax.Array, "np.ndarray": np.ndarray, "string": str}
 
 _NUMBERS: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
@@ -64,7 +67,7 @@ def empty_value(typestr: str) -> Any:
             return None
 
 
-def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any, *, told: bool = False) -> Wanted:
     """Decide what a stored leaf is restored as.
 
     Args:
@@ -72,10 +75,14 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
         args: The request.
         in_item: The leaf of the caller's tree, whose shape and dtype apply to a jax.Array; None if
             there is none.
+        told: Whether the type handler that wrote the leaf is told by `args` what to make of it.
 
     Raises:
         ValueError: If a different shape is requested, and `strict` is set.
     """
+    if told and args.restore_type in (None, _CLASSES.get(leaf.kind)):
+        return Wanted(as_stored(leaf.kind))
+
     found = _want(leaf, args, in_item)
     if found.dtype is None or not _is_stored_as(leaf, found.dtype):
         return found
@@ -120,6 +127,9 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
             dtype = in_item.dtype if dtype is None else dtype
     if leaf.shape is None or leaf.random_key_impl is not None:
         return _want_keys(leaf, place)
+
+    if is_narrowed(leaf.dtype if dtype is None else dtype):
+        dtype = jax_dtype(leaf.dtype if dtype is None else dtype)
 
     wanted_shape = leaf.shape if shape is None else tuple(shape)
     if strict and wanted_shape != leaf.shape:

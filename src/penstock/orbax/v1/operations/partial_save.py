@@ -21,10 +21,11 @@ from penstock.handlers.formats.orbax.documents.file_names import METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.storage.paths import absolute_path
+from penstock.orbax.common.tree_operations import merge_trees
 from penstock.orbax.v1.common.item_names import STATE
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike
-from penstock.orbax.v1.common.tree_types import JsonType, PyTreeOf, merge
+from penstock.orbax.v1.common.tree_types import JsonType, PyTreeOf
 from penstock.orbax.v1.common.v1_errors import PartialSaveReplacementError
 from penstock.orbax.v1.context.context import Context, get_context
 from penstock.orbax.v1.operations.saving import Saving, begin_save, check_state, staged
@@ -162,7 +163,7 @@ class _Finalizing:
             trees = [await checkpointer.restore(os.path.join(part, STATE), mmap=True) for part in parts]
 
         try:
-            return merge(*trees)
+            return merge_trees(*trees)
         except ValueError as error:
             raise PartialSaveReplacementError(
                 f"{error}. Partial saving currently does not support REPLACEMENT."

@@ -14,8 +14,7 @@ from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Waitable
-from penstock.orbax.common.byte_limiters import Limiters
-from penstock.orbax.common.handler_traits import leaf_size
+from penstock.orbax.common.byte_limiters import Limiters, leaf_size
 from penstock.orbax.common.key_entries import key_entries
 from penstock.orbax.v1.common.handler_directories import Existing
 from penstock.orbax.v1.common.handler_types import typestr

@@ -1,0 +1,211 @@
+"""What of an item can be compared with a checksum, which leaves lie where, and what cannot be compared."""
+
+from __future__ import annotations
+
+__all__ = ("Survey", "survey_item")
+
+import itertools
+import os
+import re
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, final
+
+from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.common.checksummed_reads import NONE
+from penstock.handlers.formats.common.integrity import Checksum, Checksums
+from penstock.handlers.formats.common.leaf_table import StoredArray
+from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
+from penstock.handlers.formats.orbax.documents.file_names import (
+    ARRAY_METADATAS,
+    INTEGRITY,
+    LEGACY_MSGPACK,
+    MANIFEST,
+    METADATA,
+    SHARDING,
+    STRINGS,
+)
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.handlers.ocdbt.value_refs import Indirect, Inline
+from penstock.kernel.errors import CorruptCheckpointError, PenstockError
+from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.stores import Store
+
+_Extent: TypeAlias = "tuple[int, int, str]"
+"""Where bytes of a leaf begin and end in a file, and the leaf's key path."""
+
+_DOCUMENTS: Final = frozenset({METADATA, SHARDING, STRINGS, INTEGRITY, LEGACY_MSGPACK, MANIFEST})
+_DATABASE: Final = re.compile(
+    r"(?:ocdbt\.process_[^/]+/)?(?:manifest\.(?:ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
+)
+"""Files of an index: its nodes have checksums of their own, which are compared when it is read."""
+
+
+def _nothing(_: str) -> bool:
+    return False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that can be compared of an item, and what is known without reading a byte of an array."""
+
+    n_leaves: int = 0
+    ranges: tuple[RecordedRange, ...] = ()  #: by file and offset
+    findings: tuple[Finding, ...] = ()
+    accounts_for: Callable[[str], bool] = field(default=_nothing)
+    """Whether a file, named from the item's directory, is part of what was compared or found."""
+
+
+def survey_item(store: Store, path: str, item: str = "") -> Survey:
+    """Find what can be compared of an item of the checkpoint at `path`, or of the one tree it is. Blocking.
+
+    Nothing is raised for what is damaged: it is among the findings.
+    """
+    try:
+        checkpoint = open_checkpoint(store, path, item or None, whole=False)
+    except PenstockError as error:
+        return _unopened(store, os.path.join(path, item) if item else path, error)
+
+    try:
+        return _opened(checkpoint)
+    except PenstockError as error:
+        return Survey(len(checkpoint.leaves), findings=(finding_of(error, checkpoint.directory),))
+
+
+def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
+    """Survey what is left: checksums tell what data files hold, even if no document says for which leaves."""
+    findings = [finding_of(error, directory)]
+    file = os.path.join(directory, INTEGRITY)
+    recorded: Mapping[str, Checksums] = {}
+    try:
+        if store.kind(file) == "file":
+            recorded = integrity.decode(file, store.read_file(file)).files
+
+        ranges = tuple(_ranges(directory, recorded, {}))
+    except PenstockError as second:
+        findings.append(finding_of(second, directory))
+        ranges = ()
+
+    return Survey(0, ranges, tuple(dict.fromkeys(findings)), _everything)
+
+
+def _everything(_: str) -> bool:
+    return True
+
+
+def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
+    extents: dict[str, list[_Extent]] = defaultdict(list)
+    findings: list[Finding] = []
+    for leaf in checkpoint.leaves:
+        if leaf.spec.shape is None and leaf.spec.text is None and not leaf.spec.is_empty_marker:
+            problem = f"a {leaf.spec.typestr} lies in files of its own handler, which have no checksum here"
+            findings.append(Finding("unchecked", checkpoint.directory, problem, (leaf.info.key_path,)))
+        for found in _extents(checkpoint, leaf):
+            if isinstance(found, Finding):
+                findings.append(found)
+            else:
+                file, extent = found
+                insort(extents[file], extent)
+
+    ranges = tuple(_ranges(checkpoint.directory, checkpoint.checksums, extents))
+    findings += _unchecked(checkpoint, extents)
+
+    def accounts_for(name: str) -> bool:
+        return (
+            name in extents
+            or name in checkpoint.checksums
+            or name in _DOCUMENTS
+            or name.startswith(f"{ARRAY_METADATAS}/")
+            or name.encode() in checkpoint.index
+            or (checkpoint.uses_ocdbt and _DATABASE.fullmatch(name) is not None)
+        )
+
+    return Survey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for)
+
+
+def _ranges(
+    directory: str, recorded: Mapping[str, Checksums], extents: Mapping[str, Sequence[_Extent]]
+) -> Iterator[RecordedRange]:
+    """Yield each recorded range with the leaves that lie in it.
+
+    Raises:
+        CorruptCheckpointError: If the record names a file outside of the checkpoint.
+    """
+    for file in sorted(recorded):
+        if os.path.isabs(file) or ".." in file.split("/"):
+            raise CorruptCheckpointError(directory, f"{file!r} leads out of the checkpoint")
+
+        path, inside = os.path.join(directory, file), extents.get(file, ())
+        for checksum in recorded[file]:
+            yield RecordedRange(path, checksum, _leaves_in(inside, checksum))
+
+
+def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[str, _Extent] | Finding]:
+    """Yield where each chunk of a leaf lies. One in the index itself was checked when that was read."""
+    array, key_path = leaf.detail, leaf.info.key_path
+    if not isinstance(array, StoredArray) or not leaf.spec.nbytes:
+        return
+
+    for index in itertools.product(*map(range, array.format.grid_shape)):
+        key = array.prefix + array.format.chunk_key(index)
+        value = checkpoint.index.get(key.encode())
+        if isinstance(value, Indirect):
+            expected = leaf.spec.chunk_nbytes
+            if array.format.plain and value.length != expected:
+                problem = f"chunk {key!r} has {value.length} bytes, not {expected}"
+                path = os.path.join(checkpoint.directory, value.file)
+                yield Finding("damaged", path, problem, (key_path,), value.offset, max(value.length, 0))
+            yield value.file, (value.offset, value.offset + value.length, key_path)
+        elif not isinstance(value, Inline) and checkpoint.all_chunks_written:
+            yield Finding("damaged", checkpoint.directory, f"chunk {key!r} is missing", (key_path,))
+
+
+def _leaves_in(extents: Sequence[_Extent], checksum: Checksum) -> tuple[str, ...]:
+    """Name the leaves with bytes in a range; `extents` by ascending offset, apart from each other."""
+    end = checksum.offset + checksum.nbytes
+    at = bisect_left(extents, (checksum.offset,))
+    if at and extents[at - 1][1] > checksum.offset:
+        at -= 1
+
+    names: dict[str, None] = {}
+    while at < len(extents) and extents[at][0] < end:
+        names[extents[at][2]] = None
+        at += 1
+
+    return tuple(names)
+
+
+def _unchecked(checkpoint: OrbaxCheckpoint, extents: Mapping[str, Sequence[_Extent]]) -> Iterator[Finding]:
+    """Yield what has bytes of arrays without a recorded checksum."""
+    if not checkpoint.has_checksums and any(map(_has_array_bytes, checkpoint.leaves)):
+        problem = f"records no checksums: there is no {INTEGRITY}, which penstock writes and Orbax does not"
+        yield Finding("unchecked", checkpoint.directory, problem)
+        return
+
+    for file in sorted(extents):
+        recorded = checkpoint.checksums.get(file, NONE)
+        names = [name for start, stop, name in extents[file] if not _covered(recorded, start, stop)]
+        if names:
+            path = os.path.join(checkpoint.directory, file)
+            yield Finding("unchecked", path, "no checksum was recorded", tuple(dict.fromkeys(names)))
+
+
+def _has_array_bytes(leaf: StoredLeaf) -> bool:
+    return leaf.spec.nbytes > 0 and isinstance(leaf.detail, StoredArray | PackedArray)
+
+
+def _covered(recorded: Checksums, start: int, stop: int) -> bool:
+    """Whether ranges, by ascending offset, leave no gap between two offsets."""
+    for at in range(max(recorded.from_offset(start + 1) - 1, 0), len(recorded)):
+        found = recorded[at]
+        if start >= stop or found.offset > start:
+            break
+
+        start = max(start, found.offset + found.nbytes)
+
+    return start >= stop

@@ -1,0 +1,85 @@
+"""One writer at a time in a directory that many checkpoints are saved into."""
+
+from __future__ import annotations
+
+__all__ = ("WRITER", "WriterHold")
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final, final
+
+from penstock.kernel.errors import RootInUseError, StorageError
+from penstock.kernel.protocols.store_capabilities import BuildHolds
+
+if TYPE_CHECKING:
+    from penstock.kernel.protocols.store_capabilities import Hold
+    from penstock.kernel.protocols.stores import Store
+
+WRITER: Final = ".penstock-writer"
+"""An empty directory that is there while somebody writes, and held. The root itself is held by readers."""
+
+_TRIES: Final = 3
+"""The writer before this one may be removing the directory just now."""
+
+_NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
+
+
+@final
+class WriterHold:
+    """The exclusive right to write into the directory at `root`, as far as the store has holds. Blocking.
+
+    It ends with the process, however that ends. What a crash leaves behind is taken over by the next writer.
+    On a store without holds nothing is held, and nobody is refused.
+
+    Args:
+        store: Where `root` lies.
+        root: A directory.
+    """
+
+    __slots__ = ("_hold", "_place", "_root", "_store")
+
+    def __init__(self, store: Store, root: str) -> None:
+        self._store = store
+        self._root = root
+        self._place = os.path.join(root, WRITER)
+        self._hold: Hold | None = None
+
+    def take(self) -> None:
+        """Take it, unless it is held already. Where nothing can be written, nothing is held either.
+
+        Raises:
+            RootInUseError: If somebody else holds it, in this process or another.
+            StorageError: If the medium fails.
+        """
+        store = self._store
+        if self._hold is not None or not isinstance(store, BuildHolds):
+            return
+
+        for left in reversed(range(_TRIES)):
+            try:
+                store.make_directory(self._place)
+                self._hold = store.hold(self._place)
+            except StorageError as error:
+                if error.errno in _NOT_WRITABLE:
+                    return
+                if error.errno not in {errno.EBUSY, errno.ENOENT}:
+                    raise
+                if not left:
+                    raise RootInUseError(self._root) from error
+            else:
+                return
+
+    def release(self) -> None:
+        """Give it up. Idempotent.
+
+        Raises:
+            StorageError: If the directory could not be removed; it is given up all the same.
+        """
+        hold, self._hold = self._hold, None
+        if hold is None:
+            return
+
+        try:
+            self._store.remove_tree(self._place)
+        finally:
+            hold.release()

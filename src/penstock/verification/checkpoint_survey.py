@@ -1,0 +1,257 @@
+"""What of one checkpoint can be compared: its items, its documents, and every other file in it."""
+
+from __future__ import annotations
+
+__all__ = ("CheckpointSurvey", "survey_checkpoint")
+
+import os
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.orbax.discovery.item_kinds import (
+    KINDS_OF_TREES,
+    RANDOM_KEYS,
+    ItemKind,
+    holds_arrays,
+    items_of,
+    json_file,
+    kind_of_item,
+    proto_file,
+)
+from penstock.handlers.formats.orbax.discovery.tombstone import DELETION, deleted_item
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    INTEGRITY,
+    V1_MARK,
+)
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import STAGE_RECORD
+
+_MARKS: Final = frozenset({CHECKPOINT_METADATA, COMMIT_MARK, DELETION, INTEGRITY, STAGE_RECORD, V1_MARK})
+"""Documents that a checkpoint may have whatever its items are."""
+
+
+@final
+@dataclass(slots=True)
+class CheckpointSurvey:
+    """All that can be compared of a checkpoint, and what is known without reading a byte of an array."""
+
+    n_leaves: int = 0
+    n_documents: int = 0  #: whose digest was compared
+    ranges: list[RecordedRange] = field(default_factory=list[RecordedRange])
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+
+def survey_checkpoint(store: Store, path: str, item: str | None = None) -> CheckpointSurvey:
+    """Find what can be compared of the checkpoint at `path`, or of one item of it. Blocking.
+
+    Nothing is raised for what is damaged: it is among the findings.
+    """
+    found = CheckpointSurvey()
+    try:
+        if is_safetensors(store, path):
+            opened = AutoLayout().open(store, path, item)
+            found.n_leaves = len(opened.leaves)
+            found.findings.append(Finding("unchecked", path, "is safetensors, which records no checksums"))
+        else:
+            _survey_items(store, path, item, found)
+    except PenstockError as error:
+        found.findings.append(finding_of(error, path))
+
+    return found
+
+
+def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSurvey) -> None:
+    names = frozenset(store.list_directory(path))
+    gone = deleted_item(store, path, names)
+    items = _items(store, path, names - {gone}, gone, item, found)
+    surveys: dict[str, Survey] = {}
+    for name, kind in items.items():
+        surveys[name] = survey = _survey_item(store, path, name, kind)
+        found.n_leaves += survey.n_leaves
+        found.ranges += survey.ranges
+        found.findings += survey.findings
+
+    if not items:
+        found.findings.append(Finding("unchecked", path, "holds no item that penstock knows"))
+
+    _compare_documents(store, path, found)
+    skipped = {gone or ""} if item is None else names - {item}
+    for file in _files_below(store, path, "", skipped, ()):
+        if not _is_accounted_for(file, surveys):
+            problem = "belongs to no leaf that penstock knows, and no checksum was recorded of it"
+            found.findings.append(Finding("unchecked", os.path.join(path, file), problem))
+
+
+def _compare_documents(store: Store, path: str, found: CheckpointSurvey) -> None:
+    """Compare every document with its digest; those of an item may be recorded in the item itself."""
+    known = {finding.file for finding in found.findings}
+    for directory in _recorded_in(store, path):
+        problems: list[PenstockError] = []
+        try:
+            documents = SealedDocuments.open(store, directory, store.list_directory(directory))
+            problems += documents.problems()
+        except PenstockError as error:
+            problems.append(error)
+        else:
+            found.n_documents += len(documents.recorded.documents)
+            if not documents.is_sealed:
+                problem = "records no digests of its documents; `penstock seal` adds them"
+                found.findings.append(Finding("unchecked", directory, problem))
+
+        findings = [finding_of(problem, directory) for problem in problems]
+        found.findings += [
+            finding
+            for finding in findings
+            if not any(f"{finding.file}/".startswith(f"{file}/") for file in known)
+        ]
+
+
+def _recorded_in(store: Store, path: str) -> list[str]:
+    """Return the directories with a record of digests; the checkpoint itself, if there is none."""
+    inside = [os.path.dirname(file) for file in _files_below(store, path, "", (), ()) if _is_record(file)]
+    return [os.path.join(path, name) if name else path for name in inside] or [path]
+
+
+def _is_record(file: str) -> bool:
+    return os.path.basename(file) == INTEGRITY
+
+
+def _items(
+    store: Store,
+    path: str,
+    names: frozenset[str],
+    gone: str | None,
+    item: str | None,
+    found: CheckpointSurvey,
+) -> dict[str, ItemKind]:
+    """Return the kind of each item by name; the name is empty if the checkpoint is one item as a whole."""
+    kind = kind_of_item(store, path, names)
+    if item is None and kind is None and holds_arrays(store, path, names):
+        kind = ItemKind.NAMED
+    if item is None and kind is not None:
+        return {"": kind}
+
+    items = items_of(store, path, names)
+    for name in names - items.keys():
+        directory = os.path.join(path, name)
+        if store.kind(directory) == "directory":
+            inside = store.list_directory(directory)
+            if holds_arrays(store, directory, inside):
+                items[name] = ItemKind.NAMED
+
+    for name in _listed(store, path, names, found):
+        if name not in names and name != gone:
+            problem = f"is missing, and {CHECKPOINT_METADATA} lists it"
+            found.findings.append(Finding("damaged", os.path.join(path, name), problem))
+
+    if item is None:
+        return items
+    if item not in items:
+        directory = os.path.join(path, item)
+        if item in names:
+            found.findings.append(Finding("unchecked", directory, "is not an item that penstock knows"))
+        else:
+            found.findings.append(Finding("absent", directory, "there is no such item"))
+        return {}
+
+    return {item: items[item]}
+
+
+def _listed(store: Store, path: str, names: frozenset[str], found: CheckpointSurvey) -> list[str]:
+    """Name the items that the checkpoint is recorded to have."""
+    try:
+        return sorted(SealedDocuments.open(store, path, names).about(names).items)
+    except PenstockError as error:
+        found.findings.append(finding_of(error, path))
+        return []
+
+
+def _survey_item(store: Store, path: str, name: str, kind: ItemKind) -> Survey:
+    if kind in KINDS_OF_TREES or kind is ItemKind.NAMED:
+        return survey_item(store, path, name)
+
+    directory = os.path.join(path, name) if name else path
+    documents = _documents(store, directory, kind)
+    n_leaves, findings = _read_document(store, path, name)
+    if kind not in RANDOM_KEYS:
+        return Survey(n_leaves, (), findings, documents.__contains__)
+
+    # The array of a random key is an item inside of the item.
+    array = survey_item(store, directory, RANDOM_KEYS[kind])
+    prefix = f"{RANDOM_KEYS[kind]}/"
+
+    def accounts_for(file: str) -> bool:
+        inside = file.removeprefix(prefix)
+        return file in documents or (inside != file and array.accounts_for(inside))
+
+    found = tuple(dict.fromkeys([*array.findings, *findings]))
+    return Survey(array.n_leaves, array.ranges, found, accounts_for)
+
+
+def _read_document(store: Store, path: str, name: str) -> tuple[int, tuple[Finding, ...]]:
+    """Read an item that is a document. Return how many leaves it has, and what is wrong with it."""
+    try:
+        return len(open_checkpoint(store, path, name or None).leaves), ()
+    except PenstockError as error:
+        return 0, (finding_of(error, path),)
+
+
+def _documents(store: Store, directory: str, kind: ItemKind) -> set[str]:
+    """Name the documents that are all of an item, or say what its array is."""
+    names = store.list_directory(directory)
+    match kind:
+        case ItemKind.JSON:
+            return {json_file(store, directory, names) or ""}
+        case ItemKind.PROTO:
+            return {proto_file(names) or ""}
+        case ItemKind.JAX_KEY | ItemKind.NUMPY_KEY:
+            return {f"{RANDOM_KEYS[kind]}_metadata/metadata"}
+        case _:
+            return set()
+
+
+def _is_accounted_for(file: str, surveys: dict[str, Survey]) -> bool:
+    if os.path.basename(file) in _MARKS:
+        return True
+    if "" in surveys:
+        return surveys[""].accounts_for(file)
+
+    item, _, rest = file.partition("/")
+    return item in surveys and surveys[item].accounts_for(rest)
+
+
+def _files_below(
+    store: Store, path: str, name: str, skipped: Container[str], above: tuple[object, ...]
+) -> Iterator[str]:
+    """Yield every file of a checkpoint below the directory `name` in it, except for some entries there.
+
+    Args:
+        store: Where.
+        path: Of the checkpoint, which files are named from.
+        name: Of the directory.
+        skipped: Names in it to leave out.
+        above: Identities of the directories around it, so that a link to one of them ends.
+    """
+    directory = os.path.join(path, name)
+    identity = store.identity(directory)
+    if identity in above:
+        return
+
+    for entry in store.list_directory(directory):
+        if entry in skipped:
+            continue
+
+        inner = f"{name}/{entry}" if name else entry
+        if store.kind(os.path.join(path, inner)) == "directory":
+            yield from _files_below(store, path, inner, (), (*above, identity))
+        else:
+            yield inner

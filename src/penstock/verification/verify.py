@@ -1,0 +1,138 @@
+"""Verification: whether all that lies under a path is still what was written."""
+
+from __future__ import annotations
+
+__all__ = ("Verification", "compare_ranges")
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final, final
+
+from anyio import CapacityLimiter, create_task_group
+
+from penstock.handlers.formats.orbax.reading.verification import (
+    BLOCK_BYTES,
+    Finding,
+    RecordedRange,
+    check_ranges,
+    finding_of,
+)
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.protocols.stores import Store
+from penstock.verification.checkpoint_survey import CheckpointSurvey, survey_checkpoint
+from penstock.verification.checkpoints_below import find_checkpoints
+from penstock.verification.verify_report import VerifyReport
+
+CONCURRENCY: Final = 2
+GROUP_BYTES: Final = 64 * 2**20
+GROUP_RANGES: Final = 4096
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Compares checkpoints at rest with their checksums.
+
+    Args:
+        store: Where they lie.
+        threads: For blocking calls.
+        memory: Leases the buffers.
+        unchanged: `await unchanged(path, threads, read)` returns what `await read()` returns, from one and
+            the same checkpoint at `path`, even if that is overwritten meanwhile.
+    """
+
+    store: Store
+    threads: Threads
+    memory: MemoryRegulator
+    unchanged: Callable[[str, Threads, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+    async def verify(self, path: str, item: str | None = None) -> VerifyReport:
+        """Compare everything at and below `path`, or one item of the checkpoint there.
+
+        Nothing is raised for what is found, be it damage or nothing at all: the report says it.
+
+        Cancellation:
+            Returns once the current reads have ended.
+        """
+        found = await self.threads.run(find_checkpoints, self.store, path)
+        findings = list(found.findings)
+        n_leaves = n_ranges = n_documents = nbytes = 0
+        for checkpoint in found.checkpoints:
+            try:
+                survey: CheckpointSurvey = await self.unchanged(
+                    checkpoint, self.threads, partial(self._compare, checkpoint, item)
+                )
+            except PenstockError as error:
+                findings.append(finding_of(error, checkpoint))
+                continue
+
+            findings += survey.findings
+            n_leaves += survey.n_leaves
+            n_ranges += len(survey.ranges)
+            n_documents += survey.n_documents
+            nbytes += sum(part.checksum.nbytes for part in survey.ranges)
+
+        findings.sort(key=attrgetter("file", "offset"))
+        return VerifyReport(
+            path=path,
+            checkpoints=tuple(found.checkpoints),
+            n_leaves=n_leaves,
+            n_ranges=n_ranges,
+            n_documents=n_documents,
+            nbytes=nbytes,
+            findings=tuple(findings),
+            leftovers=tuple(found.leftovers),
+        )
+
+    async def _compare(self, path: str, item: str | None) -> CheckpointSurvey:
+        """Survey one checkpoint, and add to its findings what its bytes say."""
+        survey = await self.threads.run(survey_checkpoint, self.store, path, item)
+        survey.findings += await compare_ranges(self.store, self.threads, self.memory, survey.ranges)
+        return survey
+
+
+async def compare_ranges(
+    store: Store, threads: Threads, memory: MemoryRegulator, ranges: Sequence[RecordedRange]
+) -> list[Finding]:
+    """Read ranges, those of one file next to each other, and compare each with its checksum.
+
+    Cancellation:
+        Returns once the current reads have ended.
+    """
+    findings: list[Finding] = []
+    limiter = CapacityLimiter(CONCURRENCY)
+
+    async def check(group: Sequence[RecordedRange]) -> None:
+        async with limiter:
+            lease = await memory.acquire(min(BLOCK_BYTES, memory.limit))
+            try:
+                findings.extend(await threads.run(check_ranges, store, group))
+            finally:
+                lease.release()
+
+    async with create_task_group() as checking:
+        for group in _groups(ranges):
+            checking.start_soon(check, group)
+
+    return findings
+
+
+def _groups(ranges: Sequence[RecordedRange]) -> Iterator[list[RecordedRange]]:
+    """Yield what one thread checks at a time: ranges of one file, bounded in number and in bytes."""
+    group: list[RecordedRange] = []
+    nbytes = 0
+    for found in ranges:
+        full = nbytes + found.checksum.nbytes > GROUP_BYTES or len(group) == GROUP_RANGES
+        if group and (full or found.file != group[0].file):
+            yield group
+            group, nbytes = [], 0
+
+        group.append(found)
+        nbytes += found.checksum.nbytes
+
+    if group:
+        yield group

@@ -1,0 +1,56 @@
+"""What managers tell their loggers, and stores of documents in other processes: on both libraries."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint
+import pytest
+
+import penstock.orbax
+
+both = pytest.mark.parametrize("ocp", [penstock.orbax, orbax.checkpoint], ids=["penstock", "orbax"])
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring")
+
+
+def _recorder(ocp: Any) -> Any:
+    class Recorder(ocp.logging.AbstractLogger):  # type: ignore[misc]  # of either library
+        def __init__(self) -> None:
+            self.entries: list[Any] = []
+
+        def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+            self.entries.append(msg)
+
+    return Recorder()
+
+
+@both
+def test_a_logger_hears_of_saves_and_restores(tmp_path: Path, ocp: Any) -> None:
+    first, second = _recorder(ocp), _recorder(ocp)
+    logger = ocp.logging.CompositeLogger(first, second, "no logger")
+    with ocp.CheckpointManager(tmp_path / "run", logger=logger) as manager:
+        manager.save(3, args=ocp.args.StandardSave({"a": np.arange(3)}))
+        manager.wait_until_finished()
+        manager.restore(3)
+
+    saved, restored = first.entries
+    assert [saved["event_type"], restored["event_type"]] == ["save", "restore"]
+    assert [saved["step"], restored["step"]] == [3, 3]
+    assert restored["directory"] == saved["directory"] == str(tmp_path / "run")
+    assert restored["checkpoint_manager_duration_secs"] >= restored["checkpointer_duration_secs"] > 0
+    assert set(restored) == set(vars(ocp.logging.step_statistics.RestoreStepStatistics()))
+    assert second.entries == first.entries
+
+
+@both
+def test_a_store_of_documents_can_be_pickled(tmp_path: Path, ocp: Any) -> None:
+    store = ocp.metadata.metadata_store(enable_write=False, blocking_write=True)
+    (tmp_path / "document").write_text('{"a": 1}')
+
+    copied = pickle.loads(pickle.dumps(store))
+
+    assert copied.read(tmp_path / "document") == {"a": 1}
+    assert copied.is_blocking_writer()

@@ -1,0 +1,187 @@
+"""Who may open a manager on a root, and what a manager refuses before and after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import jax.numpy as jnp
+import pytest
+
+import penstock
+import penstock.orbax
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ClosedError, PathError, RootInUseError, UnknownMetricError
+from penstock.kernel.storage.writer_hold import WRITER, WriterHold
+from penstock.steps.keep_policies import KeepBest, KeepLast
+from penstock.steps.manager import CheckpointManager
+
+pytestmark = pytest.mark.anyio
+
+CRASHES = """
+import os, sys, anyio, penstock
+async def main():
+    async with penstock.CheckpointManager(sys.argv[1]) as manager:
+        await (await manager.save(1, {"n": 1}))
+        print("saved", flush=True)
+        sys.stdin.read()
+        os._exit(9)
+anyio.run(main)
+"""
+
+
+def state(step: int = 0) -> dict[str, Any]:
+    return {"w": jnp.full(3, step, jnp.float32)}
+
+
+async def save(manager: CheckpointManager, step: int, **options: Any) -> None:
+    future = await manager.save(step, state(step), **options)
+    assert future is not None
+    await future
+
+
+class TestOneWriter:
+    async def test_a_second_one_is_refused_and_one_that_only_reads_is_not(self, tmp_path: Path) -> None:
+        async with CheckpointManager(tmp_path) as manager:
+            await save(manager, 1)
+            with pytest.raises(RootInUseError, match="another CheckpointManager") as caught:
+                await CheckpointManager(tmp_path).__aenter__()
+
+            assert caught.value.root == str(tmp_path)
+            async with CheckpointManager(tmp_path, read_only=True) as reader:
+                assert reader.latest_step() == 1
+                await reader.restore()
+            await save(manager, 2)
+
+        assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+        async with CheckpointManager(tmp_path) as manager:
+            await save(manager, 3)
+
+    async def test_one_that_fails_on_entering_or_inside_leaves_it_to_the_next(self, tmp_path: Path) -> None:
+        (tmp_path / "metadata").write_text("a file")
+        with pytest.raises(Exception, match="metadata"):
+            await CheckpointManager(tmp_path, metadata={"a": 1}).__aenter__()
+
+        (tmp_path / "metadata").unlink()
+        with pytest.raises(ZeroDivisionError):
+            async with CheckpointManager(tmp_path):
+                _ = 1 // 0
+
+        async with CheckpointManager(tmp_path) as manager:
+            await save(manager, 1)
+
+    def test_a_writer_that_crashed_holds_nothing(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", CRASHES, str(tmp_path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"saved\n"
+            with pytest.raises(RootInUseError):
+                anyio.run(CheckpointManager(tmp_path).__aenter__)
+
+            process.stdin.close()
+
+        async def resume() -> None:
+            async with CheckpointManager(tmp_path) as manager:
+                assert manager.latest_step() == 1
+                await save(manager, 2)
+
+        assert process.returncode == 9
+        assert (tmp_path / WRITER).is_dir()
+        anyio.run(resume)
+        assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+
+    async def test_where_nothing_can_be_written_a_manager_opens_and_reads(self, tmp_path: Path) -> None:
+        async with CheckpointManager(tmp_path) as manager:
+            await save(manager, 1)
+
+        class Full:
+            """A store whose medium is full."""
+
+            def __init__(self) -> None:
+                self._inner = LocalStore()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._inner, name)
+
+            def make_directory(self, path: str) -> None:
+                if path.endswith(WRITER):
+                    raise penstock.errors.StorageError("mkdir", path, "No space left on device", 28)
+
+            def hold(self, path: str) -> Any:
+                return self._inner.hold(path)
+
+        async with CheckpointManager(tmp_path, store=Full()) as manager:
+            assert manager.latest_step() == 1
+
+    def test_orbax_lets_several_save_and_that_is_logged_once(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ocp: Any = penstock.orbax
+        with ocp.CheckpointManager(tmp_path) as one, ocp.CheckpointManager(tmp_path) as other:
+            one.save(1, args=ocp.args.StandardSave(state()))
+            other.reload()
+            other.save(2, args=ocp.args.StandardSave(state()))
+            other.save(3, args=ocp.args.StandardSave(state()))
+            hold = WriterHold(LocalStore(), str(tmp_path))
+            with pytest.raises(RootInUseError):
+                hold.take()
+
+        assert capsys.readouterr().out.count("step.root_in_use") == 1
+        assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
+
+
+class TestRoots:
+    @pytest.mark.parametrize("read_only", [False, True])
+    async def test_a_checkpoint_is_no_root(self, read_only: bool, tmp_path: Path) -> None:
+        await penstock.save(tmp_path / "one", state())
+        with pytest.raises(PathError, match="is itself a checkpoint"):
+            await CheckpointManager(tmp_path / "one", read_only=read_only).__aenter__()
+
+        assert not (tmp_path / "one" / WRITER).exists()
+        await penstock.restore(tmp_path / "one")
+
+    async def test_one_that_is_not_open_says_so(self, tmp_path: Path) -> None:
+        manager = CheckpointManager(tmp_path)
+        for ask in (manager.latest_step, manager.all_steps, lambda: manager.should_save(1)):
+            with pytest.raises(ClosedError):
+                ask()
+
+
+class TestMisspeltMetrics:
+    async def test_the_first_save_is_refused_and_names_the_nearest(self, tmp_path: Path) -> None:
+        keep = KeepLast(1) | KeepBest(2, "accurracy", "max")
+        async with CheckpointManager(tmp_path, keep=keep) as manager:
+            with pytest.raises(UnknownMetricError, match="did you mean 'accuracy'") as caught:
+                await manager.save(1, state(), metrics={"accuracy": 0.5, "eval": {"loss": 1.0}})
+
+            assert caught.value.known == ("accuracy", "eval/loss")
+            assert manager.all_steps() == ()
+
+        assert os.listdir(tmp_path) == []
+
+    async def test_one_that_comes_later_counts_from_then_on(self, tmp_path: Path) -> None:
+        keep = KeepBest(1, "eval/loss", without_metric=False)
+        async with CheckpointManager(tmp_path, keep=keep) as manager:
+            await save(manager, 1)  # without any metrics
+            await save(manager, 2, metrics={"eval": {"loss": float("nan")}})
+
+        async with CheckpointManager(tmp_path, keep=keep) as manager:
+            await save(manager, 3, metrics={"other": 1.0})  # step 2 has it
+            await save(manager, 4, metrics={"eval/loss": 1.0})
+            await manager.wait()
+            assert list(manager.all_steps()) == [4]
+
+    def test_of_a_manager_with_orbax_names_too(self, tmp_path: Path) -> None:
+        ocp: Any = penstock.orbax
+        options = ocp.CheckpointManagerOptions(preservation_policy=KeepBest(2, "los"))
+        with ocp.CheckpointManager(tmp_path, options=options) as manager:
+            with pytest.raises(UnknownMetricError, match="did you mean 'loss'"):
+                manager.save(1, args=ocp.args.StandardSave(state()), metrics={"loss": 1.0})
+
+            assert list(manager.all_steps()) == []
+            assert manager.save(1, args=ocp.args.StandardSave(state()), metrics={"los": 1.0})
