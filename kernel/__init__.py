@@ -255,6 +255,7 @@ if TYPE_CHECKING:
         ReadHolds,
         Renames,
         SharedFiles,
+        SyncsFiles,
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
@@ -386,6 +387,7 @@ else:
                 "ReadHolds",
                 "Renames",
                 "SharedFiles",
+                "SyncsFiles",
             ),
             "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),

@@ -16,6 +16,7 @@ import numpy as np
 from penstock.handlers.stores.aligned_buffers import Arena
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import PAGE, Io, address_of, cut, open_direct, parts_of
+from penstock.handlers.stores.synced_files import SyncedFiles
 from penstock.handlers.stores.system_calls.linux_calls import allocate
 from penstock.handlers.stores.system_calls.vectored_io import write_vectored
 from penstock.kernel.errors import StorageError
@@ -37,6 +38,7 @@ class LocalDataFile:
         path: Path of the file, which must not exist yet.
         io: Whether large requests bypass the page cache; "auto" decides by the type of the file system.
         arena: Lends aligned buffers; shared by the files of a store.
+        synced: Told of the file once it is synced.
     """
 
     __slots__ = (
@@ -49,16 +51,18 @@ class LocalDataFile:
         "_lost",
         "_open",
         "_refused",
+        "_synced",
         "_transfers",
         "path",
     )
 
-    def __init__(self, path: str, io: Io, arena: Arena) -> None:
+    def __init__(self, path: str, io: Io, arena: Arena, synced: SyncedFiles | None = None) -> None:
         # O_EXCL, because two saves writing into one file would both be corrupted.
         self._descriptor = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         self._direct = open_direct(self._descriptor, os.O_WRONLY, io)
         self._refused = self._direct is None
         self._arena = arena
+        self._synced = synced
         self._lock = Lock()
         self._allocated = self._end = 0
         self._transfers = Transfers()
@@ -140,6 +144,8 @@ class LocalDataFile:
 
             with translated("fsync", self.path):
                 os.fsync(self._descriptor.number)
+                if self._synced is not None:
+                    self._synced.note(self._descriptor.number)
         except StorageError as error:
             self._lost = error
             raise

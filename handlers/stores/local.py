@@ -23,6 +23,7 @@ from penstock.handlers.stores.links import Links, check_links
 from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
 from penstock.handlers.stores.regular_files import read_whole
+from penstock.handlers.stores.synced_files import SyncedFiles
 from penstock.handlers.stores.system_calls.atomic_rename import exchange, rename_to_absent
 from penstock.handlers.stores.system_calls.tree_removal import remove_tree
 from penstock.handlers.stores.whole_files import create_whole, replace_whole
@@ -69,6 +70,7 @@ class LocalStore:
 
         self._io: Io = io
         self._links: Links = links
+        self._synced = SyncedFiles()
         self._arena = Arena()  # empty while no data file is open for writing
         self._holds: WeakValueDictionary[str, DirectoryHold] = (
             WeakValueDictionary()
@@ -215,12 +217,12 @@ class LocalStore:
         if create:
             return create_whole(path, data)
 
-        replace_whole(path, data)
+        replace_whole(path, data, synced=self._synced)
         return True
 
     def create_data_file(self, path: str) -> LocalDataFile:
         """Create a file, which must not exist yet, for writing at chosen offsets."""
-        return LocalDataFile(path, self._io, self._arena)
+        return LocalDataFile(path, self._io, self._arena, self._synced)
 
     def open_data_file(self, path: str) -> LocalReadableFile:
         """Open a file for reading at chosen offsets."""
@@ -245,6 +247,17 @@ class LocalStore:
                 raise
         finally:
             directory.close()
+
+    def sync_file(self, path: str) -> None:
+        """Make the content of the file durable, unless this store did so after its last change."""
+        file = Descriptor.of_regular(path)
+        try:
+            with translated("fsync", path):
+                if not self._synced.knows(file.number):
+                    os.fsync(file.number)
+                    self._synced.note(file.number)
+        finally:
+            file.close()
 
     def sync_tree(self, path: str) -> None:
         """Make every file and directory at and below `path` durable. Links are not followed."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.regular_files import read_whole
+from penstock.handlers.stores.synced_files import SyncedFiles
 from penstock.handlers.stores.system_calls.atomic_rename import rename_to_absent
 from penstock.handlers.stores.system_calls.vectored_io import write_vectored
 from penstock.kernel.errors import PenstockError, StorageError
@@ -20,7 +21,7 @@ from penstock.kernel.errors import PenstockError, StorageError
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
-def replace_whole(path: str, data: bytes, *, new: bool = False) -> None:
+def replace_whole(path: str, data: bytes, *, new: bool = False, synced: SyncedFiles | None = None) -> None:
     """Create a file, or replace its content, and make the content durable.
 
     This is not atomic: after a failure the file may hold any part of the content.
@@ -29,6 +30,7 @@ def replace_whole(path: str, data: bytes, *, new: bool = False) -> None:
         path: Path of the file.
         data: Its whole content.
         new: Whether it is an error if the file exists.
+        synced: Told of the file once it is synced.
 
     Raises:
         StorageError: If the medium refuses.
@@ -39,6 +41,8 @@ def replace_whole(path: str, data: bytes, *, new: bool = False) -> None:
             write_vectored(file.number, 0, [memoryview(data)])
         with translated("fsync", path):
             os.fsync(file.number)
+            if synced is not None:
+                synced.note(file.number)
     finally:
         file.close()
 

@@ -20,6 +20,7 @@ __all__ = (
     "ReadHolds",
     "Renames",
     "SharedFiles",
+    "SyncsFiles",
     "UntrustedFiles",
 )
 
@@ -70,6 +71,18 @@ class SharedFiles(Protocol):
 
         Raises:
             StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP if the store cannot do it there.
+        """
+        ...
+
+
+@runtime_checkable
+class SyncsFiles(Protocol):
+    """A store whose files may not be durable, if others wrote them. On any other, what is shared is durable."""
+
+    def sync_file(self, path: str) -> None:
+        """Make the content of the file at `path` durable, whoever wrote it.
+
+        May do nothing if this store made it durable before.
         """
         ...
 

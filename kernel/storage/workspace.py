@@ -147,6 +147,17 @@ class Workspace:
                 await self._threads.run(self._store.make_directory, self.path(directory))
                 self._made.add(directory)
 
+    async def restart(self) -> None:
+        """Remove everything built so far, and begin again with the next `open`."""
+        async with self._lock:
+            await self._threads.run(self._restart_now)
+            self._made.clear()
+
+    def _restart_now(self) -> None:
+        self.discard_now()
+        self.release()
+        self._is_ours = False
+
     async def publish(self) -> None:
         """Make the checkpoint visible under its own path, in one step and durably.
 

@@ -12,17 +12,18 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from operator import attrgetter
 from typing import final
 
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.messages.save import Leaf, References, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.leaf import StoredLeaf
-from penstock.kernel.protocols.store_capabilities import SharedFiles
+from penstock.kernel.protocols.store_capabilities import SharedFiles, SyncsFiles
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.stages.common.batching import grouped
@@ -46,20 +47,34 @@ class _Candidate:
 async def set_aside(run: SaveRun, leaves: list[Leaf], plan: SavePlan) -> tuple[list[Leaf], SavePlan]:
     """Return the leaves that must be written, in order, and the plan with all others in `kept`.
 
-    The files of the leaves that are kept are linked into the new checkpoint.
+    The files of the leaves that are kept are linked into the new checkpoint. If another save overwrites the base
+    meanwhile, none are kept: what was linked may be of either checkpoint.
 
     Raises:
         CorruptCheckpointError: If the base is missing or damaged.
     """
     assert run.base is not None
+    identify = partial(run.threads.run, run.store.identity, run.base)
     async with hold_for_reading(run.store, run.threads, run.base):
-        return await _set_aside(run, run.base, leaves, plan)
+        before = await identify()
+        try:
+            found = await _set_aside(run, run.base, before, leaves, plan)
+        except PenstockError:
+            if before == await identify():
+                raise
+        else:
+            if before == await identify():
+                return found
+
+    run.events.warning("save.base_replaced", path=run.path, base=run.base)
+    await run.workspace.restart()
+    return leaves, plan
 
 
 async def _set_aside(
-    run: SaveRun, base: str, leaves: list[Leaf], plan: SavePlan
+    run: SaveRun, base: str, identity: object, leaves: list[Leaf], plan: SavePlan
 ) -> tuple[list[Leaf], SavePlan]:
-    directory, candidates, sizes = await run.threads.run(_compare, run, base, leaves, plan)
+    directory, candidates, sizes = await run.threads.run(_compare, run, base, identity, leaves, plan)
     if not candidates:
         return leaves, plan
 
@@ -107,7 +122,7 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
 
 
 def _compare(
-    run: SaveRun, base: str, leaves: Sequence[Leaf], plan: SavePlan
+    run: SaveRun, base: str, identity: object, leaves: Sequence[Leaf], plan: SavePlan
 ) -> tuple[str, list[_Candidate], dict[str, int]]:
     """Find the leaves that the base holds unchanged. Runs in a worker thread.
 
@@ -115,7 +130,7 @@ def _compare(
         The directory that the names of the base's data files are relative to, the leaves, and the sizes
         of their files.
     """
-    known: Mapping[str, References] = {} if run.by_digest else _known(run, base)
+    known: Mapping[str, References] = {} if run.by_digest else _known(run, base, identity)
     if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, known):
         return base, [], {}
 
@@ -180,12 +195,13 @@ def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
     return checkpoint, checkpoint.directory
 
 
-def _known(run: SaveRun, base: str) -> Mapping[str, References]:
+def _known(run: SaveRun, base: str, identity: object) -> Mapping[str, References]:
     """Return the known values of each tree in the base, by directory, and by stored name in this save.
 
+    The identity is that of the base before anything of it was read.
     If this save writes items, the trees of all items are merged under one empty key.
     """
-    known = run.shared.of(KnownValues).find(base, run.store.identity(base))
+    known = run.shared.of(KnownValues).find(base, identity)
     if not isinstance(run.layout, ItemsLayout):
         return known
 
@@ -251,17 +267,25 @@ def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
 
 
 def _share(run: SaveRun, directory: str, files: set[str]) -> set[str]:
-    """Link each file into the new checkpoint. Returns the files that could be linked."""
+    """Link each file into the new checkpoint, durably. Returns the files that could be linked.
+
+    Whoever wrote a file may not have synced it: think of `cp -r`.
+    """
     shared: set[str] = set()
     if not isinstance(run.store, SharedFiles):
         return shared
 
     for file in sorted(files):
+        path = run.workspace.path(file)
         try:
-            run.store.share(os.path.join(directory, file), run.workspace.path(file))
+            run.store.share(os.path.join(directory, file), path)
         except StorageError as error:
             run.events.warning("save.not_linked", path=run.path, file=file, error=repr(error))
-        else:
-            shared.add(file)
+            continue
+
+        if isinstance(run.store, SyncsFiles):
+            run.store.sync_file(path)
+
+        shared.add(file)
 
     return shared

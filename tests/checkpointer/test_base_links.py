@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import NotACheckpointError, SpecError, StorageError
 from penstock.kernel.protocols.written import Written
 from penstock.stages.reuse.incremental import files_worth_linking
@@ -286,3 +288,59 @@ def test_a_leaf_whose_other_file_is_not_linked_needs_nothing_of_this_one() -> No
 def test_nothing_unchanged_is_nothing_to_link() -> None:
     assert files_worth_linking([], {}) == set()
     assert files_worth_linking([[]], {}) == set()
+
+
+@pytest.mark.parametrize(
+    ("at", "nth"), [("identity", 1), ("read_file", 1), ("share", 1), ("share", 9), ("identity", 2)]
+)
+@pytest.mark.parametrize("compare", ["identity", "digest"])
+async def test_a_base_that_is_overwritten_meanwhile_gives_nothing(
+    tmp_path: Path, store: FaultyStore, assert_same: AssertSame, at: str, nth: int, compare: Any
+) -> None:
+    tree, base = state(), tmp_path / "base"
+    layout = OrbaxLayout(SaveFormat(ocdbt=False))  # the files of a leaf have the same names in each save
+    async with Checkpointer(store=store, layout=layout) as checkpointer:
+        await (await checkpointer.save(base, tree, compare="digest", base=None))
+        seen = [operation.name for operation in store.operations].count(at)
+        hang = store.hang_on(at, seen + nth)
+
+        async def overwrite() -> None:
+            await hang.wait_reached()
+            others = {name: leaf + 1 for name, leaf in tree.items()}
+            async with Checkpointer(layout=layout) as other:
+                await (await other.save(base, others, overwrite=True, compare="digest"))
+            hang.release()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(overwrite)
+            save = await checkpointer.save(tmp_path / "new", tree, base=base, compare=compare)
+            report = await save
+
+        assert_same(await checkpointer.restore(tmp_path / "new", like=tree), tree)
+        assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
+        assert sorted(os.listdir(tmp_path)) == ["base", "new"]
+
+
+async def test_what_is_linked_is_synced_once_unless_the_store_has_synced_it(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    tree = state()
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+
+    names = [operation.name for operation in store.operations]
+    assert names.count("sync_file") == names.count("share") > 0
+    shared = names.index("share")
+    assert names[shared : shared + 2] == ["share", "sync_file"]
+
+
+async def test_a_linked_file_that_cannot_be_synced_fails_the_save(tmp_path: Path, store: FaultyStore) -> None:
+    tree = state()
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        store.fail_on("sync_file")
+        with pytest.raises(StorageError, match="injected"):
+            await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+
+    assert os.listdir(tmp_path) == ["1"]

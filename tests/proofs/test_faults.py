@@ -21,7 +21,6 @@ SAMPLE = {
     ("step", "third party"),
     ("overwrite", "safetensors"),
 }
-UNSYNCED = pytest.mark.xfail(strict=True, reason="what is linked is not synced")
 
 
 def case(course: str, layout: str) -> Any:

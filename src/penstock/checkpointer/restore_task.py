@@ -41,17 +41,18 @@ class RestoreTask:
     async def __call__(self) -> tuple[Any, RestoreReport]:
         """Return the tree, and the report of the restore."""
         path = self._request.path
-        restored, run = await self._engine.read_unchanged(path, self._threads, self._once)
+        restored, run, identity = await self._engine.read_unchanged(path, self._threads, self._once)
         plan, progress = restored.plan, run.progress
         if restored.references and plan is not None:
-            identity = await self._threads.run(run.store.identity, path)
             run.shared.of(KnownValues).remember(path, identity, {plan.directory: restored.references})
 
         changes = () if plan is None else plan.changes
         return restored.tree, RestoreReport(run.path, progress.leaves_total, progress.bytes_done, changes)
 
-    async def _once(self) -> tuple[RestoredTree, RestoreRun]:
+    async def _once(self) -> tuple[RestoredTree, RestoreRun, object]:
+        """Return what was restored, and the identity that its checkpoint had before it was read."""
         run = self._engine.restore_run(self._request.path, self._threads)
+        identity = await self._threads.run(run.store.identity, self._request.path)
         since = time.perf_counter()
         result = await run_pipeline(self._pipeline, run, self._request)
         self._engine.events.info(
@@ -61,4 +62,4 @@ class RestoreTask:
             nbytes=run.progress.bytes_done,
             seconds=time.perf_counter() - since,
         )
-        return result.value, run
+        return result.value, run, identity

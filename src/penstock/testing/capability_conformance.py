@@ -35,6 +35,7 @@ from penstock.kernel.protocols.store_capabilities import (
     ReadHolds,
     Renames,
     SharedFiles,
+    SyncsFiles,
 )
 from penstock.testing.operation_faults import backends, demand, refuses
 from penstock.testing.store_conformance import StoreCase
@@ -91,6 +92,10 @@ class SharingConformance(StoreCase):
         except StorageError as error:
             demand(error.errno in NO_LINKS, f"a store that cannot must say so by errno, not {error.errno}")
             return
+
+        if isinstance(store, SyncsFiles):
+            store.sync_file(f"{root}/b")
+            refuses(partial(store.sync_file, f"{root}/absent"), StorageError, "syncing nothing")
 
         demand(way in {"link", "copy"}, f"share must return 'link' or 'copy', not {way!r}")
         refuses(partial(store.share, f"{root}/a/file", f"{root}/b"), StorageError, "sharing over a file")

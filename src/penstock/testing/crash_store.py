@@ -71,6 +71,7 @@ class CrashStore:
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
+    sync_file: Callable[[str], None]
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
@@ -105,6 +106,8 @@ class CrashStore:
             self.rename = partial(self._rename, inner)
         if isinstance(inner, SharedFiles):
             self.share = partial(self._share, inner)
+        if isinstance(inner, SyncsFiles):
+            self.sync_file = partial(self._sync_file, inner)
         if isinstance(inner, ForeignFiles):
             self.sync_tree = partial(self._sync_tree, inner)
         if isinstance(inner, BuildHolds):
@@ -252,6 +255,10 @@ class CrashStore:
             return self._disk.named(destination, self._disk.there(source))
 
         return self.change("share", source, partial(inner.share, source, destination), effects)
+
+    def _sync_file(self, inner: SyncsFiles, path: str) -> None:
+        sync = partial(inner.sync_file, path)
+        self.change("sync_file", path, sync, lambda _: (SyncFile(self._disk.there(path)),))
 
     def _make_held(self, inner: BuildHolds, path: str) -> Hold:
         make = partial(inner.make_held, path)

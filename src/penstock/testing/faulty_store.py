@@ -58,6 +58,7 @@ class FaultyStore:
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
+    sync_file: Callable[[str], None]
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
@@ -97,6 +98,8 @@ class FaultyStore:
         if isinstance(inner, SharedFiles):
             share = inner.share
             self.share = lambda source, to: self.perform("share", source, lambda: share(source, to))
+        if isinstance(inner, SyncsFiles):
+            self.sync_file = self._counted("sync_file", inner.sync_file)
         if isinstance(inner, MappedFiles):
             self.map_file = self._counted("map_file", inner.map_file)
         if isinstance(inner, ForeignFiles):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.handlers.stores.large_files import SHARED_MEMORY, content
 
 from penstock.handlers.stores.direct_io import PAGE, address_of
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.synced_files import SyncedFiles
 from penstock.kernel.errors import StorageError
 
 
@@ -93,3 +95,28 @@ def test_what_cannot_be_mapped(tmp_path: Path, name: str, number: int) -> None:
         LocalStore().map_file(str(tmp_path / name))
 
     assert caught.value.errno == number
+
+
+def test_a_file_is_known_as_synced_until_it_is_written(tmp_path: Path) -> None:
+    known, path = SyncedFiles(), tmp_path / "file"
+    with path.open("wb", buffering=0) as file:
+        file.write(b"content")
+        assert not known.knows(file.fileno())
+        known.note(file.fileno())
+        (tmp_path / "second").hardlink_to(path)
+        assert known.knows(file.fileno())
+
+        os.utime(path, ns=(0, 0))
+        assert not known.knows(file.fileno()), "somebody else wrote it"
+
+
+def test_files_are_synced_whoever_wrote_them(tmp_path: Path) -> None:
+    store = LocalStore()
+    store.write_file(str(tmp_path / "ours"), b"content")
+    (tmp_path / "other").write_bytes(b"content")
+    for name in ("ours", "other"):
+        store.sync_file(str(tmp_path / name))
+
+    with pytest.raises(StorageError) as caught:
+        store.sync_file(str(tmp_path / "absent"))
+    assert caught.value.errno == errno.ENOENT
