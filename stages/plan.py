@@ -41,7 +41,7 @@ class Plan:
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
             result, packs, leaves = await run.threads.run(plan_restore, run, located)
             if located.mmap:
-                leaves = await run.threads.run(map_leaves, run, leaves)
+                leaves = await run.threads.run(map_leaves, run, leaves, located.verify)
 
             n_leaves = sum([leaf.ends_leaf for leaf in leaves]) + sum([len(pack) for pack in packs])
             nbytes = sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])

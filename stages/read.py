@@ -25,7 +25,7 @@ from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.opaque_leaves import check_plain
@@ -33,7 +33,7 @@ from penstock.stages.files.file_closing import closing
 from penstock.stages.files.packed_reads import read_pack
 from penstock.stages.files.transfer_log import tell_transfers
 
-FileRead: TypeAlias = DirectRead | ScatterRead
+FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead
 
 LARGE = 2**20  #: bytes; a larger read gains nothing by being joined with its neighbours
 
@@ -186,9 +186,14 @@ class _Reader:
         return HostBatch(whole, staged=staged, plan=batch.plan)
 
     def _read_files(self, reads: Iterable[FileRead], names: dict[int, str]) -> None:
-        by_file: dict[str, list[FileRead]] = defaultdict(list)
+        by_file: dict[str, list[DirectRead | ScatterRead]] = defaultdict(list)
         for read in reads:
-            by_file[read.file].append(read)
+            if not isinstance(read, CheckedRead):
+                by_file[read.file].append(read)
+            elif self._verify:
+                self._read_checked(read, names)
+            else:
+                by_file[read.file].extend(read.parts)
 
         for path, wanted in by_file.items():
             file = self._open(path)
@@ -196,7 +201,20 @@ class _Reader:
             for run in adjacent(wanted, _one_read):
                 self._read_run(file, run, names)
 
-    def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
+    def _read_checked(self, read: CheckedRead, names: dict[int, str]) -> None:
+        try:
+            found = read.fill(self._open(read.file).read_at, crc32c)
+        except TruncatedDataError as error:
+            raise TruncatedDataError(
+                error.path, error.needed, error.found, key_path=names[read.leaf]
+            ) from error
+
+        if found != read.crc32c:
+            raise _differs(read, names)
+
+    def _read_run(
+        self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], names: dict[int, str]
+    ) -> None:
         buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
         try:
             file.read_at(run[0].offset, buffers)
@@ -208,8 +226,7 @@ class _Reader:
 
         for read, buffer in zip(run, buffers, strict=True):
             if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
-                problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
-                raise ChecksumError(read.file, problem, key_path=names[read.leaf])
+                raise _differs(read, names)
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
 
@@ -226,7 +243,12 @@ async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
     performed.append(read)
 
 
-def _one_read(before: FileRead, read: FileRead) -> bool:
+def _differs(read: FileRead, names: dict[int, str]) -> ChecksumError:
+    problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+    return ChecksumError(read.file, problem, key_path=names[read.leaf])
+
+
+def _one_read(before: DirectRead | ScatterRead, read: DirectRead | ScatterRead) -> bool:
     """Whether a read follows another one in the file, and both are small."""
     return read.offset == before.offset + before.nbytes and max(read.nbytes, before.nbytes) < LARGE
 

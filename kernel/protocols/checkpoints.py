@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "ChecksummedCheckpoint",
     "FoundItems",
     "ItemKind",
     "LeafColumns",
@@ -107,6 +108,15 @@ class PackedCheckpoint(Protocol):
         Args:
             numbers: Places in `leaves`.
         """
+        ...
+
+
+@runtime_checkable
+class ChecksummedCheckpoint(Protocol):
+    """A `StoredCheckpoint` that recorded checksums of its array bytes."""
+
+    def without_checksums(self) -> StoredCheckpoint:
+        """Return the same checkpoint, whose reads are as short as they can be and carry no checksums."""
         ...
 
 

@@ -11,6 +11,7 @@ __all__ = (
     "restore",
     "restore_items",
     "save",
+    "seal",
     "verify",
 )
 
@@ -33,6 +34,7 @@ from penstock.kernel.protocols.leaf import KeyPath
 from penstock.tools.convert import convert
 from penstock.tools.export import export_safetensors
 from penstock.tools.repair import repair
+from penstock.tools.seal import seal
 from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ async def restore(
     like: Any = ...,
     as_type: type[Any] | None = None,
     mmap: bool = False,
+    verify: bool | None = None,
     split: str | None = None,
     item: str | None = None,
     prioritise: First | None = None,
@@ -124,6 +127,7 @@ async def restore(
             like=like,
             as_type=as_type,
             mmap=mmap,
+            verify=verify,
             split=split,
             item=item,
             prioritise=prioritise,

@@ -47,7 +47,7 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 
 
 def data_file(path: Path) -> Path:
-    files, _ = decode("", (path / "_PENSTOCK_INTEGRITY").read_bytes())
+    files = decode("", (path / "_PENSTOCK_INTEGRITY").read_bytes()).files
     return max((path / name for name in files), key=lambda file: file.stat().st_size)
 
 

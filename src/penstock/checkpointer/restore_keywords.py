@@ -24,6 +24,9 @@ class RestoreKeywords(TypedDict, total=False):
 
     Attributes:
         mmap: Whether leaves live in the page cache where they can; see `Checkpointer.restore`.
+        verify: Whether bytes are compared with their recorded checksums: by default all that are read, and
+            not those that are mapped; True for those, too; False for none. Ranges without a recorded
+            checksum cannot be compared: `penstock verify` names them.
         split: What separates the keys in the names of a safetensors file.
         item: Which item of the checkpoint, by its name; by default the one that holds the tree.
         prioritise: Says which leaves are read first, by stored key path.
@@ -51,6 +54,7 @@ class RestoreKeywords(TypedDict, total=False):
     """
 
     mmap: bool
+    verify: bool | None
     split: str | None
     item: str | None
     prioritise: First | None

@@ -272,6 +272,7 @@ class CheckpointManager:
         like: Any = ...,
         as_type: type[Any] | None = None,
         mmap: bool = False,
+        verify: bool | None = None,
         split: str | None = None,
         item: str | None = None,
         prioritise: First | None = None,
@@ -286,9 +287,7 @@ class CheckpointManager:
         on_missing: Literal["raise", "keep"] = "raise",
         on_unexpected: Literal["raise", "skip"] = "raise",
     ) -> Any:
-        """Return what was saved as a step.
-
-        While the step is read, no penstock on this machine deletes it.
+        """Return what was saved as a step. While it is read, no penstock on this machine deletes it.
 
         Args:
             step: Its number; by default the latest.
@@ -307,6 +306,7 @@ class CheckpointManager:
         restore = partial(
             self._checkpointer.restore,
             mmap=mmap,
+            verify=verify,
             split=split,
             prioritise=prioritise,
             pipeline=pipeline,

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import crc32c
 import numpy as np
 import pytest
+from tests.unsealed import unseal
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
@@ -18,7 +19,7 @@ from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheck
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import Destination, DirectRead, DriverRead, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, Destination, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.written import Document, Written
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -118,6 +119,7 @@ def _write_flat(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(document.data)
 
+    unseal(directory)  # so that tests may change documents
     return documents
 
 
@@ -136,6 +138,11 @@ async def _read_part(
 
         assert read.nbytes <= piece_bytes or read.crc32c is not None  # a piece that is checked stays whole
         file = LocalStore().open_data_file(read.file)
+        if isinstance(read, CheckedRead):
+            assert read.fill(file.read_at, crc32c.crc32c) == read.crc32c
+            file.close()
+            continue
+
         data = read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes))
         file.read_at(read.offset, [data])
         file.close()

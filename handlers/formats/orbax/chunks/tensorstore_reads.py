@@ -5,7 +5,7 @@ TensorStore reads them, straight into the destination.
 
 from __future__ import annotations
 
-__all__ = ("ArrayDriver",)
+__all__ = ("ArrayDriver", "part_of_region")
 
 import os
 from typing import Any, Final, cast, final
@@ -100,7 +100,7 @@ class ArrayDriver:
             )
             stored: Any = await await_future(opening)
             part = stored[tuple([slice(lo, hi) for lo, hi in box])]
-            target = _ts.array(_place(array, region, box), copy=False)
+            target = _ts.array(part_of_region(array, region, box), copy=False)
             await await_future(target.write(part).commit)
         except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
             raise self._translated(error, prefix, key_path) from error
@@ -133,7 +133,7 @@ class ArrayDriver:
         return failure
 
 
-def _place(array: ArrayFormat, region: Destination, box: Bounds) -> np.ndarray[Any, np.dtype[Any]]:
+def part_of_region(array: ArrayFormat, region: Destination, box: Bounds) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the part `box` of the region's buffer, as an array that shares its memory."""
     whole = np.frombuffer(region.view(), numpy_dtype(array.dtype)).reshape(shape_of(region.bounds))
     offsets = [start for start, _ in region.bounds]
