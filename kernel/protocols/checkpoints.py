@@ -12,6 +12,7 @@ __all__ = (
     "PackedCheckpoint",
     "StorageDetails",
     "StoredCheckpoint",
+    "StoredSize",
     "ZarrDetails",
 )
 
@@ -64,6 +65,15 @@ class StorageDetails(Protocol):
 
     def stored_nbytes(self, number: int) -> int:
         """Bytes that the encoded chunks of a leaf take. Reads none of them."""
+        ...
+
+
+@runtime_checkable
+class StoredSize(Protocol):
+    """A `StoredCheckpoint` that can compare what it claims with what there is."""
+
+    def stored_bytes(self, store: Store) -> int:
+        """Return the bytes that all its arrays take on the medium, without holes in files. Blocking."""
         ...
 
 

@@ -181,11 +181,12 @@ class DriverRead:
     leaf: int
     nbytes: int
     perform: Callable[[], Awaitable[None]]  #: returns when the destination is filled
+    decoded_nbytes: int = 0  #: of the chunks that it decodes, if those are more
 
     @property
     def scratch_nbytes(self) -> int:
         """Host bytes beside the destination: what the driver decodes."""
-        return self.nbytes
+        return max(self.nbytes, self.decoded_nbytes)
 
 
 Read: TypeAlias = DirectRead | ScatterRead | CheckedRead | DriverRead

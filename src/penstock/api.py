@@ -113,6 +113,7 @@ async def restore(
     strict: bool = True,
     on_missing: Literal["raise", "keep"] = "raise",
     on_unexpected: Literal["raise", "skip"] = "raise",
+    max_expansion: int | None = None,
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
@@ -141,6 +142,7 @@ async def restore(
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
         )
 
 

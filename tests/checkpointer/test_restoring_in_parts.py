@@ -320,4 +320,4 @@ async def test_what_reads_go_through_counts_with_what_is_put_on_devices(rig: Rig
 
     await restored(rig, like, budget=12 * MIB)
     with pytest.raises(ArithmeticError):
-        await restored(rig, like, budget=8 * MIB)
+        await restored(rig, like, budget=7 * MIB)

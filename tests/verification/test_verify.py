@@ -141,6 +141,7 @@ def test_a_large_range_is_read_block_by_block(tmp_path: Path) -> None:
 
 
 def test_leaves_without_a_recorded_checksum_are_named(copy: Path) -> None:
+    unseal(copy)
     file = copy / "_PENSTOCK_INTEGRITY"
     document: Any = msgpack.unpackb(file.read_bytes())
     survivors = {
@@ -154,8 +155,8 @@ def test_leaves_without_a_recorded_checksum_are_named(copy: Path) -> None:
 
     assert (found.status, found.intact) == ("unchecked", False)
     assert not found.damages
-    assert [len(finding.key_paths) for finding in found.unchecked] == [0, 1]
-    assert "no digests of its documents" in found.unchecked[0].problem
+    assert sorted(len(finding.key_paths) for finding in found.unchecked) == [0, 1]
+    assert any("no digests of its documents" in finding.problem for finding in found.unchecked)
 
 
 def drop_integrity(path: Path) -> None:
@@ -173,6 +174,11 @@ def add_a_document(path: Path) -> None:
 
 def add_a_file(path: Path) -> None:
     (path / "d" / ("0" * 32)).write_text("")
+
+
+def change_a_document(path: Path) -> None:
+    file = path / "_METADATA"
+    file.write_bytes(file.read_bytes().replace(b"np.ndarray", b"jax.Array "))
 
 
 def break_integrity(path: Path) -> None:
@@ -199,6 +205,7 @@ def remove_all(path: Path) -> None:
         (add_a_file, "unchecked"),
         (lose_integrity, "damaged"),
         (add_a_document, "damaged"),
+        (change_a_document, "damaged"),
         (break_integrity, "damaged"),
         (lead_out, "damaged"),
         (break_manifest, "damaged"),

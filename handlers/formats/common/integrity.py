@@ -20,10 +20,11 @@ __all__ = (
     "digest_of",
     "encode",
     "encode_files",
+    "without_documents",
 )
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
 
@@ -162,16 +163,31 @@ def encode_files(
     if digests:
         members["digests"] = dict(digests)
     if documents:
-        nbytes, sums = zip(*documents.values(), strict=True)
-        members["documents"] = {
-            "names": list(documents),
-            "nbytes": np.array(nbytes, "<u8").tobytes(),
-            "crc32c": np.array(sums, "<u4").tobytes(),
-        }
+        members["documents"] = _encoded(documents)
     if about:
         members["about"] = dict(about)
 
     return msgpack.packb(members)
+
+
+def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:
+    """Return the document without the digests of some documents.
+
+    Raises:
+        CorruptCheckpointError: As `decode`.
+    """
+    kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
+    members = _as_map(path, cast("object", msgpack.unpackb(data)))
+    return msgpack.packb({**members, "documents": _encoded(kept) if kept else {}})
+
+
+def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:
+    nbytes, sums = zip(*documents.values(), strict=True)
+    return {
+        "names": list(documents),
+        "nbytes": np.array(nbytes, "<u8").tobytes(),
+        "crc32c": np.array(sums, "<u4").tobytes(),
+    }
 
 
 def columns(pieces: Iterable[tuple[int, int, int]]) -> dict[str, bytes]:

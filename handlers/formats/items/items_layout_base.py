@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.items.item_parts import Parts
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
@@ -84,8 +84,8 @@ class ItemsLayoutBase:
         record = integrity.encode((), {}, [*ours, *records], content)
         of_item = {os.path.dirname(document.path): document.data for document in records}
         marks = [
-            Document(f"{directory}/{COMMIT_MARK}", commit_mark.encode(of_item.get(directory)))
+            Document(f"{directory}/{COMMIT_MARK}", commit_mark_text.encode(of_item.get(directory)))
             for directory in self._parts.directories
         ]
-        whole = Document(COMMIT_MARK, commit_mark.encode(record))
+        whole = Document(COMMIT_MARK, commit_mark_text.encode(record))
         return [*made, *self._parts.documents, *marks, ours[-1], Document(INTEGRITY, record), whole]

@@ -233,6 +233,7 @@ class Checkpointer:
         strict: bool = True,
         on_missing: Literal["raise", "keep"] = "raise",
         on_unexpected: Literal["raise", "skip"] = "raise",
+        max_expansion: int | None = None,
     ) -> Any:
         """Return the tree saved at `path`.
 
@@ -265,6 +266,7 @@ class Checkpointer:
             strict: If False, arrays are padded or cut off to the shapes of `like`.
             on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have.
             on_unexpected: `"skip"` leaves out what the checkpoint has and `like` has not.
+            max_expansion: How many times the bytes stored a result without `like` may take; by default 1,000.
 
         Raises:
             SpecError: If the options contradict each other, or need a `like`.
@@ -293,7 +295,8 @@ class Checkpointer:
         )
         asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
         given = self._restore_pipeline if pipeline is None else pipeline
-        chosen, compared = pipelines.verifying(pipelines.prioritised(given, prioritise), verify)
+        given = pipelines.expanding(pipelines.prioritised(given, prioritise), max_expansion)
+        chosen, compared = pipelines.verifying(given, verify)
         request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only, compared)
         chosen.check(RestoreRequest)
         task = RestoreTask(self._engine, threads, with_derive(chosen, asked), request)

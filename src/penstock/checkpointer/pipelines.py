@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "First",
     "configured_pipeline",
+    "expanding",
     "fitting_pipeline",
     "prioritised",
     "restore_pipeline",
@@ -122,6 +123,11 @@ def restore_pipeline() -> Pipeline[RestoreRun]:
 def prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
     """Return `pipeline` with the leaves for which `first` is true in front."""
     return pipeline if first is None else pipeline.configure("prioritise", first=first)
+
+
+def expanding(pipeline: Pipeline[RestoreRun], max_expansion: int | None) -> Pipeline[RestoreRun]:
+    """Return `pipeline` with its stage `plan` as `max_expansion` says, if it does."""
+    return pipeline if max_expansion is None else pipeline.configure("plan", max_expansion=max_expansion)
 
 
 def verifying(

@@ -51,6 +51,8 @@ class RestoreKeywords(TypedDict, total=False):
         on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have: the very same
             objects, which must be values and not types or structs.
         on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
+        max_expansion: How many times the bytes stored the result may take if there is no `like`; by default
+            what the stage `plan` is configured to, which is 1,000. Results of up to 64 MiB are not compared.
     """
 
     mmap: bool
@@ -68,6 +70,7 @@ class RestoreKeywords(TypedDict, total=False):
     strict: bool
     on_missing: Literal["raise", "keep"]
     on_unexpected: Literal["raise", "skip"]
+    max_expansion: int | None
 
 
 def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:

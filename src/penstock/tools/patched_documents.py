@@ -6,16 +6,12 @@ __all__ = ("patch_documents",)
 
 import os
 from collections.abc import Sequence
-from typing import Any, Final
-
-import msgpack
+from typing import Final
 
 from penstock.handlers.formats.common.integrity import Digest, digest_of
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
-    COMMIT_MARK,
-    COMMIT_MARK_TEXT,
     INTEGRITY,
     SHARDING,
     STRINGS,
@@ -35,9 +31,6 @@ def patch_documents(
 ) -> None:
     """Compare the documents of a directory with their record, and patch those that differ. Blocking.
 
-    Afterwards the patched store shows a checkpoint without digests of documents: they were compared, and
-    would not fit what is patched. Checksums of data files stay.
-
     Args:
         patched: Shows the checkpoint.
         path: Of the checkpoint.
@@ -51,9 +44,7 @@ def patch_documents(
         documents = SealedDocuments.open(store, directory, store.list_directory(directory))
         problems = list(documents.problems())
     except CorruptCheckpointError as error:
-        file = os.path.join(directory, INTEGRITY)
-        patched.hide(file, error.problem)
-        patched.replace(os.path.join(directory, COMMIT_MARK), COMMIT_MARK_TEXT)
+        patched.hide(os.path.join(directory, INTEGRITY), error.problem)
         lost.append(RepairedLeaf("gone", "", place, f"checksums: {error.problem}"))
         return
     except StorageError:
@@ -73,9 +64,6 @@ def patch_documents(
         if os.path.basename(name) in _NOTED or name.startswith(f"{ARRAY_METADATAS}/"):
             lost.append(RepairedLeaf("gone", "", place, f"{name}: {problem.problem}"))
 
-    if documents.is_sealed:
-        _unseal(patched, directory)
-
 
 def _elsewhere(
     store: Store, path: str, file: str, others: Sequence[str], expected: Digest
@@ -90,11 +78,3 @@ def _elsewhere(
             return other, data
 
     return None
-
-
-def _unseal(patched: PatchedStore, directory: str) -> None:
-    record = os.path.join(directory, INTEGRITY)
-    members: Any = msgpack.unpackb(patched.read_file(record))
-    left = {name: value for name, value in members.items() if name not in {"documents", "about"}}
-    patched.replace(record, msgpack.packb(left))
-    patched.replace(os.path.join(directory, COMMIT_MARK), COMMIT_MARK_TEXT)

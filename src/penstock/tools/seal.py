@@ -18,7 +18,7 @@ from penstock.handlers.formats.common.integrity import Checksum, Digest
 from penstock.handlers.formats.orbax.discovery.item_kinds import ItemKind, items_of, kind_of_item
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, latest_step
 from penstock.handlers.formats.orbax.discovery.tombstone import DELETION
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
@@ -241,5 +241,5 @@ def _write(store: Store, directory: str, record: bytes) -> None:
         except StorageError:
             return
 
-        store.write_file(mark, commit_mark.encode(record, text))
+        store.write_file(mark, commit_mark_text.encode(record, text))
         store.sync_directory(directory)

@@ -15,7 +15,7 @@ from typing import Any, cast, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.integrity import Digest, Integrity, digest_of
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError, StorageError
@@ -59,7 +59,7 @@ class SealedDocuments:
             and COMMIT_MARK in names
             and store.kind(os.path.join(directory, COMMIT_MARK)) == "file"
         ):
-            expected = commit_mark.decode(store.read_file(os.path.join(directory, COMMIT_MARK)))
+            expected = commit_mark_text.decode(store.read_file(os.path.join(directory, COMMIT_MARK)))
         if INTEGRITY not in names:
             if expected is not None:
                 raise MissingFileError(path, "is missing, and the checksums of the checkpoint with it")

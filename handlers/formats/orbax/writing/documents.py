@@ -17,7 +17,7 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.chunk_keys import array_metadata, prefix_of
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.chunks.chunk_index import ChunkIndex
-from penstock.handlers.formats.orbax.documents import array_metadatas, checkpoint_metadata, commit_mark
+from penstock.handlers.formats.orbax.documents import array_metadatas, checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import strings_document as strings
 from penstock.handlers.formats.orbax.documents import tree_metadata as metadata
@@ -126,7 +126,11 @@ class EncodedTree:
         ]
         content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
         record = integrity.encode(batches, digests, documents, content)
-        return [*documents, Document(INTEGRITY, record), Document(COMMIT_MARK, commit_mark.encode(record))]
+        return [
+            *documents,
+            Document(INTEGRITY, record),
+            Document(COMMIT_MARK, commit_mark_text.encode(record)),
+        ]
 
     def item_documents(
         self, batches: Sequence[WrittenLeaves], committed_ns: int, digests: Mapping[str, bytes]
