@@ -132,11 +132,11 @@ def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> Checkpoi
             and error.path == record
             and store.hide(record, error.problem)
         ):
-            lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {error.problem}"))
+            lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {problem}"))
             return _about(store, path, lost)
 
-        store.hide(os.path.join(path, CHECKPOINT_METADATA), _problem(error))
-        lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {_problem(error)}"))
+        store.hide(os.path.join(path, CHECKPOINT_METADATA), problem)
+        lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {problem}"))
         return CheckpointMetadata()
 
 
@@ -233,7 +233,9 @@ class Salvage:
         self._files = files
         self._others = others
         self._opened: dict[tuple[str, str], OrbaxCheckpoint | None] = {}
-        self.leaves: list[RepairedLeaf] = list(damage.lost)  #: what became of each, once `items` was called
+        self.leaves: list[RepairedLeaf] = list(
+            dict.fromkeys(damage.lost)
+        )  #: what became of each, once `items` was called
 
     def items(self) -> StoredItems:
         """Return what is saved: all that is intact."""

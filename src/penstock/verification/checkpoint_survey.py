@@ -137,9 +137,9 @@ def compare_documents(store: Store, directory: str) -> tuple[Collection[str], li
 
 
 def recorded_directories(store: Store, path: str) -> list[str]:
-    """Return the directories with a record of digests; the checkpoint itself, if there is none."""
+    """Return the checkpoint itself, and every directory in it that has a record of digests of its own."""
     inside = [os.path.dirname(file) for file in _files_below(store, path, "", (), ()) if _is_record(file)]
-    return [os.path.join(path, name) if name else path for name in inside] or [path]
+    return [path, *[os.path.join(path, name) for name in inside if name]]
 
 
 def _is_record(file: str) -> bool:
