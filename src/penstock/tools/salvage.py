@@ -126,12 +126,8 @@ def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> Checkpoi
         names = store.list_directory(path)
         return SealedDocuments.open(reading, path, names).about(names)
     except PenstockError as error:
-        record = os.path.join(path, INTEGRITY)
-        if (
-            isinstance(error, CorruptCheckpointError)
-            and error.path == record
-            and store.hide(record, error.problem)
-        ):
+        record, problem = os.path.join(path, INTEGRITY), _problem(error)
+        if getattr(error, "path", "") == record and store.hide(record, problem):
             lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {problem}"))
             return _about(store, path, lost)
 
