@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import ClassVar, TypeAlias, final
 
 from anyio import create_task_group
@@ -30,6 +29,7 @@ from penstock.kernel.protocols.stores import ReadableFile
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
+from penstock.stages.files.open_files import OpenFiles
 from penstock.stages.files.packed_reads import read_pack
 from penstock.stages.files.transfer_log import tell_transfers
 
@@ -78,13 +78,12 @@ class Read:
 
 @final
 class _Reader:
-    __slots__ = ("_files", "_files_lock", "_outstanding", "_run", "_staged", "_verify")
+    __slots__ = ("_files", "_outstanding", "_run", "_staged", "_verify")
 
     def __init__(self, run: RestoreRun, *, verify: bool) -> None:
         self._run = run
         self._verify = verify
-        self._files: dict[str, ReadableFile] = {}
-        self._files_lock = Lock()  # files are opened by the reading threads
+        self._files = OpenFiles(run.store)
         self._outstanding: dict[int, int] = {}
         self._staged: dict[int, ByteLease] = {}
 
@@ -133,7 +132,8 @@ class _Reader:
 
     async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
         def read() -> HostPack:
-            return read_pack(self._open(pack.file), pack, verify=self._verify)
+            with self._files.lent(pack.file) as file:
+                return read_pack(file, pack, verify=self._verify)
 
         try:
             host = await self._run.threads.run(read)
@@ -151,7 +151,7 @@ class _Reader:
 
     def files(self) -> Iterable[ReadableFile]:
         """Every file that was opened."""
-        return self._files.values()
+        return self._files.files()
 
     async def _perform(self, batch: ReadBatch) -> None:
         names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}
@@ -196,14 +196,15 @@ class _Reader:
                 by_file[read.file].extend(read.parts)
 
         for path, wanted in by_file.items():
-            file = self._open(path)
             wanted.sort(key=lambda read: read.offset)
-            for run in adjacent(wanted, _one_read):
-                self._read_run(file, run, names)
+            with self._files.lent(path) as file:
+                for run in adjacent(wanted, _one_read):
+                    self._read_run(file, run, names)
 
     def _read_checked(self, read: CheckedRead, names: dict[int, str]) -> None:
         try:
-            found = read.fill(self._open(read.file).read_at, crc32c)
+            with self._files.lent(read.file) as file:
+                found = read.fill(file.read_at, crc32c)
         except TruncatedDataError as error:
             raise TruncatedDataError(
                 error.path, error.needed, error.found, key_path=names[read.leaf]
@@ -229,13 +230,6 @@ class _Reader:
                 raise _differs(read, names)
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
-
-    def _open(self, path: str) -> ReadableFile:
-        with self._files_lock:
-            if path not in self._files:
-                self._files[path] = self._run.store.open_data_file(path)
-
-            return self._files[path]
 
 
 async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:

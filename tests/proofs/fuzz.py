@@ -85,7 +85,8 @@ class Reader:
 def limit(*, seconds: bool = True) -> None:
     """Bound the address space of this process, and the time until the next call."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM_BYTES,) * 2)
+    room = pages * resource.getpagesize() + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
     if seconds:
         wind()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 __all__ = ("SealReport", "seal")
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 from crc32c import crc32c
 
@@ -132,7 +132,10 @@ def _seal(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Co
     if known.is_sealed:
         return False
 
-    files = {} if tree is None else _files(store, tree, count)
+    files: Mapping[str, Mapping[str, bytes]] = {}
+    if tree is not None:
+        files = _files(store, tree, count)
+
     documents = {name: _digest(store, directory, name, count) for name in _documents(store, directory, files)}
     count.documents += len(documents)
     about = None
@@ -148,7 +151,8 @@ def _seal(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Co
 def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, Mapping[str, bytes]]:
     """Take the checksum of every chunk; where pieces have one, compare it and keep it."""
     index = tree.index
-    columns = zip(index.ids.tolist(), index.offsets.tolist(), index.lengths.tolist(), strict=True)
+    rows: Any = zip(index.ids.tolist(), index.offsets.tolist(), index.lengths.tolist(), strict=True)
+    columns: Iterable[tuple[int, int, int]] = rows
     ranges: dict[str, set[tuple[int, int]]] = {}
     for file, offset, nbytes in columns:
         if file >= 0 and nbytes > 0:
