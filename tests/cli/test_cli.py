@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
+from tests.unsealed import unseal
 
 import penstock
 from penstock.cli import main
@@ -170,6 +171,7 @@ def test_verify_says_what_is_damaged(
 
 
 def drop_integrity(path: Path) -> None:
+    unseal(path)
     (path / "_PENSTOCK_INTEGRITY").unlink()
 
 

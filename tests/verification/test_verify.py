@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tests.unsealed import unseal
 
 import penstock
 from penstock.handlers.formats.common.integrity import decode
@@ -47,7 +48,7 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 
 
 def data_file(path: Path) -> Path:
-    files, _ = decode("", (path / "_PENSTOCK_INTEGRITY").read_bytes())
+    files = decode("", (path / "_PENSTOCK_INTEGRITY").read_bytes()).files
     return max((path / name for name in files), key=lambda file: file.stat().st_size)
 
 
@@ -140,6 +141,7 @@ def test_a_large_range_is_read_block_by_block(tmp_path: Path) -> None:
 
 
 def test_leaves_without_a_recorded_checksum_are_named(copy: Path) -> None:
+    unseal(copy)
     file = copy / "_PENSTOCK_INTEGRITY"
     document: Any = msgpack.unpackb(file.read_bytes())
     survivors = {
@@ -152,12 +154,22 @@ def test_leaves_without_a_recorded_checksum_are_named(copy: Path) -> None:
 
     assert (found.status, found.intact) == ("unchecked", False)
     assert not found.damages
-    assert len(found.unchecked) == 1
-    assert len(found.unchecked[0].key_paths) == 1
+    assert len([finding for finding in found.unchecked if len(finding.key_paths) == 1]) == 1
+    assert any("no digests of its documents" in finding.problem for finding in found.unchecked)
 
 
 def drop_integrity(path: Path) -> None:
+    unseal(path)
     (path / "_PENSTOCK_INTEGRITY").unlink()
+
+
+def lose_integrity(path: Path) -> None:
+    (path / "_PENSTOCK_INTEGRITY").unlink()
+
+
+def change_a_document(path: Path) -> None:
+    file = path / "_METADATA"
+    file.write_bytes(file.read_bytes().replace(b"np.ndarray", b"jax.Array "))
 
 
 def break_integrity(path: Path) -> None:
@@ -180,6 +192,8 @@ def remove_all(path: Path) -> None:
     ("change", "status"),
     [
         (drop_integrity, "unchecked"),
+        (lose_integrity, "damaged"),
+        (change_a_document, "damaged"),
         (break_integrity, "damaged"),
         (lead_out, "damaged"),
         (break_manifest, "damaged"),

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, COMMIT_MARK_TEXT, INTEGRITY
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 
@@ -48,7 +50,21 @@ class PatchedStore:
             raise StorageError("read", path, "is hidden", 2)
 
         found = self._replaced.get(path)
-        return self.inner.read_file(path) if found is None else found
+        return self._unsealed(path, self.inner.read_file(path)) if found is None else found
+
+    def _unsealed(self, path: str, data: bytes) -> bytes:
+        """Return a record without the digests of what was changed, and a mark without that of the record."""
+        directory, name = os.path.split(path)
+        changed = self._hidden | self._replaced.keys()
+        if not changed or name not in (COMMIT_MARK, INTEGRITY):
+            return data
+        if name == COMMIT_MARK:
+            return COMMIT_MARK_TEXT
+
+        def is_changed(document: str) -> bool:
+            return os.path.basename(document) == INTEGRITY or os.path.join(directory, document) in changed
+
+        return integrity.without_documents(path, data, is_changed)
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
         inner: Any = self.inner

@@ -20,7 +20,6 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     items_of,
     kind_of_item,
 )
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
@@ -30,6 +29,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     SHARDING,
     STRINGS,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_bytes
@@ -110,10 +110,16 @@ def find_damage(store: Store, path: str) -> Damage:
 
 
 def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> CheckpointMetadata:
-    names = store.list_directory(path)
+    reading = cast("Store", store)
     try:
-        return checkpoint_metadata.read(cast("Store", store), path, names)
+        names = store.list_directory(path)
+        return SealedDocuments.open(reading, path, names).about(names)
     except PenstockError as error:
+        record = os.path.join(path, INTEGRITY)
+        if isinstance(error, CorruptCheckpointError) and error.path == record and store.hide(record):
+            lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {error.problem}"))
+            return _about(store, path, lost)
+
         store.hide(os.path.join(path, CHECKPOINT_METADATA))
         lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {_problem(error)}"))
         return CheckpointMetadata()
@@ -158,7 +164,7 @@ def _open_without_what_is_lost(store: PatchedStore, path: str, place: str, lost:
 
 
 def _is_dispensable(file: str) -> bool:
-    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in file
+    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in f"{file}/"
 
 
 def _drop_leaf(store: PatchedStore, directory: str, key_path: str) -> bool:

@@ -21,13 +21,13 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     proto_file,
 )
 from penstock.handlers.formats.orbax.discovery.tombstone import DELETION, deleted_item
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     INTEGRITY,
     V1_MARK,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
@@ -45,6 +45,7 @@ class CheckpointSurvey:
     """All that can be compared of a checkpoint, and what is known without reading a byte of an array."""
 
     n_leaves: int = 0
+    n_documents: int = 0  #: whose digest was compared
     ranges: list[RecordedRange] = field(default_factory=list[RecordedRange])
     findings: list[Finding] = field(default_factory=list[Finding])
 
@@ -82,11 +83,46 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
     if not items:
         found.findings.append(Finding("unchecked", path, "holds no item that penstock knows"))
 
+    _compare_documents(store, path, found)
     skipped = {gone or ""} if item is None else names - {item}
     for file in _files_below(store, path, "", skipped, ()):
         if not _is_accounted_for(file, surveys):
             problem = "belongs to no leaf that penstock knows, and no checksum was recorded of it"
             found.findings.append(Finding("unchecked", os.path.join(path, file), problem))
+
+
+def _compare_documents(store: Store, path: str, found: CheckpointSurvey) -> None:
+    """Compare every document with its digest; those of an item may be recorded in the item itself."""
+    known = {finding.file for finding in found.findings}
+    for directory in _recorded_in(store, path):
+        problems: list[PenstockError] = []
+        try:
+            documents = SealedDocuments.open(store, directory, store.list_directory(directory))
+            problems += documents.problems()
+        except PenstockError as error:
+            problems.append(error)
+        else:
+            found.n_documents += len(documents.recorded.documents)
+            if not documents.is_sealed:
+                problem = "records no digests of its documents; `penstock seal` adds them"
+                found.findings.append(Finding("unchecked", directory, problem))
+
+        findings = [finding_of(problem, directory) for problem in problems]
+        found.findings += [
+            finding
+            for finding in findings
+            if not any(f"{finding.file}/".startswith(f"{file}/") for file in known)
+        ]
+
+
+def _recorded_in(store: Store, path: str) -> list[str]:
+    """Return the directories with a record of digests; the checkpoint itself, if there is none."""
+    inside = [os.path.dirname(file) for file in _files_below(store, path, "", (), ()) if _is_record(file)]
+    return [os.path.join(path, name) if name else path for name in inside] or [path]
+
+
+def _is_record(file: str) -> bool:
+    return os.path.basename(file) == INTEGRITY
 
 
 def _items(
@@ -133,7 +169,7 @@ def _items(
 def _listed(store: Store, path: str, names: frozenset[str], found: CheckpointSurvey) -> list[str]:
     """Name the items that the checkpoint is recorded to have."""
     try:
-        return sorted(checkpoint_metadata.read(store, path, names).items)
+        return sorted(SealedDocuments.open(store, path, names).about(names).items)
     except PenstockError as error:
         found.findings.append(finding_of(error, path))
         return []

@@ -60,7 +60,7 @@ class Verification:
         """
         found = await self.threads.run(find_checkpoints, self.store, path)
         findings = list(found.findings)
-        n_leaves = n_ranges = nbytes = 0
+        n_leaves = n_ranges = n_documents = nbytes = 0
         for checkpoint in found.checkpoints:
             try:
                 survey: CheckpointSurvey = await self.unchanged(
@@ -73,6 +73,7 @@ class Verification:
             findings += survey.findings
             n_leaves += survey.n_leaves
             n_ranges += len(survey.ranges)
+            n_documents += survey.n_documents
             nbytes += sum(part.checksum.nbytes for part in survey.ranges)
 
         findings.sort(key=attrgetter("file", "offset"))
@@ -81,7 +82,7 @@ class Verification:
             checkpoints=tuple(found.checkpoints),
             n_leaves=n_leaves,
             n_ranges=n_ranges,
-            n_documents=0,
+            n_documents=n_documents,
             nbytes=nbytes,
             findings=tuple(findings),
             leftovers=tuple(found.leftovers),

@@ -84,7 +84,7 @@ def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
     recorded: Mapping[str, Checksums] = {}
     try:
         if store.kind(file) == "file":
-            recorded, _ = integrity.decode(file, store.read_file(file))
+            recorded = integrity.decode(file, store.read_file(file)).files
 
         ranges = tuple(_ranges(directory, recorded, {}))
     except PenstockError as second:
