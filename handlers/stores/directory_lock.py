@@ -41,12 +41,13 @@ class DirectoryHold:
             replaced meanwhile.
     """
 
-    __slots__ = ("__weakref__", "_claim", "_home", "_number", "_spare")
+    __slots__ = ("__weakref__", "_claim", "_home", "_number", "_path", "_spare")
 
     def __init__(self, path: str, *, shared: bool = False, name: str = "") -> None:
         self._home = HomeProcess()
         self._number = self._spare = -1  # in case the directory cannot be opened
         self._claim: NameClaim | None = None
+        self._path = path
         with translated("hold", path):
             self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -82,10 +83,15 @@ class DirectoryHold:
         """Close the second descriptor, for whoever removes the directory now."""
         spare, self._spare = self._spare, -1
         if spare >= 0:
-            os.close(spare)
+            with suppress(OSError):  # it has only been opened
+                os.close(spare)
 
     def release(self) -> None:
-        """Release the lock. Idempotent."""
+        """Release the lock. Idempotent.
+
+        Raises:
+            StorageError: If the descriptor could not be closed. The lock is released all the same.
+        """
         self.give_up_spare()
         number, self._number = self._number, -1
         if number < 0:
@@ -99,7 +105,8 @@ class DirectoryHold:
             if self._claim is not None:
                 self._claim.release()
 
-        os.close(number)
+        with translated("release", self._path):
+            os.close(number)
 
     def __del__(self) -> None:
         self.release()
