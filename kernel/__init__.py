@@ -129,6 +129,7 @@ __all__ = (
     "StoreOptions",
     "StoredCheckpoint",
     "StoredLeaf",
+    "SyncsFiles",
     "Target",
     "Threads",
     "Transfers",

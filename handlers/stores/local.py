@@ -59,7 +59,7 @@ class LocalStore:
         ConfigError: If `io` or `links` is none of these.
     """
 
-    __slots__ = ("_arena", "_holds", "_io", "_links")
+    __slots__ = ("_arena", "_holds", "_io", "_links", "_synced")
 
     def __init__(self, *, io: Io = "auto", links: Links = "inside") -> None:
         if io not in get_args(Io):

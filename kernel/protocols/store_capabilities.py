@@ -77,7 +77,7 @@ class SharedFiles(Protocol):
 
 @runtime_checkable
 class SyncsFiles(Protocol):
-    """A store whose files may not be durable, if others wrote them. On any other, what is shared is durable."""
+    """A store whose files are perhaps not durable, if others wrote them. On any other, they are."""
 
     def sync_file(self, path: str) -> None:
         """Make the content of the file at `path` durable, whoever wrote it.

@@ -47,8 +47,8 @@ class _Candidate:
 async def set_aside(run: SaveRun, leaves: list[Leaf], plan: SavePlan) -> tuple[list[Leaf], SavePlan]:
     """Return the leaves that must be written, in order, and the plan with all others in `kept`.
 
-    The files of the leaves that are kept are linked into the new checkpoint. If another save overwrites the base
-    meanwhile, none are kept: what was linked may be of either checkpoint.
+    The files of the leaves that are kept are linked into the new checkpoint. If another save overwrites the
+    base meanwhile, none are kept: what was linked may be of either checkpoint.
 
     Raises:
         CorruptCheckpointError: If the base is missing or damaged.

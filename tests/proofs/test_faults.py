@@ -25,9 +25,6 @@ SAMPLE = {
 
 def case(course: str, layout: str) -> Any:
     marks = [] if (course, layout) in SAMPLE else [pytest.mark.slow]
-    if course == "link to a copy" and layout != "third party":  # which syncs all that is there
-        marks.append(UNSYNCED)
-
     return pytest.param(course, layout, marks=marks, id=f"{course}, {layout}")
 
 

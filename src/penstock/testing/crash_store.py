@@ -26,6 +26,7 @@ from penstock.kernel.protocols.store_capabilities import (
     ReadHolds,
     Renames,
     SharedFiles,
+    SyncsFiles,
     UntrustedFiles,
 )
 from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
