@@ -8,6 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, final
 
 from anyio import Lock
@@ -181,9 +182,10 @@ class Workspace:
 
     def release(self) -> None:
         """Let other saves build here. Idempotent. Called when the save has ended, successfully or not."""
-        for hold in (self._hold, self._replaced):
-            if hold is not None:
-                hold.release()
+        with ExitStack() as ends:  # one that fails does not keep the other
+            for hold in (self._hold, self._replaced):
+                if hold is not None:
+                    ends.callback(hold.release)
 
     def _check(self) -> None:
         kind = self._store.kind(self.final)
@@ -246,7 +248,10 @@ class Workspace:
         except StorageError as error:
             self.left_behind = error
 
-        self.release()
+        try:
+            self.release()
+        except StorageError as error:
+            self.left_behind = error
 
     def _publish(self, token: BuildToken) -> bool:
         """Publish, waiting for a brief hold of what lies there. Returns whether something was replaced."""

@@ -834,8 +834,8 @@ async def test_a_lock_that_cannot_be_closed_does_not_fail_a_save_that_is_durable
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FaultyStore(LocalStore())
-    hold = store.hold
-    store.hold = lambda path: UnclosableHold(hold(path))
+    make_held = store.make_held
+    store.make_held = lambda path: UnclosableHold(make_held(path))
 
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "c", {"a": np.ones(3)}))
