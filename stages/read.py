@@ -68,7 +68,7 @@ class Read:
         """Yield the actor of one restore. Its files are closed at the end, whatever happened."""
         reader = _Reader(run, verify=self.verify)
         try:
-            async with closing(run.threads, reader.files):
+            async with closing(run.threads, reader.end):
                 yield reader
 
             tell_transfers(run.events, "data.read", reader.files())
@@ -78,12 +78,13 @@ class Read:
 
 @final
 class _Reader:
-    __slots__ = ("_files", "_files_lock", "_outstanding", "_run", "_staged", "_verify")
+    __slots__ = ("_files", "_files_lock", "_is_over", "_outstanding", "_run", "_staged", "_verify")
 
     def __init__(self, run: RestoreRun, *, verify: bool) -> None:
         self._run = run
         self._verify = verify
         self._files: dict[str, ReadableFile] = {}
+        self._is_over = False
         self._files_lock = Lock()  # files are opened by the reading threads
         self._outstanding: dict[int, int] = {}
         self._staged: dict[int, ByteLease] = {}
@@ -151,7 +152,12 @@ class _Reader:
 
     def files(self) -> Iterable[ReadableFile]:
         """Every file that was opened."""
-        return self._files.values()
+        return tuple(self._files.values())
+
+    def end(self) -> Iterable[ReadableFile]:
+        """Open no more files, not even in a thread that was left behind; return those to close."""
+        self._is_over = True
+        return self.files()
 
     async def _perform(self, batch: ReadBatch) -> None:
         names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}
@@ -216,7 +222,9 @@ class _Reader:
     def _open(self, path: str) -> ReadableFile:
         with self._files_lock:
             if path not in self._files:
-                self._files[path] = self._run.store.open_data_file(path)
+                file = self._files[path] = self._run.store.open_data_file(path)
+                if self._is_over:
+                    file.close()
 
             return self._files[path]
 

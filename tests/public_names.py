@@ -90,7 +90,7 @@ OPTIONS = """
     restore.read.concurrency restore.read.verify restore.stages
     save.batch_bytes save.batch_leaves save.commit.barrier_timeout_s save.limit_bytes.in_flight_bytes
     save.piece_bytes save.prioritise.first save.stages save.write.concurrency save.write.file_bytes
-    stopping.at_exit stopping.at_exit_s stopping.sigterm_s stopping.undo_s
+    stopping.at_exit stopping.at_exit_s stopping.read_s stopping.sigterm_s stopping.undo_s
     store.io
 """
 """Keys of the TOML file, those of stages among them."""

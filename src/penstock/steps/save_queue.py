@@ -108,8 +108,9 @@ class StepSaves:
         self._failure: BaseException | None = None
         self.preempted = False
         self.threads = Threads(BUSY_THREADS)
+        self.reading = self.threads.leaving_calls(engine.config.stopping.read_s)  #: for what only reads
         self.catalogue = Catalogue(self._store, root, names, self._events)
-        self.retention = Retention(self.catalogue, keep, self.threads)
+        self.retention = Retention(self.catalogue, keep, self.reading)
         self.retention.deleter = Deleter(
             self._store,
             self.threads,
@@ -154,7 +155,7 @@ class StepSaves:
 
     async def load(self) -> None:
         """List the steps in the root, except those that are to be deleted."""
-        found = await self.threads.run(on_disk.find_steps, self._store, self._root, self._names)
+        found = await self.reading.run(on_disk.find_steps, self._store, self._root, self._names)
         waiting = self.retention.deleter.waiting
         self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
 
@@ -224,7 +225,7 @@ class StepSaves:
         pending = self._pending[step] = _Pending(self.catalogue.name(step))
         try:
             if metrics is not None:
-                metrics = await self.threads.run(self._checked, metrics)
+                metrics = await self.reading.run(self._checked, metrics)
 
             self.retention.forget(step)
             begun_s = time.monotonic()
@@ -248,7 +249,7 @@ class StepSaves:
         def find() -> int | None:
             return best_of(self.catalogue.infos(steps, frozenset({"metrics"})), metric, mode)
 
-        return await self.threads.run(find)
+        return await self.reading.run(find)
 
     def note_base(self, step: int) -> None:
         """Note that the values of a step are known here: they were saved or restored."""

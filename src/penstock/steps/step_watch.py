@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.shutdown_options import READ_S
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.protocols.stores import Store
@@ -64,7 +65,7 @@ def watch(
     """
     return watch_steps(
         LocalStore(),
-        Threads(1),
+        Threads(1).leaving_calls(READ_S),
         absolute_path(root),
         StepNames() if names is None else names,
         after=after,
