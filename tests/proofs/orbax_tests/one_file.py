@@ -164,6 +164,8 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--test", default="")
     options = parser.parse_args()
+    options.source, options.results = options.source.absolute(), options.results.absolute()
+    os.chdir(options.source)  # where tests look for files that lie beside them
 
     _one_process((options.source / options.file).read_text())
     done: Counter[str] = Counter()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("key_data", "placement_of", "to_shape_dtype_struct")
+__all__ = ("is_narrowed", "jax_dtype", "key_data", "placement_of", "to_shape_dtype_struct")
 
 from typing import Any, cast
 
 import jax
 import numpy as np
 
+from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
 from penstock.orbax.common.sharding_metadata import ShardingMetadata
 
@@ -45,6 +46,28 @@ def to_shape_dtype_struct(
         place.to_jax_sharding() if isinstance(place, ShardingMetadata) else placement_of(arr, support_format)
     )
     return _jax.ShapeDtypeStruct(shape, dtype or arr.dtype, sharding=place)
+
+
+def jax_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype that a jax.Array of it has: of 64 bits only where jax is told to allow them."""
+    found: np.dtype[Any] = _jax.dtypes.canonicalize_dtype(_numpy(dtype))
+    return found
+
+
+def is_narrowed(dtype: Any) -> bool:
+    """Whether a jax.Array of this dtype has another one here: float64, say, without `jax_enable_x64`."""
+    if not dtype and not isinstance(dtype, np.dtype):
+        return False
+    try:
+        known = _numpy(dtype)
+    except (TypeError, ValueError):  # it is no dtype of arrays
+        return False
+
+    return known.kind in "fiuc" and jax_dtype(known) != known
+
+
+def _numpy(dtype: Any) -> np.dtype[Any]:
+    return numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
 
 
 def placement_of(value: Any, layout: bool) -> Any:

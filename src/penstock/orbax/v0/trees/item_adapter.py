@@ -13,6 +13,7 @@ from jax import tree_util
 from jax.sharding import Sharding
 
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.orbax.common.array_structs import is_narrowed
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
 
@@ -90,4 +91,5 @@ def _is_plain(arg: ArrayRestoreArgs, leaf: Any) -> bool:
         and bool(leaf.shape)
         and leaf.dtype != np.uint32  # it may be the data of a stored key
         and not is_key(leaf.dtype)
+        and not is_narrowed(leaf.dtype)
     )

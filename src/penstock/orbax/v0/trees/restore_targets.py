@@ -17,6 +17,7 @@ from penstock.checkpointer.description import LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.empty import EmptyNamedTuple
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.orbax.common.array_structs import is_narrowed, jax_dtype
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.common.sharding_metadata import to_sharding
 from penstock.orbax.v0.leaf_handlers.stage_workers import as_stored
@@ -120,6 +121,9 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
             dtype = in_item.dtype if dtype is None else dtype
     if leaf.shape is None or leaf.random_key_impl is not None:
         return _want_keys(leaf, place)
+
+    if is_narrowed(leaf.dtype if dtype is None else dtype):
+        dtype = jax_dtype(leaf.dtype if dtype is None else dtype)
 
     wanted_shape = leaf.shape if shape is None else tuple(shape)
     if strict and wanted_shape != leaf.shape:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 __all__ = ("PLACEHOLDER", "Asked", "Calls", "as_lists", "restore_tree")
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import numpy as np
 from jax import tree_util
 
 from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
 from penstock.kernel.errors import HandlerError, SpecError, StructureMismatchError, TreeDifference
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.orbax.common.array_structs import is_narrowed
 from penstock.orbax.common.leaf_args import RestoreArgs
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
 from penstock.orbax.v0.trees.empty_node_leaves import Found, flatten, is_empty
@@ -61,7 +63,9 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
         ValueError: If the item and the stored tree differ in structure, or a leaf does not fit.
     """
     if asked.item is None and asked.restore_args is None:
-        return _plain(calls.restore(), asked)
+        restored = calls.restore()
+        if not _has_wide_arrays(restored):
+            return _plain(restored, asked)
 
     if asked.item is not None and asked.restore_args is not None and not asked.partial:
         found = _restore_shortly(asked, calls)
@@ -69,7 +73,8 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
             return found[0]
 
     about = calls.metadata()
-    if asked.restore_args is None and has_structure_of(about.tree, asked.item):
+    wide = any(leaf.kind == "jax.Array" and is_narrowed(leaf.dtype) for leaf in about.leaves)
+    if asked.restore_args is None and not wide and has_structure_of(about.tree, asked.item):
         restored = calls.restore()
         if has_structure_of(restored, asked.item):  # true unless the checkpoint was just replaced
             return restored
@@ -83,9 +88,10 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
     here = {found.keys: found.value for found in item}
     read = list(stored) if asked.item is None else _to_be_read(item, stored, asked, about.path)
     read = [keys for keys in read if stored[keys].kind not in EMPTY]
+    _check_args(asked, here)
     args = _by_keys(asked.restore_args)
     whole = len(read) == sum(leaf.kind not in EMPTY for leaf in stored.values())
-    if whole and not args:
+    if whole and not args and not wide:
         restored = calls.restore()
         values = {keys: _at(restored, keys) for keys in read}
         return _put_together(treedef, here, stored, values, asked)
@@ -157,6 +163,41 @@ def _to_be_read(
         ) from mismatch
 
     return read
+
+
+def _check_args(asked: Asked, here: Mapping[KeyPath, Any]) -> None:
+    """Refuse restore args that are not of the structure of the tree.
+
+    Raises:
+        ValueError: If a leaf has none, or there are some for no leaf and the item must have all leaves.
+    """
+    if asked.restore_args is None:
+        return
+
+    check = is_empty()
+    given = [found.keys for found in flatten(asked.restore_args)[0] if not _is_node(found.value)]
+    missing = here.keys() - given
+    missing = {keys for keys in missing if not (check(here[keys]) or here[keys] is PLACEHOLDER)}
+    missing = {keys for keys in missing if getattr(here[keys], "kind", None) not in EMPTY}
+    unexpected = set[KeyPath]() if asked.partial else set(given) - here.keys()
+    if missing or unexpected:
+        raise ValueError(
+            f"restore_args must have the structure of the tree: they lack {_shown(missing)}, "
+            f"and {_shown(unexpected)} are for no leaf"
+        )
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, dict | list | tuple)
+
+
+def _shown(keys: Collection[KeyPath]) -> str:
+    return str(sorted("/".join(path) for path in keys)[:10])
+
+
+def _has_wide_arrays(tree: Any) -> bool:
+    leaves: list[Any] = _jax.tree_leaves(tree)
+    return any(type(leaf) is np.ndarray and is_narrowed(leaf.dtype) for leaf in leaves)
 
 
 def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:

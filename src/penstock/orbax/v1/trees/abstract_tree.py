@@ -16,7 +16,13 @@ from jax.sharding import Sharding
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
-from penstock.orbax.v1.common.tree_types import PLACEHOLDER, has_attributes, is_supported_leaf
+from penstock.orbax.common.array_structs import is_narrowed, jax_dtype
+from penstock.orbax.v1.common.tree_types import (
+    PLACEHOLDER,
+    has_attributes,
+    is_supported_abstract_leaf,
+    is_supported_leaf,
+)
 from penstock.orbax.v1.trees.leaf_metadata import empty_value
 from penstock.orbax.v1.trees.tree_files import StoredTree
 from penstock.stages.planning.matching import pair_keys
@@ -90,6 +96,7 @@ def plan_load(
     _check_keys(wanted, specs, partial=partial)
 
     plan, likes, left_out, kept = Plan(None), list[Any](), dict[KeyPath, None](), False
+    casts: dict[KeyPath, Any] = {}
     for at, leaf in enumerate(wanted):
         spec = specs.get(leaf.info.keys)
         if leaf.value is PLACEHOLDER and spec is not None:
@@ -108,7 +115,8 @@ def plan_load(
         if one.finish is not None:
             plan.finishes[at] = one.finish
         if one.dtype is not None:
-            plan.options["dtype"] = "like"
+            casts[leaf.info.keys] = one.dtype
+            plan.options["dtype"] = casts.get
         if one.resized:
             plan.options["strict"] = False
 
@@ -152,10 +160,12 @@ def mismatch(problems: Sequence[str]) -> ValueError:
 
 
 def _wanted(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
+    if spec.typestr == "None" and is_supported_abstract_leaf(abstract):
+        return _Wanted(None)  # it was masked when it was saved
     if spec.is_empty_marker:
         return _Wanted(empty_value(spec) if abstract is None else abstract)
     if abstract is None or spec.shape is None:
-        return _Wanted(_as_stored(spec) if abstract is None else abstract)
+        return _as_saved(spec) if abstract is None else _Wanted(abstract)
 
     kind = abstract if isinstance(abstract, type) else type(abstract)
     if has_attributes(kind, "shape", "dtype", "sharding"):
@@ -167,6 +177,14 @@ def _wanted(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
         return _number(kind, spec)
 
     return _Wanted(kind)
+
+
+def _as_saved(spec: LeafSpec) -> _Wanted:
+    """Request a leaf as it was saved; a jax.Array of a dtype that jax has here."""
+    if spec.typestr == "jax.Array" and spec.shape is not None and is_narrowed(spec.dtype):
+        return _Wanted(jax.Array, jax_dtype(spec.dtype))
+
+    return _Wanted(_as_stored(spec))
 
 
 def _as_stored(spec: LeafSpec) -> Any:
@@ -187,10 +205,12 @@ def _as_stored(spec: LeafSpec) -> Any:
 
 def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
     if abstract is None:
-        return _Wanted(jax.Array)
+        return _as_saved(spec)
 
     shape: Any = abstract.shape if abstract.shape is not None else spec.shape
     dtype: Any = abstract.dtype if abstract.dtype is not None else numpy_dtype(spec.dtype)
+    if is_narrowed(dtype):
+        dtype = jax_dtype(dtype)
     sharding, finish = _placement(abstract)
     if _jax.dtypes.issubdtype(dtype, _jax.dtypes.prng_key):
         return _Wanted(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
