@@ -100,7 +100,7 @@ ENTRY_POINT_GROUPS = "penstock.handlers penstock.stages"
 EVENTS = """
     data.read data.written memory.limit_lowered memory.limit_raised memory.oversize
     memory.unreadable restore. restore.finished restore.overtaken save. save.callback_failed
-    save.cancelled save.failed save.finalized save.left_behind save.not_linked save.started
+    save.cancelled save.failed save.finalized save.left_behind save.may_not_fit save.not_linked save.started
     save.unchanged step.cleaned_up step.deleted step.left_behind step.no_base step.not_deleted
     step.retention_failed step.root_in_use step.unreadable steps.no_signals
 """

@@ -112,7 +112,7 @@ class Threads:
         limit: Threads busy at once; positive.
     """
 
-    __slots__ = ("_limiter", "_patience_s")
+    __slots__ = ("_limiter", "_patience_s", "_unlimited")
 
     def __init__(self, limit: int = 8) -> None:
         if limit <= 0:
@@ -120,6 +120,7 @@ class Threads:
 
         self._limiter = CapacityLimiter(limit)
         self._patience_s = math.inf
+        self._unlimited: CapacityLimiter | None = None  # if calls may be left
 
     def leaving_calls(self, after_s: float) -> Threads:
         """Return these threads for calls without effects, such as reads, which a cancellation may leave.
@@ -131,6 +132,7 @@ class Threads:
         """
         other = Threads()
         other._limiter, other._patience_s = self._limiter, after_s
+        other._unlimited = CapacityLimiter(math.inf)
         return other
 
     @property
@@ -146,12 +148,23 @@ class Threads:
             that nothing it does outlives the caller; but see `leaving_calls`.
         """
         call = _Call(function, args)
-        leaves = self._patience_s < math.inf
+        if self._unlimited is not None:
+            return await self._run_or_leave(call, self._unlimited)
+
         try:
-            return await to_thread.run_sync(call, abandon_on_cancel=leaves, limiter=self._limiter)
+            return await to_thread.run_sync(call, limiter=self._limiter)
         except get_cancelled_exc_class():
-            await call.wait_over(self._patience_s)
+            await call.wait_over()
             raise
+
+    async def _run_or_leave(self, call: _Call[T], unlimited: CapacityLimiter) -> T:
+        # Held here, and not by the call: what is left no longer counts as busy.
+        async with self._limiter:
+            try:
+                return await to_thread.run_sync(call, abandon_on_cancel=True, limiter=unlimited)
+            except get_cancelled_exc_class():
+                await call.wait_over(self._patience_s)
+                raise
 
     def call_once(self, function: Callable[..., T], *args: Any) -> Callable[[], Awaitable[T]]:
         """Return an async function that runs `function(*args)` in a thread once; every call waits for it.

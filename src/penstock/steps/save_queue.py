@@ -21,6 +21,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
     CorruptCheckpointError,
+    NoSpaceError,
     OlderStepError,
     SpecError,
     StepExistsError,
@@ -229,7 +230,7 @@ class StepSaves:
 
             self.retention.forget(step)
             begun_s = time.monotonic()
-            future = await self._save(step, pending.name, step_items(items, metrics), save, base)
+            future = await self._save_with_room(step, pending.name, step_items(items, metrics), save, base)
         except BaseException:
             del self._pending[step]
             pending.ended.set()
@@ -284,6 +285,17 @@ class StepSaves:
         """Return that error, once, to a caller that will raise it."""
         failure, self._failure = self._failure, None
         return failure
+
+    async def _save_with_room(self, *options: Any) -> SaveFuture:
+        """Save as `_save` does; if there is no room, once more after the steps due for deletion are gone."""
+        try:
+            return await self._save(*options)
+        except NoSpaceError:
+            if not self.retention.deleter.waiting:
+                raise
+
+        await self.retention.deleter.attempt()
+        return await self._save(*options)
 
     async def _save(
         self,
