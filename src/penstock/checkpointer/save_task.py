@@ -121,6 +121,7 @@ class SaveTask:
             try:
                 result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
             except BaseException as error:
+                full: NoSpaceError | None = None
                 with CancelScope(shield=True):  # each part has a bound
                     full = await self._as_full(error)
                     await self._undo(error if full is None else full)
