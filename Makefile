@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults file-systems memory soak stalls server bench bench-quick interop orbax-tests clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults file-systems memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -103,6 +103,9 @@ server: $(VENV)/.installed ## What a request to the example's model server waits
 
 soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
 	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
+
+fuzz: $(VENV)/.installed ## Feed damaged documents and checkpoints to every reader for an hour (make fuzz SECONDS=60 SEED=1)
+	$(BIN)/python -m tests.proofs.fuzz $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
 bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw system calls (make bench BENCH=--help)
 	$(BIN)/python -m tests.bench $(BENCH)

@@ -23,6 +23,7 @@ __all__ = (
     "Change",
     "ChangeKind",
     "ChangesLeaves",
+    "CheckedRead",
     "ChunkingHandler",
     "Committed",
     "Concurrent",
@@ -231,7 +232,15 @@ if TYPE_CHECKING:
         TypeHandler,
         Waitable,
     )
-    from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target, WholeChunks
+    from penstock.kernel.protocols.reads import (
+        CheckedRead,
+        DirectRead,
+        DriverRead,
+        Read,
+        ScatterRead,
+        Target,
+        WholeChunks,
+    )
     from penstock.kernel.protocols.store_capabilities import (
         BuildHolds,
         Exchanges,
@@ -355,6 +364,7 @@ else:
                 "Waitable",
             ),
             "penstock.kernel.protocols.reads": (
+                "CheckedRead",
                 "DirectRead",
                 "DriverRead",
                 "Read",

@@ -13,7 +13,7 @@ from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Located, RestoreRequest
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
+from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
 from penstock.stages.pytree.flattening import flatten_tree
 
 
@@ -38,7 +38,13 @@ class Locate:
         async def locate(request: RestoreRequest, /) -> Located:
             checkpoint = await run.threads.run(_open, run, request)
             return Located(
-                checkpoint, request.like, request.has_like, request.options, request.mmap, request.only
+                checkpoint,
+                request.like,
+                request.has_like,
+                request.options,
+                request.mmap,
+                request.only,
+                request.verify is True,
             )
 
         yield locate
@@ -46,6 +52,8 @@ class Locate:
 
 def _open(run: RestoreRun, request: RestoreRequest) -> StoredCheckpoint:
     checkpoint = run.layout.open(run.store, request.path, request.item)
+    if request.verify is False and isinstance(checkpoint, ChecksummedCheckpoint):
+        checkpoint = checkpoint.without_checksums()
     if request.split is not None:
         checkpoint = split_names(checkpoint, request.split)
     if request.has_like and isinstance(checkpoint, NamedTensors):

@@ -6,7 +6,7 @@ __all__ = ("Plan",)
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 from penstock.kernel.messages.packs import ReadLeaf
@@ -17,6 +17,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.stages.common.batching import batched
 from penstock.stages.planning.mmap import map_leaves
 from penstock.stages.planning.restore_planner import plan_restore
+from penstock.stages.planning.result_size import MOST_EXPANSION
 
 
 @final
@@ -30,18 +31,25 @@ class Plan:
         StructureMismatchError: If the target and the checkpoint differ; lists every difference.
         NoHandlerError: If no handler is registered for a type, wanted or stored.
         SpecError: If an option of the restore does not fit.
+        ExpansionError: If there is no target, and the result would take too many times the bytes stored.
+        InsufficientMemoryError: If the machine has less memory than the result takes.
+
+    Attributes:
+        max_expansion: How many times the bytes stored a result without a target may take.
     """
 
     messages: ClassVar[Messages] = {Located: LeafBatch[ReadLeaf]}
+
+    max_expansion: int = field(default=MOST_EXPANSION, metadata={"positive": True})
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
 
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
-            result, packs, leaves = await run.threads.run(plan_restore, run, located)
+            result, packs, leaves = await run.threads.run(plan_restore, run, located, self.max_expansion)
             if located.mmap:
-                leaves = await run.threads.run(map_leaves, run, leaves)
+                leaves = await run.threads.run(map_leaves, run, leaves, located.verify)
 
             n_leaves = sum([leaf.ends_leaf for leaf in leaves]) + sum([len(pack) for pack in packs])
             nbytes = sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])

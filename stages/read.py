@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import ClassVar, TypeAlias, final
 
 from anyio import create_task_group
@@ -25,15 +24,16 @@ from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
+from penstock.stages.files.open_files import OpenFiles
 from penstock.stages.files.packed_reads import read_pack
 from penstock.stages.files.transfer_log import tell_transfers
 
-FileRead: TypeAlias = DirectRead | ScatterRead
+FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead
 
 LARGE = 2**20  #: bytes; a larger read gains nothing by being joined with its neighbours
 
@@ -78,14 +78,12 @@ class Read:
 
 @final
 class _Reader:
-    __slots__ = ("_files", "_files_lock", "_is_over", "_outstanding", "_run", "_staged", "_verify")
+    __slots__ = ("_files", "_outstanding", "_run", "_staged", "_verify")
 
     def __init__(self, run: RestoreRun, *, verify: bool) -> None:
         self._run = run
         self._verify = verify
-        self._files: dict[str, ReadableFile] = {}
-        self._is_over = False
-        self._files_lock = Lock()  # files are opened by the reading threads
+        self._files = OpenFiles(run.store)
         self._outstanding: dict[int, int] = {}
         self._staged: dict[int, ByteLease] = {}
 
@@ -134,7 +132,8 @@ class _Reader:
 
     async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
         def read() -> HostPack:
-            return read_pack(self._open(pack.file), pack, verify=self._verify)
+            with self._files.lent(pack.file) as file:
+                return read_pack(file, pack, verify=self._verify)
 
         try:
             host = await self._run.threads.run(read)
@@ -152,12 +151,11 @@ class _Reader:
 
     def files(self) -> Iterable[ReadableFile]:
         """Every file that was opened."""
-        return tuple(self._files.values())
+        return self._files.files()
 
     def end(self) -> Iterable[ReadableFile]:
         """Open no more files, not even in a thread that was left behind; return those to close."""
-        self._is_over = True
-        return self.files()
+        return self._files.end()
 
     async def _perform(self, batch: ReadBatch) -> None:
         names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}
@@ -192,17 +190,36 @@ class _Reader:
         return HostBatch(whole, staged=staged, plan=batch.plan)
 
     def _read_files(self, reads: Iterable[FileRead], names: dict[int, str]) -> None:
-        by_file: dict[str, list[FileRead]] = defaultdict(list)
+        by_file: dict[str, list[DirectRead | ScatterRead]] = defaultdict(list)
         for read in reads:
-            by_file[read.file].append(read)
+            if not isinstance(read, CheckedRead):
+                by_file[read.file].append(read)
+            elif self._verify:
+                self._read_checked(read, names)
+            else:
+                by_file[read.file].extend(read.parts)
 
         for path, wanted in by_file.items():
-            file = self._open(path)
             wanted.sort(key=lambda read: read.offset)
-            for run in adjacent(wanted, _one_read):
-                self._read_run(file, run, names)
+            with self._files.lent(path) as file:
+                for run in adjacent(wanted, _one_read):
+                    self._read_run(file, run, names)
 
-    def _read_run(self, file: ReadableFile, run: Sequence[FileRead], names: dict[int, str]) -> None:
+    def _read_checked(self, read: CheckedRead, names: dict[int, str]) -> None:
+        try:
+            with self._files.lent(read.file) as file:
+                found = read.fill(file.read_at, crc32c)
+        except TruncatedDataError as error:
+            raise TruncatedDataError(
+                error.path, error.needed, error.found, key_path=names[read.leaf]
+            ) from error
+
+        if found != read.crc32c:
+            raise _differs(read, names)
+
+    def _read_run(
+        self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], names: dict[int, str]
+    ) -> None:
         buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
         try:
             file.read_at(run[0].offset, buffers)
@@ -214,19 +231,9 @@ class _Reader:
 
         for read, buffer in zip(run, buffers, strict=True):
             if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
-                problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
-                raise ChecksumError(read.file, problem, key_path=names[read.leaf])
+                raise _differs(read, names)
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
-
-    def _open(self, path: str) -> ReadableFile:
-        with self._files_lock:
-            if path not in self._files:
-                file = self._files[path] = self._run.store.open_data_file(path)
-                if self._is_over:
-                    file.close()
-
-            return self._files[path]
 
 
 async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
@@ -234,7 +241,12 @@ async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
     performed.append(read)
 
 
-def _one_read(before: FileRead, read: FileRead) -> bool:
+def _differs(read: FileRead, names: dict[int, str]) -> ChecksumError:
+    problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+    return ChecksumError(read.file, problem, key_path=names[read.leaf])
+
+
+def _one_read(before: DirectRead | ScatterRead, read: DirectRead | ScatterRead) -> bool:
     """Whether a read follows another one in the file, and both are small."""
     return read.offset == before.offset + before.nbytes and max(read.nbytes, before.nbytes) < LARGE
 

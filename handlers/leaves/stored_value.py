@@ -31,7 +31,15 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, OpaqueChunk, Read, ScatterRead, Target
+from penstock.kernel.protocols.reads import (
+    CheckedRead,
+    DirectRead,
+    DriverRead,
+    OpaqueChunk,
+    Read,
+    ScatterRead,
+    Target,
+)
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
@@ -216,6 +224,8 @@ def _take_region(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_
                 buffer = np.empty(read.nbytes, np.uint8).data
                 _fill(value, read, buffer)
                 read.scatter(buffer)
+            case CheckedRead():
+                _fill_checked(value, read)
             case DriverRead():
                 anyio.from_thread.run(_perform, read)
 
@@ -226,17 +236,36 @@ async def _perform(read: DriverRead) -> None:
     await read.perform()
 
 
+def _fill_checked(value: StoredValue, read: CheckedRead) -> None:
+    """Perform a read that verifies more bytes than it keeps."""
+
+    def read_at(offset: int, buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            _read_at(value, read.file, offset, buffer)
+            offset += len(buffer)
+
+    if read.fill(read_at, crc32c) != read.crc32c:
+        raise _differs(value, read)
+
+
 def _fill(value: StoredValue, read: DirectRead | ScatterRead, buffer: memoryview) -> None:
     """Perform one read, and verify its checksum if one is recorded."""
     if not read.nbytes:
         return
 
-    key_path = value.stored.info.key_path
+    _read_at(value, read.file, read.offset, buffer)
+    if read.crc32c is not None and crc32c(buffer) != read.crc32c:
+        raise _differs(value, read)
+
+
+def _read_at(value: StoredValue, path: str, offset: int, buffer: memoryview) -> None:
     try:
-        value.files.read_at(read.file, read.offset, buffer)
+        value.files.read_at(path, offset, buffer)
     except TruncatedDataError as error:
+        key_path = value.stored.info.key_path
         raise TruncatedDataError(error.path, error.needed, error.found, key_path=key_path) from error
 
-    if read.crc32c is not None and crc32c(buffer) != read.crc32c:
-        problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
-        raise ChecksumError(read.file, problem, key_path=key_path)
+
+def _differs(value: StoredValue, read: DirectRead | ScatterRead | CheckedRead) -> ChecksumError:
+    problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+    return ChecksumError(read.file, problem, key_path=value.stored.info.key_path)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 __all__ = ("Index", "Values")
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -96,6 +97,19 @@ class Index(Mapping[bytes, Value]):
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def keys_in_order(self) -> Sequence[bytes]:
+        """All keys, in ascending order: that of their rows."""
+        return self._keys
+
+    def rows_below(self, prefix: bytes) -> range:
+        """Return the rows of the keys that begin with `prefix`, which is empty or ends with a slash."""
+        if not prefix:
+            return range(len(self._keys))
+
+        behind = prefix[:-1] + bytes([prefix[-1] + 1])
+        return range(bisect_left(self._keys, prefix), bisect_left(self._keys, behind))
+
     def value(self, row: int) -> Value:
         """Return the value of one row."""
         file, offset, length = int(self.ids[row]), int(self.offsets[row]), int(self.lengths[row])
@@ -113,6 +127,11 @@ class Index(Mapping[bytes, Value]):
             inline[start:end] if file < 0 else None
             for file, start, end in zip(ids.tolist(), offsets.tolist(), ends.tolist(), strict=True)
         ]
+
+    @property
+    def inline_nbytes(self) -> int:
+        """Bytes of all values that are stored in the index itself."""
+        return len(self._inline)
 
     def what_it_says(self) -> Hashable:
         """Return a value that is equal for two indices with the same keys and the same inline values.

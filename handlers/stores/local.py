@@ -18,6 +18,7 @@ from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
 from penstock.handlers.stores.directory_lock import DirectoryHold
+from penstock.handlers.stores.links import Links, check_links
 from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
 from penstock.handlers.stores.regular_files import read_whole
@@ -38,18 +39,24 @@ class LocalStore:
         io: How large parts of data files are transferred. "auto": past the page cache (O_DIRECT) on local
             disks, except that bytes already in the page cache are read from there. "direct": past the page
             cache wherever the file system allows it. "buffered": through the page cache.
+        links: Which symbolic links a checkpoint that is read may have in it: those that lead to another place
+            "inside" of it, or "any".
 
     Raises:
-        ConfigError: If `io` is none of these.
+        ConfigError: If `io` or `links` is none of these.
     """
 
-    __slots__ = ("_arena", "_io")
+    __slots__ = ("_arena", "_io", "_links")
 
-    def __init__(self, *, io: Io = "auto") -> None:
+    def __init__(self, *, io: Io = "auto", links: Links = "inside") -> None:
         if io not in get_args(Io):
             raise ConfigError("store.io", f"must be one of {', '.join(get_args(Io))}, not {io!r}")
 
+        if links not in get_args(Links):
+            raise ConfigError("store.links", f"must be one of {', '.join(get_args(Links))}, not {links!r}")
+
         self._io: Io = io
+        self._links: Links = links
         self._arena = Arena()  # empty while no data file is open for writing
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
@@ -177,6 +184,15 @@ class LocalStore:
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
         """Return the size of each file in bytes; -1 for what is no file, None for nothing."""
         return many.file_sizes(paths)
+
+    def data_sizes(self, paths: Iterable[str]) -> Sequence[int]:
+        """Return the bytes of each file outside of its holes; 0 for what is no file."""
+        return many.data_sizes(paths)
+
+    def check_links(self, root: str, directory: str) -> None:
+        """Refuse links that lead out of a checkpoint, unless they are allowed; see `links.check_links`."""
+        if self._links == "inside":
+            check_links(root, directory)
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
         """Write a whole file and make its content durable; see `Store.write_file`.

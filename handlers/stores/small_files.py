@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("file_sizes", "read_files")
+__all__ = ("data_sizes", "file_sizes", "read_files")
 
 import os
 import stat
 from collections.abc import Iterable
 
-from penstock.handlers.stores.regular_files import read_whole
+from penstock.handlers.stores.regular_files import data_bytes, open_regular, read_whole
 from penstock.kernel.errors import PenstockError, StorageError
 
 
@@ -54,3 +54,33 @@ def file_sizes(paths: Iterable[str]) -> list[int | None]:
             found.append(status.st_size if stat.S_ISREG(status.st_mode) else -1)
 
     return found
+
+
+def data_sizes(paths: Iterable[str]) -> list[int]:
+    """Return the bytes of each file outside of its holes; 0 for what is no file, or a name no file can have.
+
+    Raises:
+        StorageError: If one cannot be looked at.
+    """
+    found: list[int] = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found.append(_data_bytes(path, status) if stat.S_ISREG(status.st_mode) else 0)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            found.append(0)
+        except OSError as error:
+            raise StorageError.of("stat", path, error) from error
+
+    return found
+
+
+def _data_bytes(path: str, status: os.stat_result) -> int:
+    if status.st_blocks * 512 >= status.st_size:
+        return status.st_size  # no holes, or few
+
+    number, nbytes = open_regular(path)
+    try:
+        return data_bytes(number, nbytes)
+    finally:
+        os.close(number)

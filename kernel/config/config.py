@@ -77,6 +77,7 @@ class StoreOptions:
     """`[store]`: how the local file system is used. A store given by the caller has its own options."""
 
     io: Literal["auto", "direct", "buffered"] = "auto"  #: past the page cache, or through it
+    links: Literal["inside", "any"] = "inside"  #: which symbolic links a checkpoint may have in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ __all__ = (
     "adjusted_limit",
     "auto_limit",
     "auto_memory_limit",
+    "free_memory",
 )
 
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -89,6 +91,20 @@ def auto_memory_limit(root: str | os.PathLike[str] = "/") -> int:
         Bytes.
     """
     return auto_limit(SystemMemory(root).read())
+
+
+def free_memory(root: str | os.PathLike[str] = "/") -> int:
+    """Return how many bytes this process can still get: from the machine, its control groups, its own limits.
+
+    Blocking: reads a few small files.
+    """
+    free = SystemMemory(root).read().free
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    words = _read(Path(root) / "proc" / "self" / "statm").split()
+    if soft == resource.RLIM_INFINITY or not words:
+        return free
+
+    return min(free, max(0, soft - int(words[0]) * resource.getpagesize()))
 
 
 def auto_limit(reading: MemoryReading) -> int:

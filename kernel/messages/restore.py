@@ -50,6 +50,7 @@ class RestoreRequest:
     split: str | None = None  #: what separates the keys in a name, in a format that stores only names
     item: str | None = None  #: which item of the checkpoint; by default the one that holds the tree
     only: Only | None = None  #: which leaves are wanted; None for all
+    verify: bool | None = None  #: whether checksums are compared; None: of all but what is mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Located:
     options: RestoreOptions | None = None
     mmap: bool = False
     only: Only | None = None
+    verify: bool = False  #: whether what is mapped is compared with its checksums
 
 
 @dataclass(frozen=True, slots=True)

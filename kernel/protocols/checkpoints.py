@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "ChecksummedCheckpoint",
     "FoundItems",
     "ItemKind",
     "LeafColumns",
@@ -11,6 +12,7 @@ __all__ = (
     "PackedCheckpoint",
     "StorageDetails",
     "StoredCheckpoint",
+    "StoredSize",
     "ZarrDetails",
 )
 
@@ -67,6 +69,15 @@ class StorageDetails(Protocol):
 
 
 @runtime_checkable
+class StoredSize(Protocol):
+    """A `StoredCheckpoint` that can compare what it claims with what there is."""
+
+    def stored_bytes(self, store: Store) -> int:
+        """Return the bytes that all its arrays take on the medium, without holes in files. Blocking."""
+        ...
+
+
+@runtime_checkable
 class ZarrDetails(Protocol):
     """A `StoredCheckpoint` whose arrays are in a zarr format."""
 
@@ -107,6 +118,15 @@ class PackedCheckpoint(Protocol):
         Args:
             numbers: Places in `leaves`.
         """
+        ...
+
+
+@runtime_checkable
+class ChecksummedCheckpoint(Protocol):
+    """A `StoredCheckpoint` that recorded checksums of its array bytes."""
+
+    def without_checksums(self) -> StoredCheckpoint:
+        """Return the same checkpoint, whose reads are as short as they can be and carry no checksums."""
         ...
 
 

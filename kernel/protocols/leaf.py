@@ -91,6 +91,11 @@ class LeafSpec:
         object.__setattr__(self, "chunk_nbytes", math.prod(self.chunk_shape) * self.itemsize if nbytes else 0)
 
     @property
+    def claimed_nbytes(self) -> int:
+        """Bytes that it takes to restore all of it: those of the array, or of one chunk if that is larger."""
+        return max(self.nbytes, self.chunk_nbytes)
+
+    @property
     def is_single_chunk(self) -> bool:
         """Whether it has array bytes and all of them are one chunk."""
         return self.nbytes > 0 and self.nbytes == self.chunk_nbytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "Adopting",
+    "CheckedRead",
     "Destination",
     "DirectRead",
     "DriverRead",
@@ -16,7 +17,10 @@ __all__ = (
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, final, runtime_checkable
+from typing import Final, Protocol, TypeAlias, final, runtime_checkable
+
+BLOCK_BYTES: Final = 2**20
+"""Bytes read at a time of a range that is kept in part."""
 
 
 class Destination(Protocol):
@@ -83,6 +87,11 @@ class DirectRead:
         """Where the bytes go; allocates the region on first use."""
         return self.region.view()[self.start : self.start + self.nbytes]
 
+    @property
+    def scratch_nbytes(self) -> int:
+        """Host bytes beside the destination: none."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class OpaqueChunk:
@@ -106,6 +115,63 @@ class ScatterRead:
     scatter: Callable[[memoryview], None]  #: blocking; copies out of the buffer it is given
     crc32c: int | None = None  #: of these bytes as they were written, if that is known
     opaque: OpaqueChunk | None = None  #: set if `scatter` needs bytes other than those stored
+    decoded_nbytes: int = 0  #: host bytes that `scatter` holds beside the buffer, to decode it
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Host bytes beside the destination."""
+        return self.nbytes + self.decoded_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRead:
+    """A range of a file that is read whole, since its checksum covers all of it, and kept in part.
+
+    It is read block by block, so its length costs no memory.
+    """
+
+    leaf: int
+    file: str  #: absolute
+    offset: int
+    nbytes: int
+    crc32c: int  #: of the whole range as it was written
+    parts: tuple[DirectRead | ScatterRead, ...]  #: what is kept, by offset; without checksums of their own
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Host bytes beside the destination: a block, and the longest part that is scattered."""
+        return min(self.nbytes, BLOCK_BYTES) + max([part.scratch_nbytes for part in self.parts], default=0)
+
+    def fill(
+        self,
+        read_at: Callable[[int, Sequence[memoryview]], None],
+        checksum: Callable[[memoryview, int], int],
+    ) -> int:
+        """Read the range, fill the destinations, and return the checksum of what was read. Blocking.
+
+        Args:
+            read_at: Reads the file, as `ReadableFile.read_at` does.
+            checksum: Continues a crc32c with more bytes.
+        """
+        block = memoryview(bytearray(min(self.nbytes, BLOCK_BYTES)))
+        at, sum_, end = self.offset, 0, self.offset + self.nbytes
+        for part in (*self.parts, None):
+            start = end if part is None else part.offset
+            while at < start:
+                gap = block[: min(len(block), start - at)]
+                read_at(at, [gap])
+                sum_, at = checksum(gap, sum_), at + len(gap)
+            if part is None:
+                break
+
+            data = part.into() if isinstance(part, DirectRead) else memoryview(bytearray(part.nbytes))
+            read_at(part.offset, [data])
+            sum_ = checksum(data[at - part.offset :], sum_)  # parts may overlap
+            at = max(at, part.offset + part.nbytes)
+            if isinstance(part, ScatterRead):
+                part.scatter(data)
+
+        return sum_
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +181,12 @@ class DriverRead:
     leaf: int
     nbytes: int
     perform: Callable[[], Awaitable[None]]  #: returns when the destination is filled
+    decoded_nbytes: int = 0  #: of the chunks that it decodes, if those are more
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Host bytes beside the destination: what the driver decodes."""
+        return max(self.nbytes, self.decoded_nbytes)
 
 
-Read: TypeAlias = DirectRead | ScatterRead | DriverRead
+Read: TypeAlias = DirectRead | ScatterRead | CheckedRead | DriverRead

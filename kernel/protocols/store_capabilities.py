@@ -21,6 +21,7 @@ __all__ = (
     "ReadHolds",
     "Renames",
     "SharedFiles",
+    "UntrustedFiles",
 )
 
 from collections.abc import Iterable, Sequence
@@ -204,4 +205,25 @@ class ManyFiles(Protocol):
 
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
         """Return the length of each file in bytes; -1 for a directory, None where there is nothing."""
+        ...
+
+
+@runtime_checkable
+class UntrustedFiles(Protocol):
+    """A store whose files may not be what they seem: they may have holes, and be links to others."""
+
+    def data_sizes(self, paths: Iterable[str]) -> Sequence[int]:
+        """Return the bytes of each file that take room on the medium; 0 for what is no file."""
+        ...
+
+    def check_links(self, root: str, directory: str) -> None:
+        """Refuse symbolic links below `directory` that lead out of `root`, unless the store allows them.
+
+        Args:
+            root: A checkpoint; may be a link itself.
+            directory: The part of it to look at; `root` or a directory below it.
+
+        Raises:
+            LinkOutsideError: If there is one.
+        """
         ...

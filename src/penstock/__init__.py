@@ -31,6 +31,7 @@ __all__ = (
     "Pipeline",
     "Progress",
     "RegulatorStatistics",
+    "RepairReport",
     "RestoreReport",
     "SaveArgs",
     "SaveFormat",
@@ -45,6 +46,7 @@ __all__ = (
     "items",
     "metadata",
     "pipelines",
+    "repair",
     "restore",
     "restore_items",
     "save",
@@ -75,7 +77,10 @@ if TYPE_CHECKING:
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
-    from penstock.tools.convert import convert, export_safetensors
+    from penstock.tools.convert import convert
+    from penstock.tools.export import export_safetensors
+    from penstock.tools.repair import repair
+    from penstock.tools.repair_report import RepairReport
     from penstock.verification.verify_report import VerifyReport
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -101,6 +106,9 @@ else:
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
-            "penstock.tools.convert": ("convert", "export_safetensors"),
+            "penstock.tools.convert": ("convert",),
+            "penstock.tools.export": ("export_safetensors",),
+            "penstock.tools.repair": ("repair",),
+            "penstock.tools.repair_report": ("RepairReport",),
         },
     )

@@ -7,6 +7,7 @@ __all__ = (
     "convert",
     "export_safetensors",
     "metadata",
+    "repair",
     "restore",
     "restore_items",
     "save",
@@ -29,7 +30,9 @@ from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.tools.convert import convert, export_safetensors
+from penstock.tools.convert import convert
+from penstock.tools.export import export_safetensors
+from penstock.tools.repair import repair
 from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:
@@ -94,6 +97,7 @@ async def restore(
     like: Any = ...,
     as_type: type[Any] | None = None,
     mmap: bool = False,
+    verify: bool | None = None,
     split: str | None = None,
     item: str | None = None,
     prioritise: First | None = None,
@@ -107,6 +111,7 @@ async def restore(
     strict: bool = True,
     on_missing: Literal["raise", "keep"] = "raise",
     on_unexpected: Literal["raise", "skip"] = "raise",
+    max_expansion: int | None = None,
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
@@ -121,6 +126,7 @@ async def restore(
             like=like,
             as_type=as_type,
             mmap=mmap,
+            verify=verify,
             split=split,
             item=item,
             prioritise=prioritise,
@@ -134,6 +140,7 @@ async def restore(
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
         )
 
 

@@ -17,6 +17,7 @@ __all__ = (
     "convert",
     "export_safetensors",
     "metadata",
+    "repair",
     "restore",
     "restore_items",
     "save",
@@ -138,3 +139,4 @@ metadata = blocking(api.metadata)
 verify = blocking(api.verify)
 convert = blocking(api.convert)
 export_safetensors = blocking(api.export_safetensors)
+repair = blocking(api.repair)

@@ -5,10 +5,11 @@ from __future__ import annotations
 __all__ = ("join_reads",)
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeGuard
 
-from penstock.kernel.protocols.reads import Read, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, Read, ScatterRead
 
 
 def join_reads(reads: Sequence[Read], piece_bytes: int) -> tuple[Read, ...]:
@@ -22,13 +23,38 @@ def join_reads(reads: Sequence[Read], piece_bytes: int) -> tuple[Read, ...]:
         Reads that bring the same bytes to the same places. A byte is read twice only if a single read
         would be too long.
     """
+    checked = [read for read in reads if isinstance(read, CheckedRead)]
     scattered = [read for read in reads if _is_joined(read)]
-    if len(scattered) < 2:
+    if len(scattered) < 2 and len(checked) < 2:
         return tuple(reads)
 
-    scattered.sort(key=lambda read: (read.file, read.offset, -read.nbytes))
-    others = [read for read in reads if not _is_joined(read)]
-    return (*others, *map(_joined, _overlapping(scattered, piece_bytes)))
+    others = [read for read in reads if not isinstance(read, CheckedRead) and not _is_joined(read)]
+    return (*others, *_join_scattered(scattered, piece_bytes), *_join_checked(checked, piece_bytes))
+
+
+def _join_scattered(reads: Sequence[ScatterRead], most: int) -> list[ScatterRead]:
+    if len(reads) < 2:
+        return list(reads)
+
+    ordered = sorted(reads, key=lambda read: (read.file, read.offset, -read.nbytes))
+    return list(map(_joined, _overlapping(ordered, most)))
+
+
+def _join_checked(reads: Sequence[CheckedRead], most: int) -> Iterator[CheckedRead]:
+    """Read a range once of which several regions need parts."""
+    by_range: dict[tuple[str, int, int], list[CheckedRead]] = {}
+    for read in reads:
+        by_range.setdefault((read.file, read.offset, read.nbytes), []).append(read)
+
+    for same in by_range.values():
+        if len(same) == 1:
+            yield same[0]
+            continue
+
+        parts = [part for read in same for part in read.parts]
+        kept: list[DirectRead | ScatterRead] = [part for part in parts if isinstance(part, DirectRead)]
+        kept += _join_scattered([part for part in parts if isinstance(part, ScatterRead)], most)
+        yield replace(same[0], parts=tuple(sorted(kept, key=lambda part: part.offset)))
 
 
 def _overlapping(reads: Sequence[ScatterRead], most: int) -> Iterator[list[ScatterRead]]:
@@ -55,7 +81,9 @@ def _joined(group: Sequence[ScatterRead]) -> ScatterRead:
     first = group[0]
     nbytes = max(read.offset + read.nbytes for read in group) - first.offset
     crc32c = next((read.crc32c for read in group if read.crc32c is not None), None)
-    return ScatterRead(first.leaf, first.file, first.offset, nbytes, partial(_scatter, group), crc32c)
+    decoded = max(read.decoded_nbytes for read in group)  # they are decoded one after another
+    spread = partial(_scatter, group)
+    return ScatterRead(first.leaf, first.file, first.offset, nbytes, spread, crc32c, decoded_nbytes=decoded)
 
 
 def _scatter(group: Sequence[ScatterRead], data: memoryview) -> None:

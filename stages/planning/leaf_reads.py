@@ -17,7 +17,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import PartsHandler
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, Read, ScatterRead, Target
 from penstock.stages.planning.coalescing import join_reads
 
 SHARE: Final = 2
@@ -68,11 +68,13 @@ def in_parts(run: RestoreRun, checkpoint: StoredCheckpoint, leaves: Sequence[Rea
 
 def scratch_bytes(reads: Sequence[Read]) -> int:
     """Return the bytes of the intermediate buffers that reads need."""
-    return sum([read.nbytes for read in reads if not isinstance(read, DirectRead)])
+    return sum([read.scratch_nbytes for read in reads])
 
 
-def _is_opaque(read: Read) -> bool:
-    return isinstance(read, ScatterRead) and read.opaque is not None
+def _is_whole(read: Read) -> bool:
+    """Whether it reads a whole chunk, since a codec or a stage makes chunks indivisible."""
+    encoded = isinstance(read, ScatterRead) and (read.opaque is not None or bool(read.decoded_nbytes))
+    return encoded or isinstance(read, DriverRead)
 
 
 def _parts(
@@ -84,7 +86,7 @@ def _parts(
     next_number: Callable[[], int],
 ) -> list[ReadLeaf]:
     piece_bytes = min(run.limits.piece_bytes, max(1, most // SHARE))
-    whole_chunks = any(isinstance(read, DriverRead) or _is_opaque(read) for read in leaf.reads)
+    whole_chunks = any(map(_is_whole, leaf.reads))
     held = leaf.target.staging_bytes + scratch_bytes(leaf.reads)
     # Intermediate buffers count, too. A checksum covers a whole piece, as it was written.
     part_bytes = max(1, piece_bytes * leaf.target.staging_bytes // held)
@@ -107,4 +109,5 @@ def _parts(
 
 
 def _is_checked(read: Read) -> bool:
-    return isinstance(read, DirectRead) and read.crc32c is not None
+    whole = isinstance(read, DirectRead) and read.crc32c is not None
+    return whole or isinstance(read, CheckedRead)

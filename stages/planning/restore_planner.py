@@ -26,6 +26,7 @@ from penstock.stages.planning.leaf_reads import in_parts, plan_reads
 from penstock.stages.planning.leaf_sources import ABSENT, Input, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves
 from penstock.stages.planning.pack_selection import Wanted, make_packs
+from penstock.stages.planning.result_size import MOST_EXPANSION, ResultBytes, check_expansion
 from penstock.stages.planning.stored_columns import StoredInfos, spec_column
 from penstock.stages.planning.value_conversion import maker
 from penstock.stages.pytree.flattening import nest, nest_columns
@@ -34,7 +35,9 @@ from penstock.stages.pytree.structure_cache import StructureCache
 SHOWN_IN_EVENT: Final = 20
 
 
-def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[ReadPack], list[ReadLeaf]]:
+def plan_restore(
+    run: RestoreRun, located: Located, max_expansion: int = MOST_EXPANSION
+) -> tuple[RestorePlan, list[ReadPack], list[ReadLeaf]]:
     """Decide what the result is and what to read for it. Blocking; reads no array bytes.
 
     The index of a leaf that is read is its place in the result. Leaves that only functions need have
@@ -44,6 +47,7 @@ def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[R
     Args:
         run: The restore.
         located: The checkpoint, with the caller's target and options.
+        max_expansion: How many times the bytes stored a result without a target may take.
 
     Returns:
         The plan; packs of small leaves; and all other leaves, with large ones split into parts.
@@ -54,6 +58,8 @@ def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[R
             or if an option asks for something impossible. It lists every difference.
         NoHandlerError: If no handler is registered for a type in the target or in the checkpoint.
         HandlerFailedError: If a function given as an option raises.
+        ExpansionError: If there is no target, and the result would take too many times the bytes stored.
+        InsufficientMemoryError: If the machine has less memory than the result takes.
     """
     checkpoint, options = located.checkpoint, located.options or RestoreOptions()
     options.check_target(has_like=located.has_like)
@@ -64,6 +70,9 @@ def plan_restore(run: RestoreRun, located: Located) -> tuple[RestorePlan, list[R
         target = TargetLeaves(infos, values)
 
     matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, located.only)
+    if target is None:
+        check_expansion(run, checkpoint, matching.rows, max_expansion)
+
     planner = _Planner(run, located, options, matching)
     packs, leaves = planner.read_results()
     makings = planner.makings()
@@ -98,6 +107,7 @@ class _Planner:
         self._specs: dict[int, LeafSpec] = {}  # of leaves whose dtype or shape changes, by place
         self._refits: dict[int, Refit] = {}
         self._input_indices: dict[object, int] = {}
+        self._result = ResultBytes(located.checkpoint.path)
 
     def read_results(self) -> tuple[list[ReadPack], list[ReadLeaf]]:
         """Plan the leaves of the result that are read."""
@@ -124,6 +134,7 @@ class _Planner:
         others: Sequence[int] = places
         if not self._mmap:
             packs, others = make_packs(self._checkpoint, wanted, self._specs.keys(), self._run.limits, make)
+            self._result.add("", sum([pack.nbytes for pack in packs]))
 
         return packs, [make(place) for place in others]
 
@@ -211,9 +222,14 @@ class _Planner:
             self._differs(target, stored, info)
             target = Target()
 
+        if not self._mmap:  # else it is known only later what is in the page cache
+            self._result.add_target(stored.info.key_path, target)
+
         piece_bytes = self._run.limits.piece_bytes
         reads = plan_reads(self._checkpoint, index, stored, target, piece_bytes)
-        return ReadLeaf(index, stored, handler, target, reads)
+        leaf = ReadLeaf(index, stored, handler, target, reads)
+        self._result.add_reads(leaf)
+        return leaf
 
     def _handlers(
         self, rows: Sequence[int], specs: Sequence[LeafSpec], likes: Sequence[Any] | None

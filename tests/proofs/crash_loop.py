@@ -1,8 +1,9 @@
 """Kills processes that save, follow and delete, again and again, and looks at what they left. `make crash`.
 
 Some processes work in one folder: one saver; or several that overwrite one path; or two whose saves are
-linked to each other's checkpoints; or two managers, each with a follower. They say what they do. The parent
-kills some of them (SIGKILL) at a random moment and the others a little later, and then demands that
+linked to each other's checkpoints; or two managers, each with a follower; or the same with Orbax's names.
+They say what they do. The parent kills some of them (SIGKILL) at a random moment and the others a little
+later, and then demands that
 
 * every save that was reported durable is there, unless one that began later replaced or deleted it,
 * whatever is visible under its own name is whole and holds one state, never a mixture,

@@ -20,7 +20,9 @@ import anyio
 import numpy as np
 
 import penstock
+import penstock.orbax as ocp
 from penstock.errors import PenstockError
+from penstock.orbax import v1
 from penstock.steps import KeepLast
 
 N_LEAVES: Final = 20
@@ -127,6 +129,38 @@ def keep_steps(root: str, trash: str | None) -> Role:
                     await manager.delete(manager.all_steps()[0])
 
     return role
+
+
+def keep_steps_by_the_face(root: str) -> Role:
+    """The same with the manager of `penstock.orbax`."""
+
+    async def role(folder: Path, say: Say, _: int) -> None:
+        def work() -> None:
+            options = ocp.CheckpointManagerOptions(max_to_keep=KEPT)
+            with ocp.CheckpointManager(folder / root, options=options) as manager:
+                while True:
+                    number = (manager.latest_step() or 0) + 1
+                    say("begun", number)
+                    manager.save(number, args=ocp.args.StandardSave(state(number)))
+                    manager.wait_until_finished()
+                    say("durable", number)
+
+        await anyio.to_thread.run_sync(work)
+
+    return role
+
+
+async def overwrite_by_the_face(folder: Path, say: Say, number: int) -> None:
+    """Save over one path with the functions of `penstock.orbax.v1`."""
+
+    def work(number: int) -> None:
+        while True:
+            number += 1
+            say("begun", number)
+            v1.save(folder / "latest", state(number), overwrite=True)
+            say("durable", number)
+
+    await anyio.to_thread.run_sync(work, number)
 
 
 def follow_steps(root: str) -> Role:
@@ -255,6 +289,13 @@ async def find_linked(folder: Path, lines: Sequence[Line], memory: Memory, found
         await find_overwritten(folder, name, own, memory, found)
 
 
+async def find_by_the_face(folder: Path, lines: Sequence[Line], memory: Memory, found: Counter[str]) -> None:
+    """Check what a manager and a saver with Orbax's names left."""
+    await find_steps(folder, lines, memory, found)
+    own = [line for line in lines if line.who == "saver"]
+    await find_overwritten(folder, "latest", own, memory, found)
+
+
 async def find_steps(folder: Path, lines: Sequence[Line], memory: Memory, found: Counter[str]) -> None:
     """Check what managers left."""
     for root in ("a", "b"):
@@ -317,6 +358,15 @@ SCENES: Final[dict[str, Scene]] = {
             "follower_b": follow_steps("b"),
         },
         find_steps,
+    ),
+    "Orbax's names": Scene(
+        lambda _: {
+            "a": keep_steps_by_the_face("a"),
+            "saver": overwrite_by_the_face,
+            "follower_a": follow_steps("a"),
+            "follower": follow("latest"),
+        },
+        find_by_the_face,
     ),
 }
 

@@ -25,6 +25,7 @@ from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, Stor
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ChecksumError,
+    CorruptCheckpointError,
     DestinationExistsError,
     InvalidLeafError,
     NotACheckpointError,
@@ -32,6 +33,7 @@ from penstock.kernel.errors import (
     SpecError,
     StorageError,
     TruncatedDataError,
+    UnsupportedFormatError,
 )
 from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
@@ -443,3 +445,115 @@ async def test_a_checkpointer_that_writes_safetensors(tmp_path: Path, assert_sam
 
         assert_same(await checkpointer.restore(tmp_path / "x.safetensors", split="."), {"a": [np.full(3, 1)]})
         assert checkpointer.statistics().leased == 0
+
+
+ITEMS: Any = penstock.Composite(
+    state={"a": [noise(1000), None], "name": "x"},
+    config=penstock.items.Json({"lr": 0.5}),
+    scale=penstock.items.Array(noise(9)),
+    key=penstock.items.RandomKey(jax.random.key(7)),
+    shuffle=penstock.items.NumpyRandomKey(np.random.RandomState(0).get_state()),
+    tagged=penstock.items.PyTree({"w": noise(3)}, {"of": "the tree"}),
+)
+
+
+@pytest.fixture(scope="module")
+def saved_items(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("items") / "ckpt"
+    penstock.sync.save(path, ITEMS, custom_metadata={"who": "me"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("steps") / "run"
+    with penstock.sync.CheckpointManager(root, metadata={"run": 7}) as manager:
+        for step in (1, 2, 10):
+            manager.save(
+                step, {"a": np.full(5, step)}, metrics={"loss": 1 / step}, custom_metadata={"at": step}
+            )
+
+    return root
+
+
+class TestNothingIsDropped:
+    def test_every_item_is_carried_over(
+        self, saved_items: Path, tmp_path: Path, assert_same: AssertSame
+    ) -> None:
+        report = penstock.sync.convert(saved_items, tmp_path / "copy")
+
+        expected, found = (penstock.sync.restore_items(path) for path in (saved_items, tmp_path / "copy"))
+        assert_same(found, expected)
+        assert list(found) == ["config", "key", "scale", "shuffle", "state", "tagged"]
+        assert penstock.sync.metadata(tmp_path / "copy", item="tagged").tree_custom_metadata == {
+            "of": "the tree"
+        }
+        assert penstock.sync.metadata(tmp_path / "copy", item="state").custom_metadata == {"who": "me"}
+        assert penstock.sync.verify(tmp_path / "copy").intact
+        assert report.n_leaves == 11
+
+    def test_safetensors_refuse_items_by_name(self, saved_items: Path, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="cannot carry all of the items 'config', 'key', 'scale'"):
+            penstock.sync.convert(saved_items, tmp_path / "x.safetensors")
+
+        assert list(tmp_path.iterdir()) == []
+        penstock.sync.convert(saved_items, tmp_path / "x.safetensors", item="state")
+        assert list(load_file(tmp_path / "x.safetensors")) == ["a.0"]
+
+    def test_safetensors_refuse_the_metadata_of_a_tree(self, saved_items: Path, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="cannot carry the metadata that is stored with the tree"):
+            penstock.sync.convert(saved_items, tmp_path / "x.safetensors", item="tagged")
+
+        penstock.sync.convert(saved_items, tmp_path / "flat", item="tagged")
+        assert penstock.sync.metadata(tmp_path / "flat").tree_custom_metadata == {"of": "the tree"}
+
+    def test_every_step_is_carried_over_with_its_metrics(self, saved_steps: Path, tmp_path: Path) -> None:
+        report = penstock.sync.convert(saved_steps, tmp_path / "copy")
+
+        with penstock.sync.CheckpointManager(tmp_path / "copy", read_only=True) as manager:
+            assert list(manager.all_steps()) == [1, 2, 10]
+            assert manager.best_step("loss") == 10
+            assert manager.root_metadata() == {"run": 7}
+            for step in (1, 2, 10):
+                about = manager.metadata(step)
+                assert (about.metrics, about.custom_metadata) == ({"loss": 1 / step}, {"at": step})
+                assert manager.restore(step)["a"].tolist() == [step] * 5
+
+        assert (report.path, report.n_leaves, report.nbytes) == (str(tmp_path / "copy"), 3, 120)
+
+    def test_safetensors_refuse_steps_and_metrics_by_name(self, saved_steps: Path, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="cannot carry all of the steps 1, 2, 10"):
+            penstock.sync.convert(saved_steps, tmp_path / "x.safetensors")
+        with pytest.raises(SpecError, match=r"all of the items 'default', 'metrics'; .* item='default'"):
+            penstock.sync.convert(saved_steps / "2", tmp_path / "x.safetensors")
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_steps_go_into_a_directory_of_steps_alone(
+        self, saved: Path, saved_steps: Path, tmp_path: Path
+    ) -> None:
+        penstock.sync.convert(saved_steps, tmp_path / "copy")
+        with pytest.raises(DestinationExistsError):
+            penstock.sync.convert(saved_steps, tmp_path / "copy")
+
+        penstock.sync.convert(saved_steps, tmp_path / "copy", overwrite=True)
+        shutil.copytree(saved, tmp_path / "flat")
+        with pytest.raises(PathError, match="is no directory of steps"):
+            penstock.sync.convert(saved_steps, tmp_path / "flat", overwrite=True)
+
+    def test_an_item_or_a_step_that_is_not_known_is_refused(
+        self, saved_items: Path, saved_steps: Path, tmp_path: Path
+    ) -> None:
+        for source, inside in ((saved_items, "theirs"), (saved_steps, "3")):
+            copy = Path(shutil.copytree(source, tmp_path / inside))
+            (copy / inside / "state").mkdir(parents=True)
+            (copy / inside / "state" / "mine.npz").write_bytes(b"x")
+            with pytest.raises(UnsupportedFormatError, match=f"{copy / inside}: "):
+                penstock.sync.convert(copy, tmp_path / "copy")
+
+    def test_a_lost_item_is_not_passed_over(self, saved_items: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(saved_items, tmp_path / "c"))
+        shutil.rmtree(copy / "scale")
+
+        with pytest.raises(CorruptCheckpointError, match="is missing"):
+            penstock.sync.convert(copy, tmp_path / "copy")

@@ -21,6 +21,7 @@ ASYNC: tuple[Any, ...] = (
     penstock.convert,
     penstock.export_safetensors,
     penstock.metadata,
+    penstock.repair,
     penstock.restore,
     penstock.restore_items,
     penstock.save,

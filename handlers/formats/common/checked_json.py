@@ -92,7 +92,7 @@ def convert_member(path: str, name: str, value: object, type_: type[T]) -> T:
     """
     try:
         return msgspec.convert(value, type_)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a text with half a character in it
         raise CorruptCheckpointError(path, f"{name}: {error}"[:500]) from error
 
 

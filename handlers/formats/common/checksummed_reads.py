@@ -1,15 +1,29 @@
-"""Splits reads at the boundaries of written pieces, so that each can be checked. Pure."""
+"""Gives reads the checksums that were recorded when the bytes were written. Pure.
+
+A checksum covers a piece, as it was written. A read that needs only part of a piece becomes a `CheckedRead`
+of all of it.
+"""
 
 from __future__ import annotations
 
-__all__ = ("NONE", "with_checksums")
+__all__ = ("NONE", "cut_at_pieces", "recorded_crc32c", "with_checksums")
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from penstock.handlers.formats.common.chunk_regions import (
+    DIRECT_BYTES,
+    Bounds,
+    StoredChunk,
+    overlaps,
+    rectangles,
+)
+from penstock.handlers.formats.common.combined_checksums import combined_crc32c
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
-from penstock.kernel.protocols.reads import DirectRead, Read, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, Read, ScatterRead
 
 NONE: Final = Checksums.of(())
 
@@ -17,38 +31,121 @@ NONE: Final = Checksums.of(())
 def with_checksums(
     reads: Iterable[Read], recorded: Mapping[str, Checksums], piece_bytes: int
 ) -> Iterator[Read]:
-    """Give every read of whole pieces its recorded checksum.
+    """Give every read of whole pieces its recorded checksum; read pieces whole where a part is needed.
 
     A direct read needs no memory of its own, so it is cut where pieces begin and end, whatever their size.
-    Where it covers only part of a piece, that part cannot be checked and is cut at `piece_bytes`. A
-    scattered read is checked if it covers exactly one piece.
+    Bytes without a recorded checksum are cut at `piece_bytes`.
 
     Args:
         reads: Direct ones as long as they are contiguous.
         recorded: Checksums by absolute file name, each by ascending offset.
         piece_bytes: Upper bound for a read that cannot be checked.
+
+    Yields:
+        Reads of whole pieces first, each as soon as it is known. Those of parts come last, since several
+        reads may need parts of one piece.
     """
+    in_part: dict[tuple[str, int, int], list[CheckedRead]] = {}
     for read in reads:
         if isinstance(read, DirectRead):
-            yield from _cut(read, recorded.get(read.file, NONE), piece_bytes)
-        elif isinstance(read, ScatterRead) and (found := _exactly(read, recorded.get(read.file, NONE))):
-            yield replace(read, crc32c=found.crc32c)
+            found = _cut(read, recorded.get(read.file, NONE), piece_bytes)
+        elif isinstance(read, ScatterRead) and read.nbytes:
+            found = iter([_checked(read, recorded.get(read.file, NONE))])
         else:
-            yield read
+            found = iter([read])
+
+        for one in found:
+            if isinstance(one, CheckedRead):
+                in_part.setdefault((one.file, one.offset, one.nbytes), []).append(one)
+            else:
+                yield one
+
+    for reads_of_one in in_part.values():
+        parts = sorted([part for read in reads_of_one for part in read.parts], key=lambda part: part.offset)
+        whole = replace(reads_of_one[0], parts=tuple(parts))
+        yield _at_once(whole) if whole.nbytes < DIRECT_BYTES else whole
 
 
-def _cut(read: DirectRead, recorded: Checksums, piece_bytes: int) -> Iterator[DirectRead]:
-    done, end = read.offset, read.offset + read.nbytes
-    for at in range(recorded.from_offset(read.offset), len(recorded)):
+def cut_at_pieces(chunk: StoredChunk, bounds: Bounds, recorded: Checksums) -> Iterator[StoredChunk]:
+    """Cut a chunk into the rectangles that its pieces are made of, and yield those that overlap `bounds`.
+
+    So no read crosses the edge of a piece. The chunk is yielded as it is if its pieces do not tile it, or
+    end within an element.
+    """
+    nbytes = math.prod(chunk.shape) * chunk.itemsize
+    pieces = _tiles(recorded, chunk.offset, nbytes)
+    if not pieces or any(piece.nbytes % chunk.itemsize for piece in pieces):
+        yield chunk
+        return
+
+    for piece in pieces:
+        first = (piece.offset - chunk.offset) // chunk.itemsize
+        for start, corner, shape in rectangles(chunk.shape, first, first + piece.nbytes // chunk.itemsize):
+            place = tuple(map(int.__add__, chunk.start, corner))
+            if overlaps(bounds, place, shape):
+                yield replace(chunk, offset=chunk.offset + start * chunk.itemsize, start=place, shape=shape)
+
+
+def recorded_crc32c(recorded: Checksums, offset: int, nbytes: int) -> int | None:
+    """Return the crc32c of a range that was written as one piece or several; None if it is not known."""
+    tiles = _tiles(recorded, offset, nbytes)
+    if len(tiles) == 1:
+        return tiles[0].crc32c
+
+    return combined_crc32c([(tile.crc32c, tile.nbytes) for tile in tiles]) if tiles else None
+
+
+def _tiles(recorded: Checksums, offset: int, nbytes: int) -> list[Checksum]:
+    """Return the pieces that together are a range; none if no pieces are."""
+    tiles: list[Checksum] = []
+    end = offset
+    for at in range(recorded.from_offset(offset), len(recorded)):
         piece = recorded[at]
-        if piece.offset + piece.nbytes > end:
+        if end == offset + nbytes or piece.offset != end:
             break
 
-        yield from _plain(read, done, piece.offset, piece_bytes)
-        yield _part(read, piece.offset, piece.nbytes, piece.crc32c)
-        done = piece.offset + piece.nbytes
+        tiles.append(piece)
+        end += piece.nbytes
+
+    return tiles if end == offset + nbytes else []
+
+
+def _cut(read: DirectRead, recorded: Checksums, piece_bytes: int) -> Iterator[Read]:
+    done, end = read.offset, read.offset + read.nbytes
+    first = max(recorded.from_offset(read.offset + 1) - 1, 0)  # a piece may begin before the read
+    for at in range(first, len(recorded)):
+        piece = recorded[at]
+        start, stop = max(piece.offset, done), min(piece.offset + piece.nbytes, end)
+        if piece.offset >= end:
+            break
+        if start >= stop:
+            continue
+
+        yield from _plain(read, done, start, piece_bytes)
+        if stop - start == piece.nbytes:
+            yield _part(read, start, piece.nbytes, piece.crc32c)
+        else:
+            part = _part(read, start, stop - start, None)
+            yield CheckedRead(read.leaf, read.file, piece.offset, piece.nbytes, piece.crc32c, (part,))
+
+        done = stop
 
     yield from _plain(read, done, end, piece_bytes)
+
+
+def _at_once(read: CheckedRead) -> ScatterRead:
+    """Make a read of a short range, which may then be joined with its neighbours."""
+    spread = partial(_spread, read.parts, read.offset)
+    return ScatterRead(read.leaf, read.file, read.offset, read.nbytes, spread, read.crc32c)
+
+
+def _spread(parts: Sequence[DirectRead | ScatterRead], start: int, data: memoryview) -> None:
+    for part in parts:
+        found = data[part.offset - start : part.offset - start + part.nbytes]
+        if isinstance(part, DirectRead):
+            part.into()[:] = found
+        else:
+            part.scatter(found)
 
 
 def _plain(read: DirectRead, start: int, stop: int, piece_bytes: int) -> Iterator[DirectRead]:
@@ -61,9 +158,25 @@ def _part(read: DirectRead, offset: int, nbytes: int, crc32c: int | None) -> Dir
     return DirectRead(read.leaf, read.file, offset, nbytes, read.region, start, crc32c)
 
 
-def _exactly(read: ScatterRead, recorded: Checksums) -> Checksum | None:
-    at = recorded.from_offset(read.offset)
-    if at < len(recorded) and recorded[at][:2] == (read.offset, read.nbytes):
-        return recorded[at]
+def _checked(read: ScatterRead, recorded: Checksums) -> ScatterRead | CheckedRead:
+    """Give a scattered read the checksum of its pieces; unchanged if it is not within such."""
+    end = read.offset + read.nbytes
+    around: list[Checksum] = []
+    for at in range(max(recorded.from_offset(read.offset + 1) - 1, 0), len(recorded)):
+        piece = recorded[at]
+        if piece.offset >= end:
+            break
+        if piece.offset + piece.nbytes > read.offset:
+            around.append(piece)
 
-    return None
+    if not around or around[0].offset > read.offset:
+        return read
+
+    start, nbytes = around[0].offset, sum([piece.nbytes for piece in around])
+    crc32c = recorded_crc32c(recorded, start, nbytes)
+    if crc32c is None or start + nbytes < end:
+        return read
+    if (start, nbytes) == (read.offset, read.nbytes):
+        return replace(read, crc32c=crc32c)
+
+    return CheckedRead(read.leaf, read.file, start, nbytes, crc32c, (read,))

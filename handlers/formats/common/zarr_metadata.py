@@ -37,6 +37,8 @@ from penstock.handlers.formats.common.checked_json import (
 )
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 
+_LONG_NUMBER: Final = 20  # digits, more than any index has
+
 MOST_AXES: Final = 64
 """What numpy has."""
 
@@ -97,6 +99,17 @@ class ArrayFormat:
         parts = [self.key_prefix] if self.key_prefix else []
         parts.extend(map(str, index))
         return self.separator.join(parts) or "0"
+
+    def chunk_index(self, key: bytes) -> tuple[int, ...] | None:
+        """Return the index of the chunk that has a key; None if it is no chunk's. Undoes `chunk_key`."""
+        text = key.decode(errors="replace")
+        parts = text.split(self.separator) if self.shape else []
+        digits = parts[1:] if self.key_prefix and self.shape else parts
+        if not all(part.isdecimal() and len(part) < _LONG_NUMBER for part in digits):
+            return None
+
+        index = tuple(map(int, digits))
+        return index if len(index) == len(self.shape) and self.chunk_key(index) == text else None
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Parts", "TreePart", "take_apart")
+__all__ = ("HANDLERS", "Parts", "TreePart", "take_apart")
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.written import Document
 
 _V0: Final = "orbax.checkpoint._src.handlers."
-_HANDLERS: Final[Mapping[type, str]] = {
+HANDLERS: Final[Mapping[type, str]] = {
     PyTree: f"{_V0}pytree_checkpoint_handler.PyTreeCheckpointHandler",
     Json: f"{_V0}json_checkpoint_handler.JsonCheckpointHandler",
     Array: f"{_V0}array_checkpoint_handler.ArrayCheckpointHandler",
@@ -78,8 +78,8 @@ def take_apart(items: Composite) -> Parts:
     parts = Parts()
     for name, item in items.items():
         _check_name(name)
-        kind = type(item) if type(item) in _HANDLERS else PyTree
-        parts.handlers[name] = _HANDLERS[kind]
+        kind = type(item) if type(item) in HANDLERS else PyTree
+        parts.handlers[name] = HANDLERS[kind]
         parts.directories.append(name)
         _add(parts, name, item)
 

@@ -40,11 +40,20 @@ class OrbaxLayout:
         form: How arrays are written.
         coded_chunk: Bytes of a chunk with a codec, about, if `form` does not say it: such a chunk is
             held in memory as a whole, before and after encoding.
+        tree_custom_metadata: Any JSON that is stored with the tree of each flat checkpoint, beside what is
+            stored with the checkpoint.
     """
 
-    __slots__ = ("_as_described", "_coded_chunk", "_form", "_remembered", "_trees")
+    __slots__ = ("_as_described", "_coded_chunk", "_custom", "_form", "_remembered", "_trees")
 
-    def __init__(self, form: SaveFormat | None = None, coded_chunk: int = CODED_CHUNK) -> None:
+    def __init__(
+        self,
+        form: SaveFormat | None = None,
+        coded_chunk: int = CODED_CHUNK,
+        *,
+        tree_custom_metadata: Any = None,
+    ) -> None:
+        self._custom = tree_custom_metadata
         self._coded_chunk = coded_chunk
         self._form = form = SaveFormat() if form is None else form
         self._as_described = form == SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr)
@@ -101,7 +110,12 @@ class OrbaxLayout:
         digests: Mapping[str, bytes] | None = None,
     ) -> Iterable[Document]:
         """Make every document; see `EncodedTree` for what it raises."""
-        tree = self._trees.of(sorted(leaves, key=attrgetter("index")))
+        ordered = sorted(leaves, key=attrgetter("index"))
+        if self._custom is None:
+            tree = self._trees.of(ordered)
+        else:
+            tree = EncodedTree(ordered, self._form, self._custom)
+
         return tree.documents(
             batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
         )

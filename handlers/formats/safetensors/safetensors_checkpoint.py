@@ -14,6 +14,7 @@ from penstock.handlers.formats.common.checksummed_reads import with_checksums
 from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads
 from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
+from penstock.handlers.formats.common.stored_files import bytes_on_medium
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_set import read_files
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
@@ -22,6 +23,7 @@ from penstock.handlers.formats.safetensors.tensor_names import check_tree, empty
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Written
 
@@ -62,6 +64,11 @@ class SafetensorsCheckpoint:
     def stored_nbytes(self, number: int) -> int:
         """The bytes of the tensor; see `StorageDetails`."""
         return self.leaves[number].spec.nbytes
+
+    def stored_bytes(self, store: Store) -> int:
+        """Count the bytes of all files; see `StoredSize`."""
+        found = {leaf.detail.file for leaf in self.leaves if isinstance(leaf.detail, StoredTensor)}
+        return bytes_on_medium(store, sorted(found))
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
         """Nothing, for no checksums are recorded."""
@@ -119,10 +126,14 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
 
     Raises:
         NotACheckpointError: If an item is asked for: there are none in this format.
+        LinkOutsideError: If a link in a folder leads out of it, and the store does not allow that.
         CorruptCheckpointError: If something there is not what it should be; see `read_files`.
     """
     if item is not None:
         raise NotACheckpointError(path, f"is safetensors, which has no items, and so no item {item!r}")
+
+    if isinstance(store, UntrustedFiles) and store.kind(path) == "directory":
+        store.check_links(path, path)
 
     headers = read_files(store, path)
     note = _note(headers)

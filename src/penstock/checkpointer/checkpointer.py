@@ -12,14 +12,13 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
 
+from penstock.checkpointer import pipelines
 from penstock.checkpointer.background_saves import SaveOptions
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Compare, Engine, make_engine
 from penstock.checkpointer.lifetime import Lifetime
 from penstock.checkpointer.memory_budget import MemoryKeywords
-from penstock.checkpointer.pipelines import First, configured_pipeline, fitting_pipeline, prioritised
-from penstock.checkpointer.pipelines import restore_pipeline as default_restore_pipeline
-from penstock.checkpointer.pipelines import save_pipeline as default_save_pipeline
+from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.process_exit import Stopping
 from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import RestoreKeywords, asked_for, result_check, with_derive
@@ -115,10 +114,11 @@ class Checkpointer:
         )
         self._engine = make_engine(config, budget, registry, store, save_format, layout, coordinator)
         layout, options = self._engine.layout, self._engine.config
-        saving = default_save_pipeline(layout) if save_pipeline is None else save_pipeline
-        restoring = default_restore_pipeline() if restore_pipeline is None else restore_pipeline
-        self._save_pipeline = configured_pipeline(fitting_pipeline(saving, layout), options.save)
-        self._restore_pipeline = configured_pipeline(restoring, options.restore)
+        saving = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
+        restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
+        saving = pipelines.fitting_pipeline(saving, layout)
+        self._save_pipeline = pipelines.configured_pipeline(saving, options.save)
+        self._restore_pipeline = pipelines.configured_pipeline(restoring, options.restore)
         self._save_pipeline.check(TreeToSave)
         self._restore_pipeline.check(RestoreRequest)
         self._life = Lifetime(self._engine)
@@ -219,6 +219,7 @@ class Checkpointer:
         like: Any = ...,
         as_type: type[Any] | None = None,
         mmap: bool = False,
+        verify: bool | None = None,
         split: str | None = None,
         item: str | None = None,
         prioritise: First | None = None,
@@ -232,6 +233,7 @@ class Checkpointer:
         strict: bool = True,
         on_missing: Literal["raise", "keep"] = "raise",
         on_unexpected: Literal["raise", "skip"] = "raise",
+        max_expansion: int | None = None,
     ) -> Any:
         """Return the tree saved at `path`.
 
@@ -245,14 +247,13 @@ class Checkpointer:
                 `jax.ShapeDtypeStruct`s or types; for a protobuf message, one or its class. The result
                 has exactly its node types, dtypes and shardings. Without it (`...`) the result is made of
                 dicts and lists, on the devices it was saved from where they are here.
-            as_type: The class of the result, for type checkers, where `like` does not tell it: a tree of
-                structs. Checked when the result is complete, at its root alone.
-            mmap: Whether leaves live in the page cache where they can, instead of memory of their own:
-                NumPy arrays, read-only, and jax.Arrays on CPU devices, in time that does not depend
-                on their size. Their checksums are not compared. The files must not be changed.
-            split: For safetensors, whose names carry no structure: what separates the keys in them,
-                as in `"."`; the result is then made of nested dicts. By default it is one flat dict.
-                `like` does not need it: names are those of its keys joined by dots.
+            as_type: The class of the result, where `like` does not tell it; checked at its root alone.
+            mmap: Whether leaves live in the page cache where they can: NumPy arrays, read-only, and
+                jax.Arrays on CPU devices, in time that does not depend on size. The files must not change.
+            verify: Whether bytes are compared with their recorded checksums: by default all that are
+                read, as whole pieces; with True, those that are mapped, too; with False none.
+            split: For safetensors: what separates the keys in names, as in `"."`; the result is then made of
+                nested dicts. By default it is one flat dict. `like` does not need it.
             item: Which item of the checkpoint, by its name; by default the one that holds the tree.
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
@@ -265,6 +266,7 @@ class Checkpointer:
             strict: If False, arrays are padded or cut off to the shapes of `like`.
             on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have.
             on_unexpected: `"skip"` leaves out what the checkpoint has and `like` has not.
+            max_expansion: How many times the bytes stored a result without `like` may take; by default 1,000.
 
         Raises:
             SpecError: If the options contradict each other, or need a `like`.
@@ -292,8 +294,10 @@ class Checkpointer:
             on_unexpected=on_unexpected,
         )
         asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
-        request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only)
-        chosen = prioritised(self._restore_pipeline if pipeline is None else pipeline, prioritise)
+        given = self._restore_pipeline if pipeline is None else pipeline
+        given = pipelines.expanding(pipelines.prioritised(given, prioritise), max_expansion)
+        chosen, compared = pipelines.verifying(given, verify)
+        request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only, compared)
         chosen.check(RestoreRequest)
         task = RestoreTask(self._engine, threads, with_derive(chosen, asked), request)
         tree, report = await self._life.calmly(task)
@@ -342,8 +346,7 @@ class Checkpointer:
             path: As for `restore`.
             like: As for `restore`.
             order: Which leaves come first: shell patterns over dotted names, where the first pattern
-                ranks before the second; or a function from the key path to a value to sort by. By
-                default each leaf comes as soon as it is complete.
+                ranks before the second; or a function that gives sort keys. By default as each is complete.
             only: As for `restore`.
             item: As for `restore`.
             pipeline: Stages for this restore alone; its `assemble` and `prioritise` are replaced.

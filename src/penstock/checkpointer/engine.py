@@ -179,7 +179,7 @@ def make_engine(
         options,
         regulator,
         default_handlers() if registry is None else registry,
-        LocalStore(io=options.store.io) if store is None else store,
+        LocalStore(io=options.store.io, links=options.store.links) if store is None else store,
         layout,
         SingleProcessCoordinator() if coordinator is None else coordinator,
         get_logger(),

@@ -5,13 +5,16 @@ from __future__ import annotations
 __all__ = (
     "First",
     "configured_pipeline",
+    "expanding",
     "fitting_pipeline",
     "prioritised",
     "restore_pipeline",
     "save_pipeline",
+    "verifying",
 )
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from penstock.kernel.config.config import FlowOptions
@@ -120,6 +123,27 @@ def restore_pipeline() -> Pipeline[RestoreRun]:
 def prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
     """Return `pipeline` with the leaves for which `first` is true in front."""
     return pipeline if first is None else pipeline.configure("prioritise", first=first)
+
+
+def expanding(pipeline: Pipeline[RestoreRun], max_expansion: int | None) -> Pipeline[RestoreRun]:
+    """Return `pipeline` with its stage `plan` as `max_expansion` says, if it does."""
+    return pipeline if max_expansion is None else pipeline.configure("plan", max_expansion=max_expansion)
+
+
+def verifying(
+    pipeline: Pipeline[RestoreRun], verify: bool | None
+) -> tuple[Pipeline[RestoreRun], bool | None]:
+    """Return `pipeline` with its stage `read` as `verify` says, and what then holds for all of the restore.
+
+    Without a wish the option of the stage counts.
+    """
+    read = pipeline["read"] if "read" in pipeline.names else None
+    if not isinstance(read, Read):
+        return pipeline, verify
+    if verify is None:
+        return pipeline, None if read.verify else False
+
+    return pipeline.replace("read", replace(read, verify=verify)), verify
 
 
 def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipeline[RunT]:

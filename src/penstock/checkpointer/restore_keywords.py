@@ -24,6 +24,9 @@ class RestoreKeywords(TypedDict, total=False):
 
     Attributes:
         mmap: Whether leaves live in the page cache where they can; see `Checkpointer.restore`.
+        verify: Whether bytes are compared with their recorded checksums: by default all that are read, and
+            not those that are mapped; True for those, too; False for none. Ranges without a recorded
+            checksum cannot be compared: `penstock verify` names them.
         split: What separates the keys in the names of a safetensors file.
         item: Which item of the checkpoint, by its name; by default the one that holds the tree.
         prioritise: Says which leaves are read first, by stored key path.
@@ -48,9 +51,12 @@ class RestoreKeywords(TypedDict, total=False):
         on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have: the very same
             objects, which must be values and not types or structs.
         on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
+        max_expansion: How many times the bytes stored the result may take if there is no `like`; by default
+            what the stage `plan` is configured to, which is 1,000. Results of up to 64 MiB are not compared.
     """
 
     mmap: bool
+    verify: bool | None
     split: str | None
     item: str | None
     prioritise: First | None
@@ -64,6 +70,7 @@ class RestoreKeywords(TypedDict, total=False):
     strict: bool
     on_missing: Literal["raise", "keep"]
     on_unexpected: Literal["raise", "skip"]
+    max_expansion: int | None
 
 
 def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:

@@ -17,7 +17,7 @@ from penstock.cli.terminal.terminal_output import CommandError, open_output
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, 1 for a failure, 2 for wrong usage.
 
-    `verify` has more: see `cli.verify_command.STATUSES`.
+    `verify` and `repair` have more; their help says which.
 
     Args:
         arguments: Without the program's name; by default those of the process.
@@ -49,8 +49,26 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("path", metavar="PATH", help="the directory of a checkpoint")
     inspect.add_argument("--json", action="store_true", help="as one JSON document")
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
+    _add_repair(commands.add_parser("repair", help="write what is intact of a damaged checkpoint anew"))
     _add_verify(commands.add_parser("verify", help="compare a checkpoint with its checksums"))
     return parser
+
+
+def _add_repair(repair: argparse.ArgumentParser) -> None:
+    repair.description = (
+        "Write every intact leaf of the damaged checkpoint at SOURCE into a new one at TARGET, and list what "
+        "is gone. The exit status is 0 if nothing is, 1 if something is gone, and 4 if something was kept of "
+        "which no checksum says that it is intact."
+    )
+    repair.add_argument("source", metavar="SOURCE", help="a checkpoint, or one step")
+    repair.add_argument("target", metavar="TARGET", help="the directory to write")
+    repair.add_argument(
+        "--other", action="append", default=[], metavar="STEP",
+        help="another checkpoint, to take damaged leaves from where they are the same; repeatable",
+    )  # fmt: skip
+    repair.add_argument("--overwrite", action="store_true", help="replace what is at TARGET, in one step")
+    repair.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
+    repair.add_argument("--json", action="store_true", help="as one JSON document")
 
 
 def _add_verify(verify: argparse.ArgumentParser) -> None:
@@ -67,17 +85,21 @@ def _add_verify(verify: argparse.ArgumentParser) -> None:
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.description = (
-        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION. It is not "
-        "loaded as a whole, and the destination appears in one step, when it is complete."
+        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION, with all of its "
+        "items; of a directory of steps, every step. It is not loaded as a whole, and a checkpoint appears "
+        "in one step, when it is complete."
     )
     convert.add_argument(
-        "source", metavar="SOURCE", help="a checkpoint, a safetensors file, or a folder of them"
+        "source",
+        metavar="SOURCE",
+        help="a checkpoint, a directory of steps, a safetensors file, or a folder of them",
     )
     convert.add_argument("destination", metavar="DESTINATION", help="a file *.safetensors, or a directory")
     convert.add_argument(
         "--format", choices=("orbax", "safetensors"),
         help="what to write (safetensors if DESTINATION ends in .safetensors, else orbax)",
     )  # fmt: skip
+    convert.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
     names = convert.add_mutually_exclusive_group()
     names.add_argument(
         "--split", default=".", metavar="TEXT",
@@ -115,6 +137,12 @@ def _convert(options: argparse.Namespace) -> int:
     return convert(options, open_output())
 
 
+def _repair(options: argparse.Namespace) -> int:
+    from penstock.cli.repair_command import repair
+
+    return repair(options, open_output())
+
+
 def _verify(options: argparse.Namespace) -> int:
     from penstock.cli.verify_command import verify
 
@@ -124,5 +152,6 @@ def _verify(options: argparse.Namespace) -> int:
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "convert": _convert,
     "inspect": _inspect,
+    "repair": _repair,
     "verify": _verify,
 }

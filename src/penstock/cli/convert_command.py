@@ -27,6 +27,7 @@ def convert(options: argparse.Namespace, output: Output) -> int:
         options.source,
         options.destination,
         format=options.format,
+        item=options.item,
         split=None if options.flat else options.split,
         max_shard_bytes=_size("--max-shard-bytes", options.max_shard_bytes),
         overwrite=options.overwrite,

@@ -272,6 +272,7 @@ class CheckpointManager:
         like: Any = ...,
         as_type: type[Any] | None = None,
         mmap: bool = False,
+        verify: bool | None = None,
         split: str | None = None,
         item: str | None = None,
         prioritise: First | None = None,
@@ -285,28 +286,26 @@ class CheckpointManager:
         strict: bool = True,
         on_missing: Literal["raise", "keep"] = "raise",
         on_unexpected: Literal["raise", "skip"] = "raise",
+        max_expansion: int | None = None,
     ) -> Any:
-        """Return what was saved as a step.
-
-        While the step is read, no penstock on this machine deletes it.
+        """Return what was saved as a step. While it is read, no penstock on this machine deletes it.
 
         Args:
             step: Its number; by default the latest.
-            like: As for `Checkpointer.restore`; or a `Composite` of such, for some items, where `...`
-                means as it was saved.
+            like: As for `Checkpointer.restore`; or a `Composite` of such, where `...` means as it was saved.
             as_type: As for `Checkpointer.restore`, and so are all that follow, for each item.
 
         Returns:
             The tree, if the step holds one or `item` or one `like` is given; else a `Composite`.
 
         Raises:
-            NotACheckpointError: If there is no such step, or none at all.
-            PenstockError: As `Checkpointer.restore`.
+            NotACheckpointError: If there is no such step. Others are those of `Checkpointer.restore`.
         """
         number = self._chosen(step)
         restore = partial(
             self._checkpointer.restore,
             mmap=mmap,
+            verify=verify,
             split=split,
             prioritise=prioritise,
             pipeline=pipeline,
@@ -319,6 +318,7 @@ class CheckpointManager:
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
         )
         path, check = self._saves.catalogue.path(number), result_check(self._root, as_type)
         found = await restore_step(self._checkpointer.engine, self._saves.reading, restore, path, like, item)

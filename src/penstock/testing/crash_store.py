@@ -27,6 +27,7 @@ from penstock.kernel.protocols.store_capabilities import (
     ReadHolds,
     Renames,
     SharedFiles,
+    UntrustedFiles,
 )
 from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
@@ -80,6 +81,8 @@ class CrashStore:
     list_folders: Callable[[str], Sequence[str]]
     read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
     file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
+    data_sizes: Callable[[Iterable[str]], Sequence[int]]
+    check_links: Callable[[str, str], None]
 
     def __init__(
         self, inner: Store, root: str | os.PathLike[str], *, unsynced: Iterable[str | os.PathLike[str]] = ()
@@ -121,6 +124,10 @@ class CrashStore:
             read_files, file_sizes = inner.read_files, inner.file_sizes
             self.read_files = lambda paths: self._look("read_files", "", lambda _: read_files(paths))
             self.file_sizes = lambda paths: self._look("file_sizes", "", lambda _: file_sizes(paths))
+        if isinstance(inner, UntrustedFiles):
+            data_sizes, check = inner.data_sizes, inner.check_links
+            self.data_sizes = lambda paths: self._look("data_sizes", "", lambda _: data_sizes(paths))
+            self.check_links = lambda root, at: self._look("check_links", at, lambda _: check(root, at))
         if isinstance(inner, KvStoreSpecs):
             self.kvstore_spec = inner.kvstore_spec
         if isinstance(inner, PreferredPlacement):

@@ -28,6 +28,7 @@ from penstock.kernel.protocols.store_capabilities import (
     ReadHolds,
     Renames,
     SharedFiles,
+    UntrustedFiles,
 )
 from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
@@ -67,6 +68,8 @@ class FaultyStore:
     list_folders: Callable[[str], Sequence[str]]
     read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
     file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
+    data_sizes: Callable[[Iterable[str]], Sequence[int]]
+    check_links: Callable[[str, str], None]
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
@@ -119,6 +122,10 @@ class FaultyStore:
             read_files, file_sizes = inner.read_files, inner.file_sizes
             self.read_files = lambda paths: self.perform("read_files", "", lambda: read_files(paths))
             self.file_sizes = lambda paths: self.perform("file_sizes", "", lambda: file_sizes(paths))
+        if isinstance(inner, UntrustedFiles):
+            data_sizes, check = inner.data_sizes, inner.check_links
+            self.data_sizes = lambda paths: self.perform("data_sizes", "", lambda: data_sizes(paths))
+            self.check_links = lambda root, at: self.perform("check_links", at, lambda: check(root, at))
 
     def _counted(self, name: str, method: Callable[[str], T]) -> Callable[[str], T]:
         return lambda path: self.perform(name, path, lambda: method(path))

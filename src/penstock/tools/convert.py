@@ -2,110 +2,36 @@
 
 from __future__ import annotations
 
-__all__ = ("Format", "convert", "export_safetensors")
+__all__ = ("Format", "convert")
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias, final
 
-from penstock.checkpointer.checkpointer import Checkpointer, Path
-from penstock.checkpointer.pipelines import save_pipeline as default_save_pipeline
-from penstock.handlers.formats.auto_layout import AutoLayout
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.checkpointer.checkpointer import Path
+from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.safetensors.file_set import SUFFIX
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
-from penstock.kernel.errors import PathError, SpecError, StorageError
+from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.save import Committed, SaveReport
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
+from penstock.kernel.messages.save import SaveReport
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import Coordinator
-from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
-from penstock.stages.files.file_closing import closing
-from penstock.stages.locate import split_names
-from penstock.stages.pytree.flattening import nest
+from penstock.steps.step_directory import write_root_metadata
+from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
+from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
+from penstock.tools.stored_steps import StoredSteps, find_stored_steps
 
 Format: TypeAlias = Literal["orbax", "safetensors"]
-
-
-async def export_safetensors(
-    tree: object,
-    destination: Path,
-    *,
-    max_shard_bytes: int | None = None,
-    overwrite: bool = False,
-    custom_metadata: Mapping[str, Any] | None = None,
-    config: Config | Path | None = None,
-    registry: HandlerRegistry | None = None,
-    store: Store | None = None,
-    save_pipeline: Pipeline[SaveRun] | None = None,
-    coordinator: Coordinator | None = None,
-    memory_limit: int | str | None = None,
-    save_device_host_concurrent_bytes: int | str | None = None,
-    save_concurrent_bytes: int | str | None = None,
-    restore_concurrent_bytes: int | str | None = None,
-    memory: MemoryRegulator | None = None,
-) -> SaveReport:
-    """Write a tree as safetensors, atomically and durably.
-
-    The keys to each leaf, joined by `.`, are its tensor's name. Strings, None, empty containers, lists
-    and PRNG keys are noted in `__metadata__`; shardings are not kept.
-
-    Args:
-        tree: Any PyTree of handled leaf types.
-        destination: A file that ends in `.safetensors`, or a folder.
-        max_shard_bytes: In a folder, a file that would hold more data is followed by another one, and
-            an index says what lies where; by default 5 GB.
-        overwrite: Replace what is there, if it is safetensors and nothing else.
-        custom_metadata: JSON values for `__metadata__`; texts are written as they are.
-        config: As for `Checkpointer`, and so are all that follow.
-        registry: Handlers for leaf types.
-        store: Where `destination` lies.
-        save_pipeline: The stages of the save.
-        coordinator: How the processes of a job agree.
-        memory_limit: Host bytes that may be held.
-        save_device_host_concurrent_bytes: Of these, how many may be staged.
-        save_concurrent_bytes: Bytes that may be on their way to storage at once.
-        restore_concurrent_bytes: Has no effect on a save; part of a budget.
-        memory: The budget of a Checkpointer, to share it.
-
-    Raises:
-        InvalidLeafError: If safetensors has no such element type, as for int4 and complex128.
-        DuplicateNameError: If two leaves would have one name; it has both key paths.
-        PenstockError: As `Checkpointer.save` raises it.
-
-    Cancellation:
-        Nothing is left on disk.
-    """
-    async with Checkpointer(
-        layout=SafetensorsLayout(max_shard_bytes),
-        config=config,
-        registry=registry,
-        store=store,
-        save_pipeline=save_pipeline,
-        coordinator=coordinator,
-        memory_limit=memory_limit,
-        save_device_host_concurrent_bytes=save_device_host_concurrent_bytes,
-        save_concurrent_bytes=save_concurrent_bytes,
-        restore_concurrent_bytes=restore_concurrent_bytes,
-        memory=memory,
-    ) as checkpointer:
-        return await (
-            await checkpointer.save(
-                destination, tree, overwrite=overwrite, custom_metadata=custom_metadata, staging="overlap"
-            )
-        )
 
 
 async def convert(
@@ -127,18 +53,16 @@ async def convert(
     restore_concurrent_bytes: int | str | None = None,
     memory: MemoryRegulator | None = None,
 ) -> SaveReport:
-    """Write what is saved at `source` to `destination`, in the same or another format.
+    """Write all that is saved at `source` to `destination`, in the same or another format.
 
-    Leaves are read and written piece by piece under the memory budget. Bytes whose checksum is known
-    are checked. The source is left as it is, and must not change meanwhile.
+    Leaves go piece by piece. Recorded checksums are compared. Of a directory of steps, every step goes.
 
     Args:
-        source: Anything that can be restored.
+        source: Anything that can be restored, or a directory of steps.
         destination: Where it goes.
-        format: `"orbax"` or `"safetensors"`; by default the latter for a destination that ends in
-            `.safetensors`, else the former.
+        format: `"orbax"` or `"safetensors"`; by default what the name of `destination` says.
         split: Of a safetensors source: what separates the keys in its names; None: one flat dict.
-        item: Which item of the source, by its name; by default the one that holds the tree.
+        item: Convert only this item of the source, as a tree; by default all that it holds.
         max_shard_bytes: As for `export_safetensors`.
         overwrite: Replace what is at `destination`, atomically, if it is of the format written.
         custom_metadata: Added to that of the source.
@@ -152,117 +76,153 @@ async def convert(
         memory: The budget of a Checkpointer, to share it.
 
     Raises:
-        SpecError: If the destination cannot hold the source: as for `export_safetensors`, or names that
-            cannot be split.
-        CorruptCheckpointError: If the source is damaged.
-        StorageError: If the medium refuses, or the source was replaced meanwhile.
+        SpecError: If the destination cannot hold all of the source; the message names what.
+        PenstockError: If the source is damaged or was replaced meanwhile, or the medium refuses.
 
     Cancellation:
-        Nothing is left on disk.
+        No part of a checkpoint is left. Steps that were converted before stay.
     """
-    start, final = absolute_path(source), absolute_path(destination)
-    layout = _layout(format, final, max_shard_bytes)
-    _check_apart(start, final)
-    store = LocalStore() if store is None else store
-    threads = Threads()
-    unchanged = _Unchanged(store, threads, start, await threads.run(store.identity, start))
-    opened = await threads.run(_open, store, start, split, item)
-    pipeline = _unhurried(default_save_pipeline(layout)).insert_before(
-        "finalize", unchanged, called="unchanged"
+    limits = (
+        memory_limit,
+        save_device_host_concurrent_bytes,
+        save_concurrent_bytes,
+        restore_concurrent_bytes,
     )
-    custom = {**(opened.custom_metadata or {}), **(custom_metadata or {})} or None
-    files = SourceFiles(store)
-    async with (
-        closing(threads, lambda: [files]),
-        Checkpointer(
-            registry=_handlers(),
-            save_pipeline=pipeline,
-            layout=layout,
-            store=store,
-            config=config,
-            coordinator=coordinator,
-            memory_limit=memory_limit,
-            save_device_host_concurrent_bytes=save_device_host_concurrent_bytes,
-            save_concurrent_bytes=save_concurrent_bytes,
-            restore_concurrent_bytes=restore_concurrent_bytes,
-            memory=memory,
-        ) as checkpointer,
-    ):
-        tree = await threads.run(_tree, files, opened)
-        save = await checkpointer.save(
-            final, tree, overwrite=overwrite, custom_metadata=custom, staging="overlap"
-        )
-        return await save
+    options, regulator = budget(config, limits, memory)
+    rewriting = Rewriting(store or LocalStore(), options, regulator, coordinator, overwrite)
+    target = _Target.of(format, absolute_path(destination), max_shard_bytes)
+    return await _Conversion(rewriting, Threads(), target, split, item, custom_metadata).run(source)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Unchanged:
-    """Called before a conversion is published; raises if its source was replaced."""
+class _Target:
+    """Where a conversion goes, and in which format."""
 
-    store: Store
-    threads: Threads
     path: str
-    identity: object
+    tensors: SafetensorsLayout | None  #: None if it is Orbax's
 
-    async def __call__(self, committed: Committed, /) -> Committed:
-        if self.identity != await self.threads.run(self.store.identity, self.path):
-            raise StorageError("read", self.path, "was replaced while it was being converted")
+    @classmethod
+    def of(cls, written: Format | None, destination: str, max_shard_bytes: int | None) -> _Target:
+        if written == "safetensors" or (written is None and destination.endswith(SUFFIX)):
+            return cls(destination, SafetensorsLayout(max_shard_bytes))
+        if written not in (None, "orbax"):
+            raise SpecError(f"there is no format {written!r}; use 'orbax' or 'safetensors'")
+        if max_shard_bytes is not None:
+            raise SpecError("max_shard_bytes is for safetensors; pass format='safetensors'")
+        if destination.endswith(SUFFIX):
+            problem = "is the name of a safetensors file, but the requested format is 'orbax'"
+            raise PathError(destination, problem)
 
-        return committed
+        return cls(destination, None)
 
+    def fit(self, path: str, items: StoredItems) -> StoredItems:
+        """Return the items as the format holds them.
 
-def _layout(written: Format | None, destination: str, max_shard_bytes: int | None) -> Layout:
-    if written == "safetensors" or (written is None and destination.endswith(SUFFIX)):
-        return SafetensorsLayout(max_shard_bytes)
-    if written not in (None, "orbax"):
-        raise SpecError(f"there is no format {written!r}; use 'orbax' or 'safetensors'")
-    if max_shard_bytes is not None:
-        raise SpecError("max_shard_bytes is for safetensors; pass format='safetensors'")
-    if destination.endswith(SUFFIX):
-        raise PathError(destination, "is the name of a safetensors file, but the requested format is 'orbax'")
+        Raises:
+            SpecError: If it cannot hold them all; the message names those.
+        """
+        if self.tensors is None:
+            return items
+        if items.tree_custom_metadata is not None:
+            problem = "cannot carry the metadata that is stored with the tree"
+            raise SpecError(f"{path}: safetensors {problem}, {items.tree_custom_metadata!r}")
+        if items.parts is None:
+            return items
 
-    return OrbaxLayout()
+        names, trees = (
+            list(items.parts.handlers),
+            [part for part in items.parts.tree_parts if len(part.keys) == 1],
+        )
+        if len(names) == 1 and len(trees) == 1:
+            inner = replace(items, tree=items.parts.tree[names[0]], parts=None)
+            return self.fit(path, replace(inner, tree_custom_metadata=trees[0].custom_metadata))
 
-
-def _unhurried(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
-    """Read little ahead of the writing: nothing waits for a conversion to be staged."""
-    return Pipeline(tuple(replace(slot, queue=1) if slot.queue else slot for slot in pipeline))
-
-
-def _check_apart(source: str, destination: str) -> None:
-    """Refuse to write into the source, or over a folder that contains it."""
-    for outer, inner in ((source, destination), (destination, source)):
-        if inner.startswith(os.path.join(outer, "")):
-            raise PathError(destination, f"cannot be written: {inner!r} lies in {outer!r}")
-
-
-def _open(store: Store, path: str, split: str | None, item: str | None) -> StoredCheckpoint:
-    opened = AutoLayout().open(store, path, item)
-    return split_names(opened, split) if split is not None and isinstance(opened, NamedTensors) else opened
-
-
-def _handlers() -> HandlerRegistry:
-    registry = default_handlers(entry_points=False)
-    registry.register(StoredValue, StoredValueHandler())
-    return registry
-
-
-def _tree(files: SourceFiles, opened: StoredCheckpoint) -> object:
-    leaves = list(opened.leaves)
-    return nest([leaf.info for leaf in leaves], [_value(files, opened, leaf) for leaf in leaves])
+        hint = f"; convert one of them, as in item={trees[0].keys[0]!r}" if trees else ""
+        listed = ", ".join(map(repr, names))
+        raise SpecError(
+            f"{path}: safetensors hold one tree, and cannot carry all of the items {listed}{hint}"
+        )
 
 
-def _value(files: SourceFiles, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
-    """Return a `StoredValue`, or another value that is saved as the leaf is stored."""
-    match leaf.spec.typestr:
-        case "None" | "NamedTuple":
-            return None
-        case "Dict":
-            return {}
-        case "List":
-            return []
-        case "Tuple":
-            return ()
-        case _:
-            return StoredValue(files, opened, leaf) if leaf.spec.text is None else leaf.spec.text
+@final
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    """One conversion, of one checkpoint or of all steps in a directory."""
+
+    rewriting: Rewriting
+    threads: Threads
+    target: _Target
+    split: str | None
+    item: str | None
+    custom_metadata: Mapping[str, Any] | None
+
+    async def run(self, source: Path) -> SaveReport:
+        start, final, store = absolute_path(source), self.target.path, self.rewriting.store
+        check_apart(start, final)
+        steps = await self.threads.run(find_stored_steps, store, start)
+        if steps is None:
+            return await self._convert(start, final)
+        if self.target.tensors is not None:
+            return await self._convert(_only_step(start, steps), final)
+
+        await self.threads.run(_check_root, store, start, final, self.rewriting.overwrite)
+        reports = [
+            await self._convert(os.path.join(start, name), os.path.join(final, name)) for name in steps.names
+        ]
+        if steps.root_metadata is not None:
+            await self.threads.run(write_root_metadata, store, final, steps.root_metadata)
+
+        return _together(final, reports)
+
+    async def _convert(self, start: str, final: str) -> SaveReport:
+        store, threads = self.rewriting.store, self.threads
+        unchanged = await Unchanged.watch(store, threads, start)
+        async with self.rewriting.source_files(threads) as files:
+            reader = ItemsReader(store, partial(_whole, files), self.split)
+            items = self.target.fit(start, await threads.run(reader.read, start, self.item))
+            return await self.rewriting.save(
+                unchanged, final, items, self.target.tensors, self.custom_metadata
+            )
+
+
+def _whole(files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
+    return stored_value(files, opened, leaf)
+
+
+def _only_step(root: str, steps: StoredSteps) -> str:
+    """Return the path of the one step of a directory.
+
+    Raises:
+        SpecError: If there is more than safetensors can carry.
+    """
+    if len(steps.names) > 1:
+        latest = os.path.join(root, steps.names[-1])
+        problem = f"safetensors hold one step, and cannot carry all of the steps {', '.join(steps.names)}"
+        raise SpecError(f"{root}: {problem}; convert one of them, as in {latest}")
+    if steps.root_metadata is not None:
+        raise SpecError(f"{root}: safetensors cannot carry the metadata of a directory of steps")
+
+    return os.path.join(root, steps.names[0])
+
+
+def _check_root(store: Store, start: str, final: str, overwrite: bool) -> None:
+    """Raise unless steps may be written into the directory `final`."""
+    if store.kind(final) is None:
+        return
+    if store.kind(final) == "file" or not MARKS.isdisjoint(store.list_directory(final)):
+        raise PathError(final, "is no directory of steps, and the source is one")
+    if not overwrite and store.list_directory(final):
+        raise DestinationExistsError(final)
+
+
+def _together(path: str, reports: Sequence[SaveReport]) -> SaveReport:
+    return SaveReport(
+        path,
+        n_leaves=sum(report.n_leaves for report in reports),
+        nbytes=sum(report.nbytes for report in reports),
+        staged_s=sum(report.staged_s for report in reports),
+        durable_s=sum(report.durable_s for report in reports),
+        peak_leased_bytes=max(report.peak_leased_bytes for report in reports),
+        stages=tuple(stage for report in reports for stage in report.stages),
+    )

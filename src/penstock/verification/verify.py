@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Verification",)
+__all__ = ("Verification", "compare_ranges")
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,27 +90,34 @@ class Verification:
     async def _compare(self, path: str, item: str | None) -> CheckpointSurvey:
         """Survey one checkpoint, and add to its findings what its bytes say."""
         survey = await self.threads.run(survey_checkpoint, self.store, path, item)
-        survey.findings += await self.compare_ranges(survey.ranges)
+        survey.findings += await compare_ranges(self.store, self.threads, self.memory, survey.ranges)
         return survey
 
-    async def compare_ranges(self, ranges: Sequence[RecordedRange]) -> list[Finding]:
-        """Read ranges, those of one file next to each other, and compare each with its checksum."""
-        findings: list[Finding] = []
-        limiter = CapacityLimiter(CONCURRENCY)
 
-        async def check(group: Sequence[RecordedRange]) -> None:
-            async with limiter:
-                lease = await self.memory.acquire(min(BLOCK_BYTES, self.memory.limit))
-                try:
-                    findings.extend(await self.threads.run(check_ranges, self.store, group))
-                finally:
-                    lease.release()
+async def compare_ranges(
+    store: Store, threads: Threads, memory: MemoryRegulator, ranges: Sequence[RecordedRange]
+) -> list[Finding]:
+    """Read ranges, those of one file next to each other, and compare each with its checksum.
 
-        async with create_task_group() as checking:
-            for group in _groups(ranges):
-                checking.start_soon(check, group)
+    Cancellation:
+        Returns once the current reads have ended.
+    """
+    findings: list[Finding] = []
+    limiter = CapacityLimiter(CONCURRENCY)
 
-        return findings
+    async def check(group: Sequence[RecordedRange]) -> None:
+        async with limiter:
+            lease = await memory.acquire(min(BLOCK_BYTES, memory.limit))
+            try:
+                findings.extend(await threads.run(check_ranges, store, group))
+            finally:
+                lease.release()
+
+    async with create_task_group() as checking:
+        for group in _groups(ranges):
+            checking.start_soon(check, group)
+
+    return findings
 
 
 def _groups(ranges: Sequence[RecordedRange]) -> Iterator[list[RecordedRange]]:

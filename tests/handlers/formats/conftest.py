@@ -18,7 +18,7 @@ from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheck
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import Destination, DirectRead, DriverRead, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, Destination, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.written import Document, Written
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -136,6 +136,11 @@ async def _read_part(
 
         assert read.nbytes <= piece_bytes or read.crc32c is not None  # a piece that is checked stays whole
         file = LocalStore().open_data_file(read.file)
+        if isinstance(read, CheckedRead):
+            assert read.fill(file.read_at, crc32c.crc32c) == read.crc32c
+            file.close()
+            continue
+
         data = read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes))
         file.read_at(read.offset, [data])
         file.close()

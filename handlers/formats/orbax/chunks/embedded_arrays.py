@@ -7,17 +7,15 @@ from __future__ import annotations
 
 __all__ = ("PackedArray", "Run", "number", "packed_reads")
 
-import itertools
-import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import final
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common.checksummed_reads import with_checksums
-from penstock.handlers.formats.common.chunk_regions import Bounds, StoredChunk, chunk_reads
+from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads, overlaps, rectangles
 from penstock.kernel.protocols.reads import Destination, Read, ScatterRead
 
 
@@ -76,53 +74,13 @@ def packed_reads(leaf: int, array: PackedArray, region: Destination, piece_bytes
 
     itemsize = numpy_dtype(array.dtype).itemsize
     for run in array.runs:
-        for first, start, shape in _boxes(array.shape, run.first, run.first + run.count):
+        for first, start, shape in rectangles(array.shape, run.first, run.first + run.count):
             chunk = StoredChunk(
                 array.file, run.offset + (first - run.first) * itemsize, start, shape, itemsize
             )
-            if _overlaps(region.bounds, start, shape):
+            if overlaps(region.bounds, start, shape):
                 yield from with_checksums(chunk_reads(leaf, chunk, region, piece_bytes), {}, piece_bytes)
 
 
 def _fill(region: Destination, data: bytes, _: memoryview) -> None:
     region.view()[:] = data
-
-
-def _overlaps(bounds: Bounds, start: Sequence[int], shape: Sequence[int]) -> bool:
-    boxes = zip(bounds, start, shape, strict=True)
-    return all(lo < at + n and at < hi for (lo, hi), at, n in boxes)
-
-
-def _boxes(
-    shape: tuple[int, ...], first: int, stop: int
-) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Cut a range of elements in C order into rectangles, at most two for each axis.
-
-    Yields:
-        The first element, its index along each axis, and the extent of each rectangle, in order.
-    """
-    while first < stop:
-        # The longest rectangle that begins here: rows of the outermost axis that starts afresh.
-        axis, inner = len(shape), 1
-        while axis and first % (inner * shape[axis - 1]) == 0 and first + inner * shape[axis - 1] <= stop:
-            axis -= 1
-            inner *= shape[axis]
-
-        start = _unravel(first, shape)
-        if not axis:
-            yield first, start, shape
-            return
-
-        rows = min(shape[axis - 1] - start[axis - 1], (stop - first) // inner)
-        extent = (*itertools.repeat(1, axis - 1), rows, *shape[axis:])
-        yield first, start, extent
-        first += math.prod(extent)
-
-
-def _unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    index: list[int] = []
-    for n in reversed(shape):
-        flat, at = divmod(flat, n)
-        index.append(at)
-
-    return tuple(reversed(index))

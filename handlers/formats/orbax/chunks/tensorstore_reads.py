@@ -5,7 +5,7 @@ TensorStore reads them, straight into the destination.
 
 from __future__ import annotations
 
-__all__ = ("ArrayDriver",)
+__all__ = ("ArrayDriver", "part_of_region")
 
 import os
 from typing import Any, Final, cast, final
@@ -94,13 +94,33 @@ class ArrayDriver:
             TensorStore is asked to stop and not waited for; it may write into the region for a
             while longer, and keeps the buffer alive until then.
         """
+        await self._read(array, prefix, key_path, region, box, tuple([slice(lo, hi) for lo, hi in box]))
+
+    async def fill(
+        self, array: ArrayFormat, prefix: str, key_path: str, region: Destination, box: Bounds
+    ) -> None:
+        """Fill the part `box` of `region`, no chunk of which was ever written, with the array's fill value.
+
+        One element is looked up, for all of them. The arguments and the errors are those of `read`.
+        """
+        await self._read(array, prefix, key_path, region, box, tuple([lo for lo, _ in box]))
+
+    async def _read(
+        self,
+        array: ArrayFormat,
+        prefix: str,
+        key_path: str,
+        region: Destination,
+        box: Bounds,
+        source: tuple[slice | int, ...],
+    ) -> None:
         try:
             opening: ForeignFuture[ts.TensorStore] = _ts.open(
                 self._spec(array, prefix), context=self._context, read=True
             )
             stored: Any = await await_future(opening)
-            part = stored[tuple([slice(lo, hi) for lo, hi in box])]
-            target = _ts.array(_place(array, region, box), copy=False)
+            part = stored[source]
+            target = _ts.array(part_of_region(array, region, box), copy=False)
             await await_future(target.write(part).commit)
         except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
             raise self._translated(error, prefix, key_path) from error
@@ -133,7 +153,7 @@ class ArrayDriver:
         return failure
 
 
-def _place(array: ArrayFormat, region: Destination, box: Bounds) -> np.ndarray[Any, np.dtype[Any]]:
+def part_of_region(array: ArrayFormat, region: Destination, box: Bounds) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the part `box` of the region's buffer, as an array that shares its memory."""
     whole = np.frombuffer(region.view(), numpy_dtype(array.dtype)).reshape(shape_of(region.bounds))
     offsets = [start for start, _ in region.bounds]

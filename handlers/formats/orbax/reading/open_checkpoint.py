@@ -9,6 +9,7 @@ from penstock.handlers.formats.orbax.reading.document_cache import RememberedDoc
 from penstock.handlers.formats.orbax.reading.plain_items import OPENERS
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.tree_documents import Source
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
 
@@ -37,8 +38,12 @@ def open_checkpoint(
         IncompleteCheckpointError: If a save was interrupted there.
         UnsupportedFormatError: If it is of a kind that penstock recognises and does not read.
         TruncatedDataError: If a data file is shorter than the index says.
+        LinkOutsideError: If a symbolic link leads out of it, and the store does not allow that.
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
     place = locate(store, path, item)
+    if isinstance(store, UntrustedFiles):
+        store.check_links(place.path, place.directory)
+
     source = Source(store, RememberedDocuments() if remembered is None else remembered, whole, foreign)
     return OPENERS[place.kind](source, place)

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from penstock.handlers.formats.common.chunk_keys import prefix_of
 from penstock.handlers.formats.common.leaf_table import StoredArray, StoredLeaves
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
+from penstock.handlers.formats.orbax.chunks.chunk_lookup import stored_rows
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
 from penstock.handlers.ocdbt.index_entries import Index
 
@@ -52,7 +53,7 @@ def leaf_nbytes(leaves: StoredLeaves, index: Index, number: int) -> int:
 
     grid, rows = array.format.grid_shape, index.rows
     if math.prod(grid) > len(index):  # a grid may be as large as its document says
-        found = [rows[key] for key in index if _is_chunk(key, array)]
+        found = [row for _, row in stored_rows(index, array, tuple([(0, n) for n in grid]))]
     else:
         keys = [array.prefix + array.format.chunk_key(at) for at in itertools.product(*map(range, grid))]
         found = [rows[key] for key in map(str.encode, keys) if key in rows]
@@ -67,16 +68,6 @@ def _array(leaves: StoredLeaves, number: int) -> StoredArray | PackedArray | Non
 
     detail = leaves.table.details.get(number)
     return detail if isinstance(detail, StoredArray | PackedArray) else None
-
-
-def _is_chunk(key: bytes, array: StoredArray) -> bool:
-    name, form = key.decode(errors="replace"), array.format
-    if not name.startswith(array.prefix):
-        return False
-
-    steps = name[len(array.prefix) :].split(form.separator)
-    indices = steps[1:] if form.key_prefix else steps
-    return bool(indices) and all(map(str.isdecimal, indices))
 
 
 def _chain(codecs: object) -> Iterator[str]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 __all__ = ("OrbaxCheckpoint", "StoredArray")
 
-import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from penstock.handlers.formats.common.checksummed_reads import with_checksums
+from penstock.handlers.formats.common.checksummed_reads import (
+    NONE,
+    cut_at_pieces,
+    recorded_crc32c,
+    with_checksums,
+)
 from penstock.handlers.formats.common.chunk_regions import (
     Bounds,
     StoredChunk,
@@ -24,7 +28,9 @@ from penstock.handlers.formats.common.chunk_regions import (
 )
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
 from penstock.handlers.formats.common.leaf_table import StoredArray, StoredLeaves
-from penstock.handlers.formats.common.zarr_metadata import opaque_codec
+from penstock.handlers.formats.common.stored_files import bytes_on_medium
+from penstock.handlers.formats.common.zarr_metadata import ArrayFormat, opaque_codec
+from penstock.handlers.formats.orbax.chunks.chunk_lookup import Found, found_chunks
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.chunks.written_parts import parts_of
 from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
@@ -48,6 +54,9 @@ from penstock.kernel.protocols.written import Written
 
 if TYPE_CHECKING:
     from penstock.handlers.formats.orbax.chunks.tensorstore_reads import ArrayDriver
+
+MOST_CHUNKS: Final = 1024
+"""Chunks that a driver reads at once: it takes a kilobyte or more for each, however small they are."""
 
 
 @final
@@ -76,6 +85,10 @@ class OrbaxCheckpoint:
         """Whether penstock wrote it, and so recorded checksums."""
         return bool(self.checksums)
 
+    def without_checksums(self) -> OrbaxCheckpoint:
+        """Return it as if none were recorded; see `ChecksummedCheckpoint`."""
+        return replace(self, checksums={})
+
     def expected_crc32c(self, file: str) -> Sequence[Checksum]:
         """Return the recorded checksums of a data file, by ascending offset; empty if there are none.
 
@@ -92,6 +105,12 @@ class OrbaxCheckpoint:
         """Count the stored bytes of a leaf's chunks; see `StorageDetails`."""
         return leaf_nbytes(self.leaves, self.index, number)
 
+    def stored_bytes(self, store: Store) -> int:
+        """Count the bytes of all files with array bytes; see `StoredSize`."""
+        files = [os.path.join(self.directory, file) for file in self.index.files]
+        packed = {each.file for each in self.leaves.table.details.values() if isinstance(each, PackedArray)}
+        return self.index.inline_nbytes + bytes_on_medium(store, [*files, *sorted(packed)])
+
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
         """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""
         array = stored.detail
@@ -101,8 +120,9 @@ class OrbaxCheckpoint:
         return parts_of(self._grid(stored, array), self.checksums)
 
     def _grid(self, stored: StoredLeaf, array: StoredArray) -> Iterator[tuple[tuple[int, ...], Value | None]]:
-        for index in itertools.product(*map(range, array.format.grid_shape)):
-            yield index, self._chunk(stored, array, index, stored.spec.chunk_nbytes)
+        grid = tuple([(0, n) for n in array.format.grid_shape])
+        for found in self._chunks(stored, array, grid, stored.spec.chunk_nbytes):
+            yield found.start, found.value
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`.
@@ -124,10 +144,7 @@ class OrbaxCheckpoint:
         if not array.format.plain:
             return self._coded_reads(index, stored, array, region, piece_bytes)
 
-        reads = self._plain_reads(index, stored, array, region, piece_bytes)
-        if array.format.shape != array.format.chunk_shape:
-            reads = merge_direct(reads)
-
+        reads = merge_direct(self._plain_reads(index, stored, array, region, piece_bytes))
         return with_checksums(reads, self._recorded, piece_bytes)
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
@@ -137,24 +154,24 @@ class OrbaxCheckpoint:
     def _plain_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
     ) -> Iterator[Read]:
-        form = array.format
-        bounds, shape, itemsize = region.bounds, form.chunk_shape, stored.spec.itemsize
+        bounds, shape, itemsize = region.bounds, array.format.chunk_shape, stored.spec.itemsize
         nbytes = stored.spec.chunk_nbytes
-        for index in itertools.product(*itertools.starmap(range, chunks_in(bounds, shape))):
-            value = self._chunk(stored, array, index, nbytes)
-            start = tuple(map(int.__mul__, index, shape))
+        for found in self._chunks(stored, array, chunks_in(bounds, shape), nbytes):
+            value = found.value
+            start = tuple(map(int.__mul__, found.start, shape))
             if value is None:
-                part = intersect(bounds, _bounds_of(start, shape))
-                yield self._driver_read(leaf, stored, array, region, part)
+                yield from self._absent_reads(leaf, stored, array, region, found, piece_bytes)
             elif isinstance(value, Inline):
                 yield from self._inline_reads(leaf, value, StoredChunk("", 0, start, shape, itemsize), region)
             else:
                 file = os.path.join(self.directory, value.file)
                 if nbytes == region.nbytes and bounds == _bounds_of(start, shape):
                     yield DirectRead(leaf, file, value.offset, nbytes, region, 0)
-                else:
-                    chunk = StoredChunk(file, value.offset, start, shape, itemsize)
-                    yield from chunk_reads(leaf, chunk, region, piece_bytes)
+                    continue
+
+                chunk = StoredChunk(file, value.offset, start, shape, itemsize)
+                for piece in cut_at_pieces(chunk, bounds, self._recorded.get(file, NONE)):
+                    yield from chunk_reads(leaf, piece, region, piece_bytes)
 
     def _inline_reads(
         self, leaf: int, value: Inline, chunk: StoredChunk, region: Destination
@@ -167,22 +184,65 @@ class OrbaxCheckpoint:
     def _coded_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
     ) -> Iterator[Read]:
+        """Read stored chunks and decode what was compared; a driver reads those without a checksum."""
         chunk_shape = array.format.chunk_shape
         grid = chunks_in(region.bounds, chunk_shape)
-        for index in itertools.product(*itertools.starmap(range, grid)):
-            self._chunk(stored, array, index, None)
+        boxes = [
+            (found, self._decoded(leaf, stored, array, region, found))
+            for found in self._chunks(stored, array, grid, None)
+        ]
+        if any(read is not None or found.value is None for found, read in boxes):
+            for found, read in boxes:
+                if found.value is None:
+                    yield from self._absent_reads(leaf, stored, array, region, found, piece_bytes)
+                else:
+                    yield read or self._driver_read(leaf, stored, array, region, found.chunks)
 
-        for chunks in _parts(grid, max(1, piece_bytes // stored.spec.chunk_nbytes)):
-            covered = tuple([(lo * n, hi * n) for (lo, hi), n in zip(chunks, chunk_shape, strict=True)])
-            yield self._driver_read(leaf, stored, array, region, intersect(region.bounds, covered))
+            return
+
+        most = min(max(1, piece_bytes // stored.spec.chunk_nbytes), MOST_CHUNKS)
+        for chunks in _parts(grid, most):
+            yield self._driver_read(leaf, stored, array, region, chunks)
+
+    def _absent_reads(
+        self,
+        leaf: int,
+        stored: StoredLeaf,
+        array: StoredArray,
+        region: Destination,
+        box: Found,
+        piece_bytes: int,
+    ) -> Iterator[Read]:
+        """Fill chunks that were never written: each read fills any number of them from one element."""
+        for chunks in _parts(box.chunks, max(1, piece_bytes // stored.spec.chunk_nbytes)):
+            yield self._driver_read(leaf, stored, array, region, chunks, absent=True)
+
+    def _decoded(
+        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, found: Found
+    ) -> ScatterRead | None:
+        """Read a chunk with a codec and decode it; None if its checksum is not known."""
+        form, value, index = array.format, found.value, found.start
+        if not isinstance(value, Indirect):
+            return None
+
+        file = os.path.join(self.directory, value.file)
+        crc32c = recorded_crc32c(self._recorded.get(file, NONE), value.offset, value.length)
+        if crc32c is None:
+            return None
+
+        start = tuple(map(int.__mul__, index, form.chunk_shape))
+        chunk = StoredChunk(file, value.offset, start, form.chunk_shape, stored.spec.itemsize)
+        decode = partial(self._decode, form, chunk, region, stored.info.key_path)
+        held = value.length + stored.spec.chunk_nbytes  # TensorStore has a copy of the stored bytes, too
+        return ScatterRead(leaf, file, value.offset, value.length, decode, crc32c, decoded_nbytes=held)
 
     def _opaque_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, codec: str
     ) -> Iterator[Read]:
         """Read whole opaque chunks; their content is scattered after a stage has decoded it."""
         form, info = array.format, stored.info
-        for index in itertools.product(*itertools.starmap(range, chunks_in(region.bounds, form.chunk_shape))):
-            value = self._chunk(stored, array, index, None)
+        for found in self._chunks(stored, array, chunks_in(region.bounds, form.chunk_shape), None):
+            value, index = found.value, found.start
             if not isinstance(value, Indirect):
                 problem = f"chunk {index} of an opaque leaf is in no data file"
                 raise CorruptCheckpointError(self.directory, problem, key_path=info.key_path)
@@ -195,36 +255,49 @@ class OrbaxCheckpoint:
             yield ScatterRead(leaf, file, value.offset, value.length, spread, opaque=opaque)
 
     def _driver_read(
-        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, part: Bounds
+        self,
+        leaf: int,
+        stored: StoredLeaf,
+        array: StoredArray,
+        region: Destination,
+        chunks: Bounds,
+        *,
+        absent: bool = False,
     ) -> DriverRead:
-        nbytes = stored.spec.itemsize
-        for n in shape_of(part):
-            nbytes *= n
+        """Read a box of chunks, given as ranges of their indices, or fill it if none was ever written."""
+        form = array.format
+        covered = tuple([(lo * n, hi * n) for (lo, hi), n in zip(chunks, form.chunk_shape, strict=True)])
+        part = intersect(region.bounds, covered)
+        nbytes = stored.spec.itemsize * math.prod(shape_of(part))
+        decoded = 0 if absent else stored.spec.chunk_nbytes * math.prod(shape_of(chunks))
+        read = self._driver.fill if absent else self._driver.read
+        perform = partial(read, form, array.prefix, stored.info.key_path, region, part)
+        return DriverRead(leaf, nbytes, perform, decoded)
 
-        perform = partial(self._driver.read, array.format, array.prefix, stored.info.key_path, region, part)
-        return DriverRead(leaf, nbytes, perform)
+    def _chunks(
+        self, stored: StoredLeaf, array: StoredArray, grid: Bounds, nbytes: int | None
+    ) -> Iterator[Found]:
+        """Look up the chunks of a part of the grid, which must be of `nbytes` if that is given.
 
-    def _chunk(
-        self, stored: StoredLeaf, array: StoredArray, index: tuple[int, ...], nbytes: int | None
-    ) -> Value | None:
-        """Look up a chunk, which must be of `nbytes` if that is given."""
-        key = array.prefix + array.format.chunk_key(index)
-        value = self.index.get(key.encode())
-        if value is None:
-            if self.all_chunks_written:
-                problem = f"chunk {key!r} is missing"
+        Raises:
+            CorruptCheckpointError: If one is of another size, or missing where all were written.
+        """
+        for found in found_chunks(self.index, array, grid):
+            value, problem = found.value, ""
+            if value is None:
+                problem = "is missing" if self.all_chunks_written else ""
+            else:
+                size = len(value.value) if isinstance(value, Inline) else value.length
+                if size < 0:
+                    problem = "is no file"
+                elif nbytes not in (None, size):
+                    problem = f"has {size} bytes, not {nbytes}"
+            if problem:
+                key = array.prefix + array.format.chunk_key(found.start)
+                problem = f"chunk {key!r} {problem}"
                 raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
-            return None
 
-        found = len(value.value) if isinstance(value, Inline) else value.length
-        if found < 0:
-            problem = f"chunk {key!r} is a directory"
-            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
-        if nbytes is not None and found != nbytes:
-            problem = f"chunk {key!r} has {found} bytes, not {nbytes}"
-            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
-
-        return value
+            yield found
 
     @cached_property
     def _recorded(self) -> Mapping[str, Checksums]:
@@ -237,6 +310,13 @@ class OrbaxCheckpoint:
         from penstock.handlers.formats.orbax.chunks.tensorstore_reads import ArrayDriver
 
         return ArrayDriver(self.store, self.directory, ocdbt=self.uses_ocdbt)
+
+    @cached_property
+    def _decode(self) -> Callable[[ArrayFormat, StoredChunk, Destination, str, memoryview], None]:
+        # Here, for the same reason.
+        from penstock.handlers.formats.orbax.chunks.decoded_chunks import decode_into
+
+        return decode_into
 
 
 def _bounds_of(start: tuple[int, ...], shape: tuple[int, ...]) -> Bounds:

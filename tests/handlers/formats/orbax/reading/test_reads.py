@@ -25,7 +25,7 @@ from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.value_refs import Inline
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 
 pytestmark = pytest.mark.anyio
 
@@ -100,6 +100,7 @@ def test_a_whole_chunk_is_one_direct_read(make_leaf: Any, write_flat: Any, tmp_p
 def test_direct_reads_are_cut_at_the_piece_size(make_leaf: Any, write_flat: Any, tmp_path: Path) -> None:
     values = np.arange(64, dtype=np.float32).reshape(8, 8)
     write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values})
+    (tmp_path / "_PENSTOCK_INTEGRITY").unlink()
 
     reads = planned(tmp_path, ((1, 8), (0, 8)), 100)
 
@@ -128,6 +129,7 @@ def test_long_rows_are_read_directly_and_short_rows_are_scattered(
     row = DIRECT_BYTES // 4
     values = np.zeros((3, 2 * row), np.float32)
     write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values}, piece_bytes=1 << 30)
+    (tmp_path / "_PENSTOCK_INTEGRITY").unlink()
 
     long = planned(tmp_path, ((0, 3), (0, row)), 1 << 20)
     short = planned(tmp_path, ((0, 3), (0, row - 1)), 1 << 30)
@@ -224,7 +226,7 @@ async def test_a_chunk_that_was_never_written_reads_as_zeros(
 
     np.testing.assert_array_equal(await read_part(checkpoint, stored, ((2, 7),)), [2, 3, 0, 0, 0])
     kinds = [type(read) for read in checkpoint.reads(0, stored, Nowhere(((2, 7),), 4), 1 << 20)]
-    assert kinds == [DirectRead, DriverRead]
+    assert kinds == [DriverRead, ScatterRead]  # half of a piece is compared as a whole
 
 
 def test_a_chunk_that_was_written_and_is_missing_names_its_leaf(
@@ -249,17 +251,31 @@ def test_a_chunk_of_the_wrong_length_names_its_leaf(make_leaf: Any, write_flat: 
         list(checkpoint.reads(0, stored, Nowhere(((0, 8),), 4), 1 << 20))
 
 
-def test_reads_of_whole_pieces_carry_their_checksums(make_leaf: Any, write_flat: Any, tmp_path: Path) -> None:
+def test_every_read_is_of_whole_pieces_with_their_checksums(
+    make_leaf: Any, write_flat: Any, tmp_path: Path
+) -> None:
     values = np.arange(64, dtype=np.uint8)
     write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values}, piece_bytes=16)
     raw = values.tobytes()
 
-    reads = planned(tmp_path, ((8, 60),), 1 << 20)
+    reads = sorted(planned(tmp_path, ((8, 60),), 1 << 20), key=lambda read: read.offset)
 
-    assert [(read.offset, read.start, read.nbytes) for read in reads] == [
-        (8, 0, 8),
-        (16, 8, 16),
-        (32, 24, 16),
-        (48, 40, 12),
-    ]
-    assert [read.crc32c for read in reads] == [None, crc32c(raw[16:32]), crc32c(raw[32:48]), None]
+    assert [(read.offset, read.nbytes) for read in reads] == [(0, 16), (16, 16), (32, 16), (48, 16)]
+    assert [read.crc32c for read in reads] == [crc32c(raw[at : at + 16]) for at in range(0, 64, 16)]
+
+
+async def test_a_long_piece_is_read_whole_and_kept_in_part(
+    make_leaf: Any, write_flat: Any, read_part: Any, tmp_path: Path
+) -> None:
+    values = np.arange(DIRECT_BYTES, dtype=np.int64).reshape(8, -1)
+    write_flat(tmp_path, [make_leaf(0, ("a",), like=values)], {0: values}, piece_bytes=1 << 30)
+    checkpoint = OrbaxLayout().open(LocalStore(), str(tmp_path))
+    bounds = ((1, 3), (5, 900))
+
+    (read,) = planned(tmp_path, bounds, 1 << 20)
+
+    assert isinstance(read, CheckedRead)
+    assert (read.offset, read.nbytes) == (0, values.nbytes)
+    assert read.scratch_nbytes < values.nbytes // 2
+    found = await read_part(checkpoint, checkpoint.leaves[0], bounds)
+    np.testing.assert_array_equal(found, values[1:3, 5:900])

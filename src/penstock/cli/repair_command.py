@@ -1,0 +1,62 @@
+"""`penstock repair`: writes what is intact of a damaged checkpoint into a new one."""
+
+from __future__ import annotations
+
+__all__ = ("repair",)
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict
+from functools import partial
+
+import anyio
+
+import penstock
+from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.terminal_output import Output, Table
+from penstock.tools.repair_report import RepairReport
+
+
+def repair(options: argparse.Namespace, output: Output) -> int:
+    """Repair as the command line says, and print what became of each damaged leaf.
+
+    Returns:
+        0 if nothing is gone, 1 if something is, 4 if something was kept unchecked.
+
+    Raises:
+        PenstockError: What `penstock.repair` raises.
+    """
+    run = partial(
+        penstock.repair,
+        options.source,
+        options.target,
+        others=options.other,
+        overwrite=options.overwrite,
+        memory_limit=options.memory,
+    )
+    found = anyio.run(run)
+    if options.json:
+        output.say(json.dumps({"complete": found.complete, **asdict(found)}, indent=2))
+    else:
+        _show(found, output)
+
+    return 1 if found.gone else 4 if found.unchecked else 0
+
+
+def _show(found: RepairReport, output: Output) -> None:
+    rows = [
+        (leaf.outcome, leaf.name, leaf.problem or "no checksum was recorded", leaf.taken_from)
+        for leaf in found.leaves
+        if leaf.outcome != "kept"
+    ]
+    if rows:
+        output.table(Table(("", "leaf", "problem", "taken from"), rows, n_left=4))
+
+    counts = Counter(leaf.outcome for leaf in found.leaves)
+    what = ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in counts)
+    line = f"{found.path}: {what} ({format_bytes(found.nbytes)})"
+    if found.complete:
+        output.success(line)
+    else:
+        output.say(line)

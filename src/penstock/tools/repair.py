@@ -1,0 +1,114 @@
+"""Writes every intact leaf of a damaged checkpoint into a new one, and says what is gone."""
+
+from __future__ import annotations
+
+__all__ = ("repair",)
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from penstock.checkpointer.checkpointer import Path
+from penstock.handlers.formats.auto_layout import is_safetensors
+from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config
+from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, UnsupportedFormatError
+from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import absolute_path
+from penstock.tools.repair_report import RepairReport
+from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
+from penstock.tools.salvage import Salvage, find_damage
+from penstock.verification.verify import compare_ranges
+
+
+async def repair(
+    source: Path,
+    target: Path,
+    *,
+    others: Sequence[Path] = (),
+    overwrite: bool = False,
+    config: Config | Path | None = None,
+    store: Store | None = None,
+    memory_limit: int | str | None = None,
+    memory: MemoryRegulator | None = None,
+) -> RepairReport:
+    """Write every intact leaf of the damaged checkpoint `source` into a new one, and say what is gone.
+
+    A leaf that is damaged is taken from one of `others` if what is stored there has the checksums that were
+    recorded of the damaged one: then it is the same value. It is copied, never linked, since a link would
+    be the same bytes on the medium. Items, their documents and custom metadata are carried over, too.
+    Leaves that are gone are left out: restore with `like` and `on_missing="keep"`.
+
+    Args:
+        source: One checkpoint, or a step. It is left as it is.
+        target: Where the new one goes.
+        others: Other checkpoints of the same structure, such as the steps before and after.
+        overwrite: Replace the checkpoint at `target`, atomically.
+        config: As for `Checkpointer`, and so are all that follow.
+        store: Where all of them lie.
+        memory_limit: Host bytes that may be held.
+        memory: The budget of a Checkpointer, to share it.
+
+    Raises:
+        CorruptCheckpointError: If nothing of it can be saved.
+        SpecError: If `source` is a directory of steps, or `target` cannot be written.
+        StorageError: If the medium refuses the new checkpoint.
+
+    Cancellation:
+        Nothing is left at `target`.
+    """
+    options, regulator = budget(config, (memory_limit, None, None, None), memory)
+    place = LocalStore() if store is None else store
+    rewriting = Rewriting(place, options, regulator, overwrite=overwrite)
+    start, final = absolute_path(source), absolute_path(target)
+    found = _Repair(rewriting, Threads(), start, [absolute_path(other) for other in others])
+    return await found.run(final)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    """One repair."""
+
+    rewriting: Rewriting
+    threads: Threads
+    start: str
+    others: Sequence[str]
+
+    async def run(self, final: str) -> RepairReport:
+        store, threads, start = self.rewriting.store, self.threads, self.start
+        await threads.run(_check_source, store, start, final)
+        unchanged = await Unchanged.watch(store, threads, start)
+        damage = await threads.run(find_damage, store, start)
+        for label, survey in damage.surveys.items():
+            findings = await compare_ranges(store, threads, self.rewriting.memory, survey.ranges)
+            damage.add(label, findings)
+
+        async with self.rewriting.source_files(threads) as files:
+            salvage = Salvage(damage, files, [other for other in self.others if other != start])
+            items = await threads.run(salvage.items)
+            if not any(leaf.outcome != "gone" for leaf in salvage.leaves):
+                raise CorruptCheckpointError(
+                    start, f"holds nothing that can be saved: {damage.first_problem}"
+                )
+
+            report = await self.rewriting.save(unchanged, final, items)
+
+        return RepairReport(start, final, report.nbytes, tuple(salvage.leaves))
+
+
+def _check_source(store: Store, start: str, final: str) -> None:
+    """Raise unless `start` is one checkpoint of Orbax's layout, apart from `final`."""
+    check_apart(start, final)
+    if is_safetensors(store, start):
+        raise UnsupportedFormatError(start, "is safetensors, which records no checksums to repair it by")
+
+    place = checkpoint_at(store, start)
+    if place.is_step:
+        problem = "is a directory of steps; repair one of them"
+        raise SpecError(f"{start} {problem}, as in {place.path}")
+    if final == start:
+        raise PathError(final, "is the damaged checkpoint itself; name another path")

@@ -1,0 +1,164 @@
+"""Writes stored checkpoints again, piece by piece: the common part of conversion and repair."""
+
+from __future__ import annotations
+
+__all__ = ("Limits", "Rewriting", "Unchanged", "budget", "check_apart")
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, final
+
+from penstock.checkpointer.checkpointer import Checkpointer, Path
+from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
+from penstock.checkpointer.pipelines import save_pipeline
+from penstock.handlers.formats.items.composite_layout import CompositeLayout
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config
+from penstock.kernel.errors import PathError, StorageError
+from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.messages.save import Committed, SaveReport
+from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.kernel.protocols.coordinator import Coordinator
+from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.stores import Store
+from penstock.stages.files.file_closing import closing
+from penstock.tools.stored_items import StoredItems
+
+Limits: TypeAlias = "tuple[int | str | None, int | str | None, int | str | None, int | str | None]"
+"""The four bounds of `MemoryKeywords`, in their order."""
+
+
+def budget(
+    config: Config | Path | None, limits: Limits, memory: MemoryRegulator | None
+) -> tuple[Config, MemoryRegulator]:
+    """Return the options and the budget that the keywords of a tool describe; see `config_and_regulator`."""
+    keywords: MemoryKeywords = {
+        "memory_limit": limits[0],
+        "save_device_host_concurrent_bytes": limits[1],
+        "save_concurrent_bytes": limits[2],
+        "restore_concurrent_bytes": limits[3],
+        "memory": memory,
+    }
+    return config_and_regulator(config, keywords)
+
+
+def check_apart(source: str, destination: str) -> None:
+    """Refuse to write into the source, or over a folder that contains it.
+
+    Raises:
+        PathError: If one of the paths lies in the other.
+    """
+    for outer, inner in ((source, destination), (destination, source)):
+        if inner.startswith(os.path.join(outer, "")):
+            raise PathError(destination, f"cannot be written: {inner!r} lies in {outer!r}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """Called before what was read is published; raises if its source was replaced."""
+
+    store: Store
+    threads: Threads
+    path: str
+    identity: object
+
+    @classmethod
+    async def watch(cls, store: Store, threads: Threads, path: str) -> Unchanged:
+        """Note what lies at `path` now."""
+        return cls(store, threads, path, await threads.run(store.identity, path))
+
+    async def __call__(self, committed: Committed, /) -> Committed:
+        if self.identity != await self.threads.run(self.store.identity, self.path):
+            raise StorageError("read", self.path, "was replaced while it was being converted")
+
+        return committed
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Saves what was taken apart, from file to file.
+
+    Args:
+        store: Where source and destination lie.
+        config: Options of the save.
+        memory: The budget.
+        coordinator: How the processes of a job agree.
+        overwrite: Replace what is at the destination.
+    """
+
+    store: Store
+    config: Config
+    memory: MemoryRegulator
+    coordinator: Coordinator | None = None
+    overwrite: bool = False
+
+    @asynccontextmanager
+    async def source_files(self, threads: Threads) -> AsyncGenerator[SourceFiles]:
+        """Yield what opens the source's files, and close them at the end."""
+        files = SourceFiles(self.store)
+        async with closing(threads, lambda: [files]):
+            yield files
+
+    async def save(
+        self,
+        unchanged: Unchanged,
+        final: str,
+        items: StoredItems,
+        layout: Layout | None = None,
+        custom_metadata: Mapping[str, Any] | None = None,
+    ) -> SaveReport:
+        """Save items at `final`, and publish them if their source is still the same.
+
+        Args:
+            unchanged: Looks at the source before the publication.
+            final: Absolute.
+            items: What to save.
+            layout: The format; by default that of Orbax.
+            custom_metadata: Added to that of the items.
+
+        Raises:
+            PenstockError: As `Checkpointer.save` raises it.
+
+        Cancellation:
+            Nothing is left at `final`.
+        """
+        if layout is None:
+            layout = OrbaxLayout(tree_custom_metadata=items.tree_custom_metadata)
+        if items.parts is not None:
+            layout = CompositeLayout(layout, items.parts)
+
+        pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", unchanged, called="unchanged")
+        custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
+        async with Checkpointer(
+            registry=_handlers(),
+            save_pipeline=pipeline,
+            layout=layout,
+            store=self.store,
+            config=self.config,
+            coordinator=self.coordinator,
+            memory=self.memory,
+        ) as checkpointer:
+            save = await checkpointer.save(
+                final, items.tree, overwrite=self.overwrite, custom_metadata=custom, staging="overlap"
+            )
+            return await save
+
+
+def _unhurried(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
+    """Read little ahead of the writing: nothing waits for a conversion to be staged."""
+    return Pipeline(tuple(replace(slot, queue=1) if slot.queue else slot for slot in pipeline))
+
+
+def _handlers() -> HandlerRegistry:
+    registry = default_handlers(entry_points=False)
+    registry.register(StoredValue, StoredValueHandler())
+    return registry

@@ -1,0 +1,280 @@
+"""What of a damaged checkpoint is intact, and where the rest can be found. Blocking."""
+
+from __future__ import annotations
+
+__all__ = ("Damage", "Salvage", "find_damage")
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast, final
+
+from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.items.item_parts import Parts
+from penstock.handlers.formats.orbax.discovery.item_kinds import (
+    KINDS_OF_TREES,
+    RANDOM_KEYS,
+    ItemKind,
+    holds_arrays,
+    items_of,
+    kind_of_item,
+)
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.documents.file_names import (
+    ARRAY_METADATAS,
+    CHECKPOINT_METADATA,
+    INTEGRITY,
+    METADATA,
+    SHARDING,
+    STRINGS,
+)
+from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_bytes
+from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.handlers.leaves.stored_value import SourceFiles
+from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, PenstockError
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.leaf import KeyKind, StoredLeaf
+from penstock.kernel.protocols.stores import Store
+from penstock.tools.patched_store import PatchedStore
+from penstock.tools.repair_report import Outcome, RepairedLeaf
+from penstock.tools.stored_items import GONE, ItemsReader, StoredItems, stored_value
+
+_DISPENSABLE: Final = frozenset({CHECKPOINT_METADATA, INTEGRITY, SHARDING, STRINGS})
+"""Documents without which the arrays of a checkpoint can be read all the same."""
+
+
+@final
+@dataclass(slots=True)
+class Damage:
+    """What is damaged in a checkpoint. Items are known by their place in it: `state`, `key/jax_random_key`.
+
+    The name is empty if the checkpoint is one tree.
+    """
+
+    store: PatchedStore  #: in which damaged documents that can be done without are hidden
+    path: str
+    about: CheckpointMetadata
+    kinds: Mapping[str, ItemKind]  #: by item
+    surveys: dict[str, Survey] = field(default_factory=dict[str, Survey])  #: of trees, by where they lie
+    leaves: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    """What is wrong with each damaged leaf, by where its item lies and by key path."""
+    unchecked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """Leaves without a checksum; all of them if the set is empty."""
+    lost: list[RepairedLeaf] = field(default_factory=list[RepairedLeaf])  #: documents and items
+
+    def add(self, place: str, findings: Iterable[Finding]) -> None:
+        """Note what was found of the tree at `place`."""
+        leaves = self.leaves.setdefault(place, {})
+        for finding in findings:
+            if finding.kind == "unchecked":
+                self.unchecked.setdefault(place, set()).update(finding.key_paths)
+                continue
+            for key_path in finding.key_paths:
+                leaves.setdefault(key_path, finding.problem)
+
+    @property
+    def first_problem(self) -> str:
+        """What is wrong first of all."""
+        problems = [leaf.problem for leaf in self.lost]
+        problems += [problem for leaves in self.leaves.values() for problem in leaves.values()]
+        return problems[0] if problems else "it has no leaves"
+
+
+def find_damage(store: Store, path: str) -> Damage:
+    """Survey every item of the checkpoint at `path`. The bytes of arrays are not compared yet."""
+    patched = PatchedStore(store)
+    reading = cast("Store", patched)
+    lost: list[RepairedLeaf] = []
+    about = _about(patched, path, lost)
+    names = frozenset(reading.list_directory(path))
+    kind = kind_of_item(reading, path, names)
+    if kind is None and holds_arrays(reading, path, names) and not items_of(reading, path, names):
+        kind = ItemKind.NAMED
+
+    kinds = {"": kind} if kind is not None else dict(_kinds(reading, path, names, about, lost))
+    damage = Damage(patched, path, about, kinds, lost=lost)
+    for name, found in kinds.items():
+        place = os.path.join(name, RANDOM_KEYS[found]) if found in RANDOM_KEYS else name
+        if found in KINDS_OF_TREES or found is ItemKind.NAMED or found in RANDOM_KEYS:
+            _open_without_what_is_lost(patched, path, place, lost)
+            survey = survey_item(reading, *_split(path, place))
+            damage.surveys[place] = survey
+            damage.add(place, survey.findings)
+
+    return damage
+
+
+def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> CheckpointMetadata:
+    names = store.list_directory(path)
+    try:
+        return checkpoint_metadata.read(cast("Store", store), path, names)
+    except PenstockError as error:
+        store.hide(os.path.join(path, CHECKPOINT_METADATA))
+        lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {_problem(error)}"))
+        return CheckpointMetadata()
+
+
+def _kinds(
+    store: Store, path: str, names: frozenset[str], about: CheckpointMetadata, lost: list[RepairedLeaf]
+) -> Iterator[tuple[str, ItemKind]]:
+    found = items_of(store, path, names)
+    for name in sorted(names | set(about.items)):
+        directory = os.path.join(path, name)
+        if name in found:
+            yield name, found[name]
+        elif store.kind(directory) == "directory":
+            if holds_arrays(store, directory, store.list_directory(directory)):
+                yield name, ItemKind.NAMED
+            else:
+                lost.append(RepairedLeaf("gone", "", name, "penstock does not know what it holds"))
+        elif name in about.items:
+            lost.append(RepairedLeaf("gone", "", name, "is missing"))
+
+
+def _open_without_what_is_lost(store: PatchedStore, path: str, place: str, lost: list[RepairedLeaf]) -> None:
+    """Hide damaged documents that arrays can do without, and lost leaves, until the tree opens, or not."""
+    while True:
+        try:
+            _opened(cast("Store", store), path, place)
+        except NotACheckpointError:
+            return
+        except CorruptCheckpointError as error:
+            if _is_dispensable(error.path) and store.hide(error.path):
+                problem = f"{os.path.basename(error.path)}: {error.problem}"
+                lost.append(RepairedLeaf("gone", "", place, problem))
+            elif error.key_path is not None and _drop_leaf(store, os.path.join(path, place), error.key_path):
+                lost.append(RepairedLeaf("gone", error.key_path, place, error.problem))
+            else:
+                return
+        except PenstockError:
+            return
+        else:
+            return
+
+
+def _is_dispensable(file: str) -> bool:
+    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in file
+
+
+def _drop_leaf(store: PatchedStore, directory: str, key_path: str) -> bool:
+    """Let `_METADATA` list one leaf less. Return False if it does not list the leaf."""
+    file = os.path.join(directory, METADATA)
+    document: Any = json.loads(store.read_file(file))
+    leaves = document.get("tree_metadata", {})
+    for name, leaf in leaves.items():
+        steps = leaf["key_metadata"]
+        keys = tuple([step["key"] for step in steps])
+        if show_key_path(keys, tuple([KeyKind(step["key_type"]) for step in steps])) == key_path:
+            del leaves[name]
+            store.replace(file, json.dumps(document).encode())
+            return True
+
+    return False
+
+
+def _opened(store: Store, path: str, place: str) -> OrbaxCheckpoint:
+    directory, item = _split(path, place)
+    return open_checkpoint(store, directory, item or None, whole=False)
+
+
+def _split(path: str, place: str) -> tuple[str, str]:
+    above, _, item = place.rpartition("/")
+    return (os.path.join(path, above) if above else path), item
+
+
+def _problem(error: PenstockError) -> str:
+    return error.problem if isinstance(error, CorruptCheckpointError) else str(error)
+
+
+@final
+class Salvage:
+    """Decides of each leaf whether it is kept, taken from another checkpoint, or gone.
+
+    Args:
+        damage: Of the checkpoint.
+        files: Read the new checkpoint's bytes when it is saved.
+        others: Paths of other checkpoints, and of directories of steps.
+    """
+
+    def __init__(self, damage: Damage, files: SourceFiles, others: Sequence[str]) -> None:
+        self._damage = damage
+        self._files = files
+        self._others = others
+        self._opened: dict[tuple[str, str], OrbaxCheckpoint | None] = {}
+        self.leaves: list[RepairedLeaf] = list(damage.lost)  #: what became of each, once `items` was called
+
+    def items(self) -> StoredItems:
+        """Return what is saved: all that is intact."""
+        damage = self._damage
+        reader = ItemsReader(cast("Store", damage.store), self._take, whole=False)
+        if "" in damage.kinds:
+            found = reader.read(damage.path)
+            return StoredItems(found.tree, None, damage.about.custom_metadata, found.tree_custom_metadata)
+
+        parts = Parts()
+        for name, kind in damage.kinds.items():
+            before = len(self.leaves)
+            try:
+                reader.add(parts, damage.path, name, kind, self._handler(name))
+            except PenstockError as error:
+                del self.leaves[before:]
+                self.leaves.append(RepairedLeaf("gone", "", name, _problem(error)))
+                continue
+
+            if len(self.leaves) == before:  # a document
+                self.leaves.append(RepairedLeaf("kept", "", name))
+
+        return StoredItems(parts.tree, parts, damage.about.custom_metadata)
+
+    def _handler(self, name: str) -> str | None:
+        handlers = self._damage.about.item_handlers
+        return handlers.get(name) if isinstance(handlers, Mapping) else None
+
+    def _take(self, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
+        key_path, damage = leaf.info.key_path, self._damage
+        if leaf.spec.shape is None and leaf.spec.text is None and not leaf.spec.is_empty_marker:
+            return self._gone(place, key_path, f"a {leaf.spec.typestr} can be read by its own handler alone")
+
+        problem = damage.leaves.get(place, {}).get(key_path)
+        if problem is not None:
+            return self._from_others(place, opened, leaf, problem)
+
+        named = damage.unchecked.get(place)
+        unchecked = leaf.spec.nbytes > 0 and named is not None and (not named or key_path in named)
+        outcome: Outcome = "unchecked" if unchecked else "kept"
+        self.leaves.append(RepairedLeaf(outcome, key_path, place))
+        return stored_value(self._files, opened, leaf)
+
+    def _from_others(self, place: str, opened: StoredCheckpoint, leaf: StoredLeaf, problem: str) -> object:
+        key_path = leaf.info.key_path
+        for path in self._others:
+            other = self._other(path, place)
+            if other is None or not isinstance(opened, OrbaxCheckpoint):
+                continue
+            for there in other.leaves:
+                if there.info.name == leaf.info.name and holds_recorded_bytes(opened, leaf, other, there):
+                    self.leaves.append(RepairedLeaf("taken", key_path, place, problem, path))
+                    return stored_value(self._files, other, there)
+
+        return self._gone(place, key_path, problem)
+
+    def _gone(self, place: str, key_path: str, problem: str) -> object:
+        self.leaves.append(RepairedLeaf("gone", key_path, place, problem))
+        return GONE
+
+    def _other(self, path: str, place: str) -> OrbaxCheckpoint | None:
+        """Open the same item of another checkpoint; None if that cannot be done."""
+        if (path, place) not in self._opened:
+            try:
+                opened: Any = _opened(self._damage.store.inner, path, place)
+            except PenstockError:
+                opened = None
+
+            self._opened[path, place] = opened
+
+        return self._opened[path, place]

@@ -1,0 +1,222 @@
+"""Takes a stored checkpoint apart into items: trees of `StoredValue`s, and documents."""
+
+from __future__ import annotations
+
+__all__ = ("GONE", "ItemsReader", "StoredItems", "stored_value", "tree_of")
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, TypeAlias, final
+
+from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.items.item_parts import HANDLERS, Parts, TreePart
+from penstock.handlers.formats.items.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
+from penstock.handlers.formats.orbax.discovery.item_kinds import (
+    KINDS_OF_TREES,
+    RANDOM_KEYS,
+    ItemKind,
+    holds_arrays,
+    items_of,
+    json_file,
+    kind_of_item,
+    proto_file,
+)
+from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
+from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
+from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
+from penstock.stages.locate import split_names
+from penstock.stages.pytree.flattening import nest
+
+_ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
+_KINDS: Final = {
+    ItemKind.TREE: PyTree,
+    ItemKind.PACKED: PyTree,
+    ItemKind.NAMED: PyTree,
+    ItemKind.JSON: Json,
+    ItemKind.PROTO: Proto,
+    ItemKind.JAX_KEY: RandomKey,
+    ItemKind.NUMPY_KEY: NumpyRandomKey,
+}
+
+
+class _Gone(Enum):
+    GONE = auto()
+
+
+GONE: Final = _Gone.GONE
+"""Stands for a leaf, or for an item, that is left out."""
+
+TakeLeaf: TypeAlias = Callable[[str, StoredCheckpoint, StoredLeaf], object]
+"""From where an item lies in the checkpoint, the opened item and a leaf of it, to what is saved in place of
+the leaf, or `GONE`. The first is empty if the checkpoint is one tree."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredItems:
+    """All that a checkpoint holds."""
+
+    tree: object  #: of all leaves: `StoredValue`s and values that are saved as they are
+    parts: Parts | None  #: what belongs to which item; None if the checkpoint is one tree and has no items
+    custom_metadata: Mapping[str, Any] | None
+    tree_custom_metadata: object = None  #: what is stored with the tree, if there are no items
+
+    @property
+    def n_items(self) -> int:
+        """How many items there are; a checkpoint that is one tree counts as one."""
+        return 1 if self.parts is None else len(self.parts.handlers)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ItemsReader:
+    """Opens checkpoints, and takes them apart. Every method is blocking; no array is read.
+
+    Args:
+        store: Where they lie.
+        take: Says what becomes of each leaf.
+        split: Of safetensors: what separates the keys in names; None: one flat dict.
+        whole: Whether every data file must be there in its whole length.
+    """
+
+    store: Store
+    take: TakeLeaf
+    split: str | None = None
+    whole: bool = True
+
+    def read(self, path: str, item: str | None = None) -> StoredItems:
+        """Take the checkpoint at `path` apart, or one item of it.
+
+        Raises:
+            UnsupportedFormatError: If it has an item that penstock does not know.
+            CorruptCheckpointError: If a document is damaged or missing.
+        """
+        if item is not None or is_safetensors(self.store, path):
+            return self._one_tree(path, item)
+
+        names = frozenset(self.store.list_directory(path))
+        if self._is_one_item(path, names):
+            return self._one_tree(path, None)
+
+        about = checkpoint_metadata.read(self.store, path, names)
+        recorded = about.item_handlers
+        handlers: Mapping[str, str] = recorded if isinstance(recorded, Mapping) else {}
+        parts = Parts()
+        for name, kind in self.kinds(path, names, handlers).items():
+            self.add(parts, path, name, kind, handlers.get(name))
+
+        return StoredItems(parts.tree, parts, about.custom_metadata)
+
+    def kinds(self, path: str, names: frozenset[str], listed: Mapping[str, str]) -> Mapping[str, ItemKind]:
+        """Return the kind of each item, by name.
+
+        Raises:
+            UnsupportedFormatError: If one is of no kind that penstock knows.
+            CorruptCheckpointError: If one is missing.
+        """
+        gone = deleted_item(self.store, path, names)
+        kinds = items_of(self.store, path, names - {gone})
+        for name in sorted((names | listed.keys()) - kinds.keys() - {gone}):
+            directory = os.path.join(path, name)
+            if self.store.kind(directory) != "directory":
+                if name in listed:
+                    raise CorruptCheckpointError(directory, f"is missing, and {CHECKPOINT_METADATA} lists it")
+                continue
+            if not holds_arrays(self.store, directory, self.store.list_directory(directory)):
+                raise UnsupportedFormatError(
+                    directory, "is an item of a kind that penstock does not know, and cannot be carried over"
+                )
+            kinds[name] = ItemKind.NAMED
+
+        return kinds
+
+    def add(self, parts: Parts, path: str, name: str, kind: ItemKind, handler: str | None) -> None:
+        """Add what is written for one item of the checkpoint at `path`.
+
+        Args:
+            parts: What there is so far.
+            path: Of the checkpoint.
+            name: Of the item.
+            kind: Of the item.
+            handler: Orbax's, as it is recorded, if it is.
+        """
+        recorded = handler or HANDLERS[_KINDS[kind]]
+        if kind in RANDOM_KEYS:
+            self._add_random_key(parts, path, name, kind)
+        elif kind in KINDS_OF_TREES or kind is ItemKind.NAMED:
+            opened = self._open(path, name)
+            custom: Any = opened.tree_custom_metadata
+            single = recorded.endswith(_ARRAY_HANDLER)
+            parts.tree[name] = tree_of(name, opened, self.take)
+            parts.tree_parts.append(TreePart((name,), name, custom, single=single))
+        else:
+            self._open(path, name)  # which compares the document with its digest
+            directory = os.path.join(path, name)
+            inside = self.store.list_directory(directory)
+            file = json_file(self.store, directory, inside) if kind is ItemKind.JSON else proto_file(inside)
+            assert file is not None, "the kind says that there is one"
+            data = self.store.read_file(os.path.join(directory, file))
+            parts.documents.append(Document(f"{name}/{file}", data))
+
+        parts.handlers[name] = recorded
+        parts.directories.append(name)
+
+    def _add_random_key(self, parts: Parts, path: str, name: str, kind: ItemKind) -> None:
+        inner = RANDOM_KEYS[kind]
+        place, about = f"{name}/{inner}", f"{name}/{inner}_metadata/metadata"
+        self._open(path, name)  # which compares the document about it with its digest
+        opened = self._open(os.path.join(path, name), inner)
+        document = Document(about, self.store.read_file(os.path.join(path, about)))
+        parts.tree[name] = {inner: tree_of(place, opened, self.take)}
+        parts.tree_parts.append(TreePart((name, inner), place, single=kind is ItemKind.JAX_KEY))
+        parts.documents.append(document)
+        parts.directories += [place, f"{place}_metadata"]
+
+    def _is_one_item(self, path: str, names: frozenset[str]) -> bool:
+        known = kind_of_item(self.store, path, names) is not None
+        return known or (not items_of(self.store, path, names) and holds_arrays(self.store, path, names))
+
+    def _open(self, path: str, item: str | None) -> StoredCheckpoint:
+        if is_safetensors(self.store, path):
+            return AutoLayout().open(self.store, path, item)
+
+        return open_checkpoint(self.store, path, item, whole=self.whole)
+
+    def _one_tree(self, path: str, item: str | None) -> StoredItems:
+        opened = self._open(path, item)
+        if self.split is not None and isinstance(opened, NamedTensors):
+            opened = split_names(opened, self.split)
+
+        tree = tree_of(item or "", opened, self.take)
+        return StoredItems(tree, None, opened.custom_metadata, opened.tree_custom_metadata)
+
+
+def tree_of(item: str, opened: StoredCheckpoint, take: TakeLeaf) -> object:
+    """Return the tree of an opened item, without the leaves that are `GONE`."""
+    taken = [(leaf.info, take(item, opened, leaf)) for leaf in opened.leaves]
+    kept = [(info, value) for info, value in taken if value is not GONE]
+    return nest([info for info, _ in kept], [value for _, value in kept])
+
+
+def stored_value(files: SourceFiles, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
+    """Return a `StoredValue`, or another value that is saved as the leaf is stored."""
+    match leaf.spec.typestr:
+        case "None" | "NamedTuple":
+            return None
+        case "Dict":
+            return {}
+        case "List":
+            return []
+        case "Tuple":
+            return ()
+        case _:
+            return StoredValue(files, opened, leaf) if leaf.spec.text is None else leaf.spec.text

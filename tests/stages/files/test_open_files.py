@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import StorageError
+from penstock.stages.files.open_files import OpenFiles
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    for at in range(6):
+        (tmp_path / str(at)).write_bytes(bytes([at]))
+
+    return [str(tmp_path / str(at)) for at in range(6)]
+
+
+def first_byte(files: OpenFiles, path: str) -> int:
+    data = bytearray(1)
+    with files.lent(path) as file:
+        file.read_at(0, [memoryview(data)])
+
+    return data[0]
+
+
+def n_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_only_the_last_few_stay_open(paths: list[str]) -> None:
+    before, files = n_open(), OpenFiles(LocalStore(), 2)
+
+    assert [first_byte(files, path) for path in paths] == list(range(6))
+    assert n_open() - before == 2
+    assert first_byte(files, paths[5]) == 5
+    assert len(files.files()) == 6
+    assert first_byte(files, paths[0]) == 0
+    assert len(files.files()) == 7
+
+    for file in files.files():
+        file.close()
+
+    assert n_open() == before
+
+
+def test_a_file_that_is_used_is_not_closed(paths: list[str]) -> None:
+    files = OpenFiles(LocalStore(), 2)
+    data = bytearray(1)
+    with files.lent(paths[3]) as lent:
+        assert [first_byte(files, path) for path in paths] == list(range(6))
+        lent.read_at(0, [memoryview(data)])
+
+    assert data[0] == 3
+    for file in files.files():
+        file.close()
+
+
+def test_a_file_that_is_not_there_costs_nothing(paths: list[str], tmp_path: Path) -> None:
+    before, files = n_open(), OpenFiles(LocalStore(), 2)
+    with pytest.raises(StorageError), files.lent(str(tmp_path / "absent")):
+        pass
+
+    assert n_open() == before
+    assert files.files() == []
+
+
+@contextmanager
+def at_most(descriptors: int) -> Generator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + descriptors, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("mmap", [False, True], ids=["read", "mmap"])
+async def test_a_checkpoint_has_more_files_than_a_process_may_open(*, mmap: bool, tmp_path: Path) -> None:
+    tree = {f"x{at:03}": np.full(3, at) for at in range(300)}
+    async with penstock.Checkpointer(save_format=SaveFormat(ocdbt=False)) as checkpointer:
+        with at_most(100):
+            await (await checkpointer.save(tmp_path / "c", tree))
+            found = await checkpointer.restore(tmp_path / "c", mmap=mmap)
+            assert (await checkpointer.verify(tmp_path / "c")).n_leaves == 300
+
+    assert [int(value[0]) for value in found.values()] == list(range(300))
