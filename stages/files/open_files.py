@@ -73,7 +73,7 @@ class OpenFiles:
 
     def files(self) -> Sequence[ReadableFile]:
         """Every file that was opened, closed ones included."""
-        return tuple(self._all)
+        return list(self._all)
 
     def end(self) -> Sequence[ReadableFile]:
         """Keep no more files open, not even those that a thread opens which was left behind; return all."""
