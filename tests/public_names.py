@@ -11,7 +11,7 @@ NAMES = {
     "penstock": """
         CheckpointManager Checkpointer Composite Config HandlerRegistry MemoryRegulator PenstockError Pipeline
         RestoreReport SaveArgs SaveFormat SaveFuture Transform __version__ convert export_safetensors metadata
-        restore restore_items save steps sync verify watch
+        restore restore_items save seal steps sync verify watch
     """,
     "penstock.items": "Array Composite Json NumpyRandomKey Proto PyTree RandomKey for_items",
     "penstock.memory": "MemoryKeywords config_and_regulator",
@@ -25,8 +25,8 @@ NAMES = {
         Watch WhenIdle watch
     """,
     "penstock.sync": """
-        CheckpointManager Checkpointer convert export_safetensors metadata restore restore_items save verify
-        watch
+        CheckpointManager Checkpointer convert export_safetensors metadata restore restore_items save seal
+        verify watch
     """,
     "penstock.testing": """
         Crash CrashStore FaultyStore HandlerConformance Hang Operation PowerLoss StageConformance

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, final, runtime_checkable
 
-BLOCK_BYTES: Final = 2**20
+BLOCK_BYTES: Final = 64 * 1024
 """Bytes read at a time of a range that is kept in part."""
 
 

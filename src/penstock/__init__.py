@@ -37,6 +37,7 @@ __all__ = (
     "SaveFormat",
     "SaveFuture",
     "SaveReport",
+    "SealReport",
     "Transform",
     "VerifyReport",
     "__version__",
@@ -50,6 +51,7 @@ __all__ = (
     "restore",
     "restore_items",
     "save",
+    "seal",
     "steps",
     "sync",
     "verify",
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from penstock.tools.export import export_safetensors
     from penstock.tools.repair import repair
     from penstock.tools.repair_report import RepairReport
+    from penstock.tools.seal import SealReport, seal
     from penstock.verification.verify_report import VerifyReport
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -110,5 +113,6 @@ else:
             "penstock.tools.export": ("export_safetensors",),
             "penstock.tools.repair": ("repair",),
             "penstock.tools.repair_report": ("RepairReport",),
+            "penstock.tools.seal": ("SealReport", "seal"),
         },
     )

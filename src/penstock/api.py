@@ -11,6 +11,7 @@ __all__ = (
     "restore",
     "restore_items",
     "save",
+    "seal",
     "verify",
 )
 
@@ -33,6 +34,7 @@ from penstock.kernel.protocols.leaf import KeyPath
 from penstock.tools.convert import convert
 from penstock.tools.export import export_safetensors
 from penstock.tools.repair import repair
+from penstock.tools.seal import seal
 from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:

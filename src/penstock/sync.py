@@ -21,6 +21,7 @@ __all__ = (
     "restore",
     "restore_items",
     "save",
+    "seal",
     "verify",
     "watch",
 )
@@ -140,3 +141,4 @@ verify = blocking(api.verify)
 convert = blocking(api.convert)
 export_safetensors = blocking(api.export_safetensors)
 repair = blocking(api.repair)
+seal = blocking(api.seal)

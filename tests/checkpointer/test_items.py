@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.unsealed import unseal
 
 import penstock
 from penstock.handlers.formats.items.item_types import Composite
@@ -349,6 +350,8 @@ class TestRefused:
         assert penstock.sync.restore(path, item="a") == 1
 
         (tmp_path / "elsewhere").rename(path / "b")
+        unseal(path)
+        (path / "_PENSTOCK_INTEGRITY").unlink()
         (path / "commit_success.txt").unlink()
         document = json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
         (path / "_CHECKPOINT_METADATA").write_text(json.dumps(document | {"commit_timestamp_nsecs": None}))

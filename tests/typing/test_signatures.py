@@ -25,6 +25,7 @@ ASYNC: tuple[Any, ...] = (
     penstock.restore,
     penstock.restore_items,
     penstock.save,
+    penstock.seal,
     penstock.verify,
     penstock.watch,
 )

@@ -1,25 +1,41 @@
-"""`_PENSTOCK_INTEGRITY`: the checksum of every piece that was written, for restore and for `verify`.
+"""`_PENSTOCK_INTEGRITY`: the checksums of pieces and of documents, for restore and for `verify`.
 
 A file of penstock's own, which Orbax ignores: a msgpack map of a version and, for each data file, the
 offsets, lengths and checksums of its pieces as three columns, by ascending offset. Columns, because a
 list for each of 100,000 pieces would take longer than writing the pieces. Version 1 had lists.
+
+Beside these, and optional, since 0.1 wrote neither: the digest of every document, and what
+`_CHECKPOINT_METADATA` says, which others may rewrite.
 """
 
 from __future__ import annotations
 
-__all__ = ("Checksum", "Checksums", "decode", "encode")
+__all__ = (
+    "Checksum",
+    "Checksums",
+    "Digest",
+    "Integrity",
+    "columns",
+    "decode",
+    "digest_of",
+    "encode",
+    "encode_files",
+    "without_documents",
+)
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.views import WrittenLeaves
+from penstock.kernel.protocols.written import Document
 
 VERSION: Final = 2
 _COLUMNS: Final[dict[str, np.dtype[Any]]] = {
@@ -90,8 +106,97 @@ class Checksums(Sequence[Checksum]):
         return np.where(same, self.crc32c[at].astype(np.int64), -1)
 
 
-def encode(batches: Iterable[WrittenLeaves], digests: Mapping[str, bytes]) -> bytes:
-    """Encode the document, with the digests of leaves by stored name."""
+@final
+class Digest(NamedTuple):
+    """What a document holds."""
+
+    nbytes: int
+    crc32c: int
+
+
+def digest_of(data: bytes) -> Digest:
+    """Return the digest of a document's content."""
+    return Digest(len(data), crc32c(data))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Integrity:
+    """The decoded document."""
+
+    files: Mapping[str, Checksums] = field(default_factory=dict[str, Checksums])
+    """The pieces of each data file, relative to the directory."""
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
+    documents: Mapping[str, Digest] = field(default_factory=dict[str, Digest])
+    """Of each document, relative to the directory."""
+    about: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What `_CHECKPOINT_METADATA` says; see `checkpoint_metadata.content_of`."""
+
+
+def encode(
+    batches: Iterable[WrittenLeaves],
+    digests: Mapping[str, bytes],
+    documents: Iterable[Document] = (),
+    about: Mapping[str, object] | None = None,
+) -> bytes:
+    """Encode the document.
+
+    Args:
+        batches: Where every piece lies.
+        digests: Of leaves, by stored name.
+        documents: All others of the directory.
+        about: What `_CHECKPOINT_METADATA` says, if it is among them.
+    """
+    return encode_files(
+        _columns_of(batches), digests, {one.path: digest_of(one.data) for one in documents}, about
+    )
+
+
+def encode_files(
+    files: Mapping[str, Mapping[str, bytes]],
+    digests: Mapping[str, bytes],
+    documents: Mapping[str, Digest],
+    about: Mapping[str, object] | None = None,
+) -> bytes:
+    """Encode the document from the columns of each data file; see `encode`."""
+    members: dict[str, object] = {"version": VERSION, "files": files}
+    if digests:
+        members["digests"] = dict(digests)
+    if documents:
+        members["documents"] = _encoded(documents)
+    if about:
+        members["about"] = dict(about)
+
+    return msgpack.packb(members)
+
+
+def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:
+    """Return the document without the digests of some documents.
+
+    Raises:
+        CorruptCheckpointError: As `decode`.
+    """
+    kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
+    members = _as_map(path, cast("object", msgpack.unpackb(data)))
+    return msgpack.packb({**members, "documents": _encoded(kept) if kept else {}})
+
+
+def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:
+    nbytes, sums = zip(*documents.values(), strict=True)
+    return {
+        "names": list(documents),
+        "nbytes": np.array(nbytes, "<u8").tobytes(),
+        "crc32c": np.array(sums, "<u4").tobytes(),
+    }
+
+
+def columns(pieces: Iterable[tuple[int, int, int]]) -> dict[str, bytes]:
+    """Encode the pieces of a data file: offset, bytes, and crc32c of each."""
+    offsets, lengths, sums = zip(*pieces, strict=True)
+    return _packed(list(offsets), list(lengths), list(sums))
+
+
+def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]:
     files: dict[str, tuple[list[int], list[int], list[int]]] = {}
     for batch in batches:
         for part in batch.written:
@@ -107,10 +212,7 @@ def encode(batches: Iterable[WrittenLeaves], digests: Mapping[str, bytes]) -> by
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)
 
-    columns = {file: _packed(*files[file]) for file in files}
-    return msgpack.packb(
-        {"version": VERSION, "files": columns, **({"digests": dict(digests)} if digests else {})}
-    )
+    return {file: _packed(*files[file]) for file in files}
 
 
 def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dict[str, bytes]:
@@ -119,12 +221,8 @@ def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dic
     return {name: np.array(column, dtype)[order].tobytes() for (name, dtype), column in columns}
 
 
-def decode(path: str, data: bytes) -> tuple[Mapping[str, Checksums], dict[str, bytes]]:
+def decode(path: str, data: bytes) -> Integrity:
     """Read the document.
-
-    Returns:
-        Of each data file, relative to the checkpoint, its checksums by ascending offset; and the digests
-        of leaves, by stored name.
 
     Raises:
         CorruptCheckpointError: If it is malformed.
@@ -153,7 +251,31 @@ def decode(path: str, data: bytes) -> tuple[Mapping[str, Checksums], dict[str, b
     else:
         found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
 
-    return found, cast("dict[str, bytes]", digests)
+    return Integrity(
+        found,
+        cast("dict[str, bytes]", digests),
+        _documents(path, _as_map(path, members.get("documents", {}))),
+        _as_map(path, members.get("about", {})),
+    )
+
+
+def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]:
+    if not members:
+        return {}
+
+    names, nbytes, sums = (members.get(name) for name in ("names", "nbytes", "crc32c"))
+    listed = cast("list[object]", names) if isinstance(names, list) else [None]
+    if (
+        not all(isinstance(name, str) for name in listed)
+        or type(nbytes) is not bytes
+        or type(sums) is not bytes
+    ):
+        raise CorruptCheckpointError(path, "has documents that are no names and columns")
+    if (len(nbytes), len(sums)) != (8 * len(listed), 4 * len(listed)):
+        raise CorruptCheckpointError(path, f"has {len(listed)} documents, and columns of other lengths")
+
+    rows = zip(np.frombuffer(nbytes, "<u8").tolist(), np.frombuffer(sums, "<u4").tolist(), strict=True)
+    return dict(zip(cast("list[str]", listed), map(Digest._make, rows), strict=True))
 
 
 @final

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 __all__ = ("ItemsLayoutBase",)
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.items.item_parts import Parts
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
-    COMMIT_MARK_TEXT,
+    INTEGRITY,
 )
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
@@ -65,20 +67,25 @@ class ItemsLayoutBase:
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
     ) -> list[Document]:
-        """Append the documents of the other items and of the checkpoint to those of the trees."""
+        """Append the documents of the other items and of the checkpoint to those of the trees.
+
+        The checkpoint has a record of its own, of all documents but those that a tree's own record has.
+        """
         about = checkpoint_metadata.encode(
             started_ns=started_ns,
             committed_ns=committed_ns,
             custom_metadata=custom_metadata,
             item_handlers=self._parts.handlers,
         )
-        return [
-            *trees,
-            *self._parts.documents,
-            *[
-                Document(f"{directory}/{COMMIT_MARK}", COMMIT_MARK_TEXT)
-                for directory in self._parts.directories
-            ],
-            Document(CHECKPOINT_METADATA, about),
-            Document(COMMIT_MARK, COMMIT_MARK_TEXT),
+        made = list(trees)
+        records = [document for document in made if os.path.basename(document.path) == INTEGRITY]
+        ours = [*self._parts.documents, Document(CHECKPOINT_METADATA, about)]
+        content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
+        record = integrity.encode((), {}, [*ours, *records], content)
+        of_item = {os.path.dirname(document.path): document.data for document in records}
+        marks = [
+            Document(f"{directory}/{COMMIT_MARK}", commit_mark_text.encode(of_item.get(directory)))
+            for directory in self._parts.directories
         ]
+        whole = Document(COMMIT_MARK, commit_mark_text.encode(record))
+        return [*made, *self._parts.documents, *marks, ours[-1], Document(INTEGRITY, record), whole]

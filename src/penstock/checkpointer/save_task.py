@@ -132,7 +132,7 @@ class SaveTask:
                 raise
             finally:
                 if self._hung is None:
-                    run.workspace.release()
+                    self._release()
 
         report: SaveReport = replace(
             result.value,
@@ -167,6 +167,14 @@ class SaveTask:
             found.add_note(note)
 
         return found
+
+    def _release(self) -> None:
+        """Let other saves build here. What was published stays durable, whatever comes of it."""
+        run = self._run
+        try:
+            run.workspace.release()
+        except StorageError as error:
+            run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(error))
 
     async def _undo(self, because: BaseException) -> None:
         run = self._run

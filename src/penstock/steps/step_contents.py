@@ -15,7 +15,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.restore_items import restore_items
 from penstock.handlers.formats.items.item_types import Composite, Json
 from penstock.handlers.formats.orbax.discovery.item_kinds import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.protocols.layouts import Layout
@@ -106,7 +106,8 @@ def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMet
     if not names:
         items = {TREE: describe_checkpoint(layout, store, path)}
 
-    about = checkpoint_metadata.read(store, path, store.list_directory(path))
+    inside = store.list_directory(path)
+    about = SealedDocuments.open(store, path, inside).about(inside)
     return StepMetadata(
         step,
         os.path.abspath(path),

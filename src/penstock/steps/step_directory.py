@@ -22,17 +22,20 @@ __all__ = (
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checked_json import parse_object
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.step_dirs import may_be_finished_step, read_root_metadata
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, INTEGRITY
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
 from penstock.steps.keep_policies import Needs, StepInfo
 from penstock.steps.step_names import NameFormat
 
@@ -131,7 +134,15 @@ def read_metrics(store: Store, path: str) -> Mapping[str, Any] | None:
     """
     file = os.path.join(path, METRICS, METRICS)
     data = _read_if_there(store, file)
-    return None if data is None else parse_object(file, data)
+    names = _names_in(store, path)
+    sealed = SealedDocuments.open(store, path, names)
+    if data is not None:
+        sealed.check(f"{METRICS}/{METRICS}", data)
+        return parse_object(file, data)
+    if METRICS in sealed.about(names).items:
+        sealed.check_absent(METRICS)
+
+    return None
 
 
 def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, Any]) -> None:
@@ -155,7 +166,15 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
             if error.errno != errno.EEXIST:  # if another writer was faster, its metadata stay
                 raise
 
+            return
+
+        record = integrity.encode((), {}, [Document(_ROOT_FILE[1], data)])
+        store.write_file(os.path.join(folder, INTEGRITY), record)
         store.sync_directory(folder)
+
+
+def _names_in(store: Store, path: str) -> Sequence[str]:
+    return store.list_directory(path) if store.kind(path) == "directory" else ()
 
 
 def _read_if_there(store: Store, file: str) -> bytes | None:

@@ -20,7 +20,6 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     items_of,
     kind_of_item,
 )
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
@@ -30,6 +29,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     SHARDING,
     STRINGS,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_bytes
@@ -40,9 +40,11 @@ from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, 
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.tools.patched_documents import patch_documents
 from penstock.tools.patched_store import PatchedStore
 from penstock.tools.repair_report import Outcome, RepairedLeaf
 from penstock.tools.stored_items import GONE, ItemsReader, StoredItems, stored_value
+from penstock.verification.checkpoint_survey import recorded_directories
 
 _DISPENSABLE: Final = frozenset({CHECKPOINT_METADATA, INTEGRITY, SHARDING, STRINGS})
 """Documents without which the arrays of a checkpoint can be read all the same."""
@@ -85,18 +87,27 @@ class Damage:
         return problems[0] if problems else "it has no leaves"
 
 
-def find_damage(store: Store, path: str) -> Damage:
-    """Survey every item of the checkpoint at `path`. The bytes of arrays are not compared yet."""
+def find_damage(store: Store, path: str, others: Sequence[str]) -> Damage:
+    """Survey every item of the checkpoint at `path`. The bytes of arrays are not compared yet.
+
+    Args:
+        store: Where.
+        path: Of the checkpoint.
+        others: Paths of other checkpoints, whose documents are used where they are the same.
+    """
     patched = PatchedStore(store)
     reading = cast("Store", patched)
     lost: list[RepairedLeaf] = []
+    for directory in recorded_directories(store, path):
+        patch_documents(patched, path, directory, others, lost)
+
     about = _about(patched, path, lost)
     names = frozenset(reading.list_directory(path))
     kind = kind_of_item(reading, path, names)
     if kind is None and holds_arrays(reading, path, names) and not items_of(reading, path, names):
         kind = ItemKind.NAMED
 
-    kinds = {"": kind} if kind is not None else dict(_kinds(reading, path, names, about, lost))
+    kinds = {"": kind} if kind is not None else dict(_kinds(patched, path, names, about, lost))
     damage = Damage(patched, path, about, kinds, lost=lost)
     for name, found in kinds.items():
         place = os.path.join(name, RANDOM_KEYS[found]) if found in RANDOM_KEYS else name
@@ -110,18 +121,29 @@ def find_damage(store: Store, path: str) -> Damage:
 
 
 def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> CheckpointMetadata:
-    names = store.list_directory(path)
+    reading = cast("Store", store)
     try:
-        return checkpoint_metadata.read(cast("Store", store), path, names)
+        names = store.list_directory(path)
+        return SealedDocuments.open(reading, path, names).about(names)
     except PenstockError as error:
-        store.hide(os.path.join(path, CHECKPOINT_METADATA))
-        lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {_problem(error)}"))
+        record, problem = os.path.join(path, INTEGRITY), _problem(error)
+        if getattr(error, "path", "") == record and store.hide(record, problem):
+            lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {problem}"))
+            return _about(store, path, lost)
+
+        store.hide(os.path.join(path, CHECKPOINT_METADATA), problem)
+        lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {problem}"))
         return CheckpointMetadata()
 
 
 def _kinds(
-    store: Store, path: str, names: frozenset[str], about: CheckpointMetadata, lost: list[RepairedLeaf]
+    patched: PatchedStore,
+    path: str,
+    names: frozenset[str],
+    about: CheckpointMetadata,
+    lost: list[RepairedLeaf],
 ) -> Iterator[tuple[str, ItemKind]]:
+    store = cast("Store", patched)
     found = items_of(store, path, names)
     for name in sorted(names | set(about.items)):
         directory = os.path.join(path, name)
@@ -131,7 +153,8 @@ def _kinds(
             if holds_arrays(store, directory, store.list_directory(directory)):
                 yield name, ItemKind.NAMED
             else:
-                lost.append(RepairedLeaf("gone", "", name, "penstock does not know what it holds"))
+                problem = patched.problem_below(directory) or "penstock does not know what it holds"
+                lost.append(RepairedLeaf("gone", "", name, problem))
         elif name in about.items:
             lost.append(RepairedLeaf("gone", "", name, "is missing"))
 
@@ -144,7 +167,7 @@ def _open_without_what_is_lost(store: PatchedStore, path: str, place: str, lost:
         except NotACheckpointError:
             return
         except CorruptCheckpointError as error:
-            if _is_dispensable(error.path) and store.hide(error.path):
+            if _is_dispensable(error.path) and store.hide(error.path, error.problem):
                 problem = f"{os.path.basename(error.path)}: {error.problem}"
                 lost.append(RepairedLeaf("gone", "", place, problem))
             elif error.key_path is not None and _drop_leaf(store, os.path.join(path, place), error.key_path):
@@ -158,7 +181,7 @@ def _open_without_what_is_lost(store: PatchedStore, path: str, place: str, lost:
 
 
 def _is_dispensable(file: str) -> bool:
-    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in file
+    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in f"{file}/"
 
 
 def _drop_leaf(store: PatchedStore, directory: str, key_path: str) -> bool:
@@ -206,7 +229,9 @@ class Salvage:
         self._files = files
         self._others = others
         self._opened: dict[tuple[str, str], OrbaxCheckpoint | None] = {}
-        self.leaves: list[RepairedLeaf] = list(damage.lost)  #: what became of each, once `items` was called
+        self.leaves: list[RepairedLeaf] = list(
+            dict.fromkeys(damage.lost)
+        )  #: what became of each, once `items` was called
 
     def items(self) -> StoredItems:
         """Return what is saved: all that is intact."""

@@ -23,7 +23,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.stores import Store
-from penstock.verification.checkpoint_survey import CheckpointSurvey, survey_checkpoint
+from penstock.verification.checkpoint_survey import CheckpointSurvey, compare_documents, survey_checkpoint
 from penstock.verification.checkpoints_below import find_checkpoints
 from penstock.verification.verify_report import VerifyReport
 
@@ -60,7 +60,7 @@ class Verification:
         """
         found = await self.threads.run(find_checkpoints, self.store, path)
         findings = list(found.findings)
-        n_leaves = n_ranges = nbytes = 0
+        n_leaves = n_ranges = n_documents = nbytes = 0
         for checkpoint in found.checkpoints:
             try:
                 survey: CheckpointSurvey = await self.unchanged(
@@ -73,7 +73,13 @@ class Verification:
             findings += survey.findings
             n_leaves += survey.n_leaves
             n_ranges += len(survey.ranges)
+            n_documents += survey.n_documents
             nbytes += sum(part.checksum.nbytes for part in survey.ranges)
+
+        for folder in found.root_folders:
+            names, problems = await self.threads.run(compare_documents, self.store, folder)
+            n_documents += len(names)
+            findings += problems
 
         findings.sort(key=attrgetter("file", "offset"))
         return VerifyReport(
@@ -81,7 +87,7 @@ class Verification:
             checkpoints=tuple(found.checkpoints),
             n_leaves=n_leaves,
             n_ranges=n_ranges,
-            n_documents=0,
+            n_documents=n_documents,
             nbytes=nbytes,
             findings=tuple(findings),
             leftovers=tuple(found.leftovers),

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import crc32c
 import numpy as np
 import pytest
+from tests.unsealed import unseal
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
@@ -118,6 +119,7 @@ def _write_flat(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(document.data)
 
+    unseal(directory)  # so that tests may change documents
     return documents
 
 

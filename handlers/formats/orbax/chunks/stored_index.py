@@ -7,8 +7,8 @@ __all__ = ("check_files", "directory_index", "read_value")
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from penstock.handlers.formats.common import zarr_metadata as zarr
 from penstock.handlers.formats.common.chunk_keys import prefix_of
@@ -22,10 +22,25 @@ MOST_LOOKED_FOR: Final = 16
 """An array with at most this many chunks is looked up chunk by chunk; for more its directory is listed."""
 
 
-def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[bytes, Value]:
+Check: TypeAlias = Callable[[str, bytes], None]
+"""Compares a document, by its name and content, with what was written."""
+
+
+def _as_it_is(name: str, data: bytes, /) -> None:
+    """Compare nothing."""
+
+
+MOST_VALUE_BYTES: Final = 2**20
+"""The longest metadata of an array. That of an array with 64 axes has some thousand bytes."""
+
+
+def directory_index(
+    store: Store, directory: str, names: Iterable[str], check: Check = _as_it_is
+) -> dict[bytes, Value]:
     """Index arrays that lie in a directory each, as an OCDBT database would.
 
     Raises:
+        ChecksumError: If the metadata of an array is not as it was written; `check` raises it.
         CorruptCheckpointError: If a name leads out of `directory`.
     """
     names = list(names)
@@ -34,7 +49,7 @@ def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[
 
     index: dict[bytes, Value] = {}
     if isinstance(store, ManyFiles):
-        names = _add_small(index, store, directory, names)
+        names = _add_small(index, store, directory, names, check)
     for name in names:
         for key, is_file in _entries(store, directory, name):
             path = os.path.join(directory, key)
@@ -42,14 +57,18 @@ def directory_index(store: Store, directory: str, names: Iterable[str]) -> dict[
             if not is_file and not is_metadata:
                 index[key.encode()] = Indirect(key, 0, -1)  # no chunk has this length
             elif is_file and is_metadata:
-                index[key.encode()] = Inline(store.read_file(path))
+                data = store.read_file(path)
+                check(key, data)
+                index[key.encode()] = Inline(data)
             elif is_file:
                 index[key.encode()] = Indirect(key, 0, store.size(path))
 
     return index
 
 
-def _add_small(index: dict[bytes, Value], store: ManyFiles, directory: str, names: list[str]) -> list[str]:
+def _add_small(
+    index: dict[bytes, Value], store: ManyFiles, directory: str, names: list[str], check: Check
+) -> list[str]:
     """Look for the chunks of arrays that have few, by their names; return the arrays that remain."""
     chunks_of: dict[bytes, Sequence[str] | None] = {}
     chunks: list[str] = []
@@ -60,6 +79,8 @@ def _add_small(index: dict[bytes, Value], store: ManyFiles, directory: str, name
         for name, key, data in zip(names, keys, documents, strict=True):
             if data is None:
                 continue
+
+            check(key, data)
             if data not in chunks_of:
                 chunks_of[data] = _few_chunks(key, data)
 
@@ -97,8 +118,12 @@ def read_value(store: Store, directory: str, value: Value) -> bytes:
     if isinstance(value, Inline):
         return value.value
 
+    path = os.path.join(directory, value.file)
+    if value.length > MOST_VALUE_BYTES:
+        raise CorruptCheckpointError(path, f"{value.length} bytes are no metadata of an array")
+
     data = bytearray(value.length)
-    file = store.open_data_file(os.path.join(directory, value.file))
+    file = store.open_data_file(path)
     try:
         file.read_at(value.offset, [memoryview(data)])
     finally:

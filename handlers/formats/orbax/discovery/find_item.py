@@ -27,14 +27,15 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
 )
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished, latest_step, read_root_metadata
 from penstock.handlers.formats.orbax.discovery.tombstone import check_not_deleted, deleted_item
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
+    INTEGRITY,
     LEGACY_MSGPACK,
     METADATA,
     V1_MARK,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
@@ -55,6 +56,7 @@ class ItemPlace:
     path: str = ""  #: of the checkpoint: as it was asked for, or a step there
     kind: ItemKind = ItemKind.TREE
     root_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the directory of steps
+    sealed: SealedDocuments | None = None  #: the documents in `directory`
 
 
 def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
@@ -149,7 +151,8 @@ def _enter(
     root_metadata: Mapping[str, Any] | None = None,
 ) -> ItemPlace:
     """Find the item in a checkpoint, or in an item of one."""
-    found = checkpoint_metadata.read(store, path, names)
+    sealed = _sealed(store, path, names)
+    found = sealed.about(names)
     if is_unfinished(names, found):
         raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
 
@@ -163,7 +166,18 @@ def _enter(
         name, kind = item, _kind_of_named(store, path, names, item)
     directory = os.path.join(path, name) if name else path
     inside = frozenset(store.list_directory(directory)) if name else names
-    return ItemPlace(directory, inside, found, path, kind, root_metadata)
+    documents = sealed.item(name, inside) if name else sealed
+    return ItemPlace(directory, inside, found, path, kind, root_metadata, documents)
+
+
+def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
+    """Find the digests of the documents in `path`; those of an item may lie in the checkpoint around it."""
+    parent, name = os.path.split(path)
+    if names & {INTEGRITY, CHECKPOINT_METADATA} or store.kind(os.path.join(parent, INTEGRITY)) is None:
+        return SealedDocuments.open(store, path, names)
+
+    above = SealedDocuments.open(store, parent, frozenset(store.list_directory(parent)))
+    return above.item(name, names)
 
 
 def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) -> ItemKind:

@@ -16,9 +16,9 @@ from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
 from penstock.handlers.formats.orbax.discovery.item_kinds import items_of, kind_of_item
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
@@ -41,7 +41,7 @@ def list_items(store: Store, path: str) -> FoundItems:
         CorruptCheckpointError: If an item is missing that the checkpoint is recorded to have.
     """
     at = checkpoint_at(store, path)
-    recorded = checkpoint_metadata.read(store, at.path, at.names)
+    recorded = SealedDocuments.open(store, at.path, at.names).about(at.names)
     if is_unfinished(at.names, recorded):
         raise IncompleteCheckpointError(
             at.path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so"

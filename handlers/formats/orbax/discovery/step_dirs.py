@@ -43,6 +43,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     OF_A_PROCESS,
     V1_MARK,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.stores import Store
 
@@ -142,7 +143,8 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
         if store.kind(path) is None:
             continue
 
-        document = parse_object(path, store.read_file(path))
+        sealed = SealedDocuments.open(store, folder, store.list_directory(folder))
+        document = parse_object(path, sealed.read(name))
         if name != _ROOT_FILES[0] or not _OWN_KEYS.issuperset(document):
             return document
 

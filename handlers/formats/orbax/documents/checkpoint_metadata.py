@@ -6,13 +6,15 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("PYTREE_HANDLER", "CheckpointMetadata", "decode", "encode", "read")
+__all__ = ("PYTREE_HANDLER", "CheckpointMetadata", "content_of", "decode", "encode", "is_left_of", "read")
 
 import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
+
+from crc32c import crc32c
 
 from penstock.handlers.formats.common.checked_json import as_object, as_string, parse_object
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
@@ -98,6 +100,30 @@ def decode(path: str, data: bytes) -> CheckpointMetadata:
         committed_at_ns=_time(path, document, "commit_timestamp_nsecs"),
         custom_metadata=None if custom is None else as_object(path, "custom_metadata", custom),
     )
+
+
+def content_of(path: str, data: bytes) -> Mapping[str, object]:
+    """Return what the document says, in a form that tells a rewritten one from a damaged one.
+
+    Deleting an item of a checkpoint rewrites it without the item's handler, and changes nothing else.
+    """
+    document = parse_object(path, data)
+    handlers = document.pop("item_handlers", None)
+    return {"handlers": handlers, "rest": crc32c(json.dumps(document, sort_keys=True).encode())}
+
+
+def is_left_of(recorded: Mapping[str, object], path: str, data: bytes) -> bool:
+    """Whether the document says what was recorded, except for items that were deleted since."""
+    found, before = content_of(path, data), recorded.get("handlers")
+    if found["rest"] != recorded.get("rest"):
+        return False
+
+    now = found["handlers"]
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        left, whole = cast("Mapping[str, object]", now), cast("Mapping[str, object]", before)
+        return bool(left) and left.items() <= whole.items()
+
+    return now == before
 
 
 def _time(path: str, document: dict[str, object], name: str) -> int | None:

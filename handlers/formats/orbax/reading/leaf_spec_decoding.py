@@ -17,13 +17,14 @@ from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
 from penstock.handlers.formats.orbax.chunks.stored_index import read_value
 from penstock.handlers.formats.orbax.documents import strings_document as string_leaves
 from penstock.handlers.formats.orbax.documents.file_names import METADATA
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.msgpack.embedded_leaf import packed_spec
 from penstock.handlers.formats.orbax.msgpack.msgpack_tree import PackedLeaf
 from penstock.handlers.ocdbt.index_entries import Index
+from penstock.handlers.ocdbt.value_refs import Indirect
 from penstock.kernel.errors import CorruptCheckpointError, MissingFileError
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyPath, LeafSpec
-from penstock.kernel.protocols.stores import Store
 
 ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 
@@ -38,10 +39,11 @@ def has_value(typestr: str, skip: bool, /) -> bool:
 class ArrayFormats:
     """Finds the metadata of arrays. Many leaves have few shapes, so equal metadata is decoded once."""
 
-    store: Store
+    sealed: SealedDocuments
     directory: str
     index: Index
     far: list[str] = field(default_factory=list[str])  #: keys whose values were not in the index itself
+    _whole: dict[str, bytes] = field(default_factory=dict[str, bytes])
     _known: dict[bytes, ArrayFormat] = field(default_factory=dict[bytes, ArrayFormat])
 
     def find(
@@ -73,7 +75,15 @@ class ArrayFormats:
 
     def _far_value(self, key: str) -> bytes:
         self.far.append(key)
-        return read_value(self.store, self.directory, self.index[key.encode()])
+        value = self.index[key.encode()]
+        if isinstance(value, Indirect) and value.file in self.sealed.recorded.documents:
+            # It lies in front of the index's own nodes, in a file that was compared as a whole.
+            if value.file not in self._whole:
+                self._whole[value.file] = self.sealed.read(value.file)
+
+            return self._whole[value.file][value.offset : value.offset + value.length]
+
+        return read_value(self.sealed.store, self.directory, value)
 
     def _decode(self, tree: TreeMetadata, at: int, key: str, data: bytes) -> ArrayFormat:
         try:

@@ -17,6 +17,7 @@ from penstock.handlers.formats.common.checked_json import as_string, parse_objec
 from penstock.handlers.formats.common.leaf_table import StoredLeaves
 from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
 from penstock.handlers.formats.orbax.discovery.item_kinds import RANDOM_KEYS, ItemKind, json_file, proto_file
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.json_leaves import json_leaves
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.tree_documents import Source, open_tree
@@ -33,7 +34,7 @@ def _open_json(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     name = json_file(source.store, place.directory, place.names)
     assert name is not None, "the kind says that there is one"
     path = os.path.join(place.directory, name)
-    return _of_leaves(source, place, json_leaves(path, source.store.read_file(path), place.directory))
+    return _of_leaves(source, place, json_leaves(path, _read(source, place, name), place.directory))
 
 
 def _open_proto(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
@@ -42,7 +43,7 @@ def _open_proto(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     assert name is not None, "the kind says that there is one"
     path = os.path.join(place.directory, name)
     try:
-        text = source.store.read_file(path).decode()
+        text = _read(source, place, name).decode()
     except UnicodeDecodeError as error:
         raise CorruptCheckpointError(path, f"is not UTF-8: {error.reason}") from error
 
@@ -86,7 +87,9 @@ def _open_numpy_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
 def _inner(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     directory = os.path.join(place.directory, RANDOM_KEYS[place.kind])
     names = frozenset(source.store.list_directory(directory))
-    return open_tree(source, replace(place, directory=directory, names=names, kind=ItemKind.TREE))
+    inner = _sealed(source, place).item(RANDOM_KEYS[place.kind], names)
+    at = replace(place, directory=directory, names=names, kind=ItemKind.TREE, sealed=inner)
+    return open_tree(source, at)
 
 
 def _flag(source: Source, place: ItemPlace, name: str) -> bool:
@@ -99,8 +102,17 @@ def _flag(source: Source, place: ItemPlace, name: str) -> bool:
 
 
 def _about(source: Source, place: ItemPlace) -> tuple[str, dict[str, object]]:
-    path = os.path.join(place.directory, f"{RANDOM_KEYS[place.kind]}_metadata", "metadata")
-    return path, parse_object(path, source.store.read_file(path))
+    name = f"{RANDOM_KEYS[place.kind]}_metadata/metadata"
+    path = os.path.join(place.directory, name)
+    return path, parse_object(path, _read(source, place, name))
+
+
+def _read(source: Source, place: ItemPlace, name: str) -> bytes:
+    return _sealed(source, place).read(name)
+
+
+def _sealed(source: Source, place: ItemPlace) -> SealedDocuments:
+    return place.sealed or SealedDocuments.open(source.store, place.directory, place.names)
 
 
 def _of_leaves(source: Source, place: ItemPlace, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:

@@ -8,13 +8,10 @@ from __future__ import annotations
 __all__ = ("Source", "open_tree")
 
 import os
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.orbax.chunks.stored_index import check_files, directory_index
 from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
@@ -23,11 +20,11 @@ from penstock.handlers.formats.orbax.documents import sharding_document as shard
 from penstock.handlers.formats.orbax.documents import strings_document as strings
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
-    INTEGRITY,
     MANIFEST,
     SHARDING,
     STRINGS,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
 from penstock.handlers.formats.orbax.reading.leaf_spec_decoding import (
@@ -68,11 +65,11 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
         TruncatedDataError: If a data file is shorter than the index says.
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
-    structure = read_structure(source.store, place, source.remembered)
+    sealed = place.sealed or SealedDocuments.open(source.store, place.directory, place.names)
+    structure = read_structure(source.store, place, source.remembered, sealed)
     tree = structure.tree
-    documents = _Documents(source, place, tree)
+    documents = _Documents(source, place, tree, sealed)
     index = documents.index()
-    checksums, digests = documents.integrity()
     return OrbaxCheckpoint(
         store=source.store,
         path=place.path,
@@ -82,8 +79,8 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
         committed_at_ns=place.checkpoint.committed_at_ns,
         uses_ocdbt=documents.uses_ocdbt,
         all_chunks_written=tree.all_chunks_written,
-        checksums=checksums,
-        digests=digests,
+        checksums=sealed.recorded.files,
+        digests=sealed.recorded.digests,
         index=index,
         tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
         root_custom_metadata=place.root_metadata,
@@ -100,7 +97,7 @@ def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> Le
     if known is not None:
         return known
 
-    arrays = ArrayFormats(source.store, directory, index)
+    arrays = ArrayFormats(documents.sealed, directory, index)
     table = leaf_table(
         directory,
         parts[0],
@@ -127,6 +124,7 @@ class _Documents:
     source: Source
     place: ItemPlace
     tree: TreeMetadata
+    sealed: SealedDocuments
 
     @property
     def uses_ocdbt(self) -> bool:
@@ -141,7 +139,7 @@ class _Documents:
         entries = zip(tree.keys, tree.typestrs, tree.skips, strict=True)
         if not self.uses_ocdbt:
             names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip)]
-            return Index.of(directory_index(store, directory, names))
+            return Index.of(directory_index(store, directory, names, self.sealed.check))
         if MANIFEST not in self.place.names:
             expected = ARRAY_TYPES - self.source.foreign
             if not any(typestr in expected and not skip for _, typestr, skip in entries):
@@ -168,11 +166,6 @@ class _Documents:
 
         return self.source.remembered.decode(SHARDING, sharding.decode, path, data)
 
-    def integrity(self) -> tuple[Mapping[str, Checksums], Mapping[str, bytes]]:
-        """The checksums by file, and the digests by stored name."""
-        path, data = self._read(INTEGRITY)
-        return ({}, {}) if data is None else integrity.decode(path, data)
-
     def random_keys(self) -> dict[str, str]:
         # Every process records the same, so any one of the files is enough.
         folder = os.path.join(self.place.directory, ARRAY_METADATAS)
@@ -180,12 +173,17 @@ class _Documents:
             sorted(self.source.store.list_directory(folder)) if ARRAY_METADATAS in self.place.names else []
         )
         if not files:
+            self.sealed.check_absent(ARRAY_METADATAS)
             return NONE
 
         path = os.path.join(folder, files[0])
-        data = self.source.store.read_file(path)
+        data = self.sealed.read(f"{ARRAY_METADATAS}/{files[0]}")
         return self.source.remembered.decode(ARRAY_METADATAS, array_metadatas.decode_random_keys, path, data)
 
     def _read(self, name: str) -> tuple[str, bytes | None]:
         path = os.path.join(self.place.directory, name)
-        return path, self.source.store.read_file(path) if name in self.place.names else None
+        if name in self.place.names:
+            return path, self.sealed.read(name)
+
+        self.sealed.check_absent(name)
+        return path, None

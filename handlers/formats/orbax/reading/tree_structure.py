@@ -20,6 +20,7 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import ItemKind
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import tree_metadata as metadata
 from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK, MANIFEST, METADATA, SHARDING
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.documents.tree_entries import Columns
 from penstock.handlers.formats.orbax.documents.tree_metadata import TreeMetadata
 from penstock.handlers.formats.orbax.documents.tuple_types import tuple_paths
@@ -42,7 +43,9 @@ class Structure:
     packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
 
 
-def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocuments) -> Structure:
+def read_structure(
+    store: Store, place: ItemPlace, remembered: RememberedDocuments, sealed: SealedDocuments
+) -> Structure:
     """Read which leaves the tree at `place` has. `_METADATA` is decoded only if it was not before.
 
     Raises:
@@ -55,17 +58,19 @@ def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocumen
         names = _directories(store, place.directory, "", _MOST_LEVELS)
         return Structure(_named(place.directory, names, _sharded(store, place)))
 
-    return _recorded(store, place, remembered)
+    return _recorded(store, place, remembered, sealed)
 
 
-def _recorded(store: Store, place: ItemPlace, remembered: RememberedDocuments) -> Structure:
+def _recorded(
+    store: Store, place: ItemPlace, remembered: RememberedDocuments, sealed: SealedDocuments
+) -> Structure:
     path = os.path.join(place.directory, METADATA)
     if METADATA not in place.names and _is_single_array(store, place):
         return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
     if METADATA not in place.names:
         raise MissingFileError(path, "is missing, and the structure of the tree with it")
 
-    tree, first = remembered.decode(METADATA, _decode, path, store.read_file(path))
+    tree, first = remembered.decode(METADATA, _decode, path, sealed.read(METADATA))
     # Early Orbax always wrote this file, but it is read only if it is recorded to hold values.
     if first is None:
         return Structure(tree)

@@ -17,7 +17,7 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.chunk_keys import array_metadata, prefix_of
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.chunks.chunk_index import ChunkIndex
-from penstock.handlers.formats.orbax.documents import array_metadatas, checkpoint_metadata
+from penstock.handlers.formats.orbax.documents import array_metadatas, checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents import sharding_document as sharding
 from penstock.handlers.formats.orbax.documents import strings_document as strings
 from penstock.handlers.formats.orbax.documents import tree_metadata as metadata
@@ -25,7 +25,6 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
     COMMIT_MARK,
-    COMMIT_MARK_TEXT,
     DATA_FOLDER,
     INTEGRITY,
     MANIFEST,
@@ -120,12 +119,17 @@ class EncodedTree:
         about = checkpoint_metadata.encode(
             started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
         )
-        return [
+        documents = [
             *self._index_documents(batches, committed_ns),
             *self._documents,
             Document(CHECKPOINT_METADATA, about),
-            Document(INTEGRITY, integrity.encode(batches, digests)),
-            Document(COMMIT_MARK, COMMIT_MARK_TEXT),
+        ]
+        content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
+        record = integrity.encode(batches, digests, documents, content)
+        return [
+            *documents,
+            Document(INTEGRITY, record),
+            Document(COMMIT_MARK, commit_mark_text.encode(record)),
         ]
 
     def item_documents(
@@ -141,11 +145,8 @@ class EncodedTree:
         Raises:
             PenstockError: If the pieces of a chunk do not tile it.
         """
-        return [
-            *self._index_documents(batches, committed_ns),
-            *self._documents,
-            Document(INTEGRITY, integrity.encode(batches, digests)),
-        ]
+        documents = [*self._index_documents(batches, committed_ns), *self._documents]
+        return [*documents, Document(INTEGRITY, integrity.encode(batches, digests, documents))]
 
     def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> list[Document]:
         """Encode the OCDBT index; there is none without arrays."""

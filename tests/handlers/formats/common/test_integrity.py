@@ -32,7 +32,7 @@ def document(version: int, file: Any) -> bytes:
 
 @pytest.mark.parametrize("data", [document(1, PIECES[::-1]), document(2, columns())], ids=["1", "2"])
 def test_both_versions_are_read(data: bytes) -> None:
-    found, _ = integrity.decode("p", data)
+    found = integrity.decode("p", data).files
 
     assert list(found) == ["d/a"]
     assert list(found["d/a"]) == PIECES
@@ -42,7 +42,7 @@ def test_both_versions_are_read(data: bytes) -> None:
 
 
 def test_a_file_without_pieces() -> None:
-    (found,) = integrity.decode("p", document(2, columns([])))[0].values()
+    (found,) = integrity.decode("p", document(2, columns([]))).files.values()
     assert list(found) == []
     assert found.exactly(np.array([0, 5]), np.array([1, 1])).tolist() == [-1, -1]
     assert found.from_offset(3) == 0

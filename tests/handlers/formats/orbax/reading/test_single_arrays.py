@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.unsealed import unseal
 
 import penstock
 from penstock.kernel.config.save_format import SaveFormat
@@ -18,6 +19,7 @@ def path(tmp_path: Path) -> Path:
     """Two arrays in directories, one of which is called `checkpoint`, as it was before 0.11."""
     with penstock.sync.Checkpointer(save_format=SaveFormat(ocdbt=False)) as checkpointer:
         checkpointer.save(tmp_path / "a", {"x": jnp.arange(3), "y": np.arange(4)}).result()
+    unseal(tmp_path / "a")
     (tmp_path / "a" / "x").rename(tmp_path / "a" / "checkpoint")
     for name in ("_METADATA", "_PENSTOCK_INTEGRITY"):
         (tmp_path / "a" / name).unlink()

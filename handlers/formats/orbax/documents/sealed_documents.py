@@ -1,0 +1,182 @@
+"""The documents of a directory, each compared with its recorded digest where it is read.
+
+What Orbax wrote has no digests, nor what penstock 0.1 wrote: there every document is read as it is.
+"""
+
+from __future__ import annotations
+
+__all__ = ("SealedDocuments",)
+
+import errno
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast, final
+
+from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.common.integrity import Digest, Integrity, digest_of
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
+from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError, StorageError
+from penstock.kernel.protocols.stores import Store
+
+_ABSENT = {errno.ENOENT, errno.ENOTDIR}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SealedDocuments:
+    """The documents in one directory of a checkpoint. Make it with `open`. Immutable; blocking."""
+
+    store: Store
+    directory: str
+    recorded: Integrity = field(default_factory=Integrity)
+    prefix: str = ""  #: of the names that were recorded in the directory above
+    is_sealed: bool = False  #: whether digests of documents were recorded
+
+    @classmethod
+    def open(
+        cls, store: Store, directory: str, names: Collection[str], expected: Digest | None = None
+    ) -> SealedDocuments:
+        """Read the record of a directory, if it has one.
+
+        Args:
+            store: Where.
+            directory: Of a checkpoint, or of an item of it.
+            names: What is in it.
+            expected: The digest of the record, where the directory above has it; by default what the commit
+                mark says.
+
+        Raises:
+            MissingFileError: If the record is lost.
+            ChecksumError: If it is not as it was written.
+            CorruptCheckpointError: If it is malformed.
+        """
+        path = os.path.join(directory, INTEGRITY)
+        if (
+            expected is None
+            and COMMIT_MARK in names
+            and store.kind(os.path.join(directory, COMMIT_MARK)) == "file"
+        ):
+            expected = commit_mark_text.decode(store.read_file(os.path.join(directory, COMMIT_MARK)))
+        if INTEGRITY not in names:
+            if expected is not None:
+                raise MissingFileError(path, "is missing, and the checksums of the checkpoint with it")
+            return cls(store, directory)
+
+        data = store.read_file(path)
+        if expected is not None and digest_of(data) != expected:
+            raise ChecksumError(path, "differs from what was written, or its digest in the commit mark does")
+
+        found = integrity.decode(path, data)
+        return cls(store, directory, found, is_sealed=bool(found.documents))
+
+    def item(self, name: str, names: Collection[str]) -> SealedDocuments:
+        """Return the documents of the directory `name` in this one, in which `names` are."""
+        directory = os.path.join(self.directory, name)
+        expected = self.recorded.documents.get(f"{self.prefix}{name}/{INTEGRITY}")
+        if expected is not None or INTEGRITY in names:
+            return SealedDocuments.open(self.store, directory, names, expected)
+
+        return replace(self, directory=directory, prefix=f"{self.prefix}{name}/")
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a document.
+
+        Raises:
+            ChecksumError: If it is not as it was written.
+            StorageError: If it cannot be read.
+        """
+        data = self.store.read_file(os.path.join(self.directory, name))
+        self.check(name, data)
+        return data
+
+    def check(self, name: str, data: bytes) -> None:
+        """Compare what was read of a document with its digest.
+
+        Raises:
+            ChecksumError: If it is not as it was written.
+        """
+        expected = self.recorded.documents.get(self.prefix + name)
+        if expected is not None and (len(data) != expected.nbytes or digest_of(data) != expected):
+            raise ChecksumError(os.path.join(self.directory, name), "differs from what was written")
+
+    def check_absent(self, name: str) -> None:
+        """Raise `MissingFileError` if a document, or any in a directory of this name, was written."""
+        full = self.prefix + name
+        if full in self.recorded.documents or any(
+            one.startswith(f"{full}/") for one in self.recorded.documents
+        ):
+            raise MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
+
+    def about(self, names: Collection[str]) -> CheckpointMetadata:
+        """Read `_CHECKPOINT_METADATA`, if it is among the `names` here. It may have been rewritten by right.
+
+        Raises:
+            MissingFileError: If it was written and is not there.
+            ChecksumError: If it is not as it was written, and not as a deletion of an item leaves it.
+            CorruptCheckpointError: If it is malformed.
+        """
+        if CHECKPOINT_METADATA not in names:
+            self.check_absent(CHECKPOINT_METADATA)
+            return CheckpointMetadata()
+
+        path = os.path.join(self.directory, CHECKPOINT_METADATA)
+        data = self.store.read_file(path)
+        problem = self._problem_of_about(data)
+        if problem is not None:
+            raise problem
+
+        return checkpoint_metadata.decode(path, data)
+
+    def problems(self) -> Iterator[CorruptCheckpointError]:
+        """Read every document that was recorded here, and yield an error for each that is not as it was.
+
+        Raises:
+            StorageError: If one cannot be read although it is there.
+        """
+        deleted = self._deleted()
+        for full in self.recorded.documents:
+            if not full.startswith(self.prefix) or full.partition("/")[0] in deleted:
+                continue
+
+            name = full.removeprefix(self.prefix)
+            try:
+                data = self.store.read_file(os.path.join(self.directory, name))
+                if name == CHECKPOINT_METADATA:
+                    problem = self._problem_of_about(data)
+                    if problem is not None:
+                        yield problem
+                else:
+                    self.check(name, data)
+            except ChecksumError as error:
+                yield error
+            except StorageError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                yield MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
+
+    def _problem_of_about(self, data: bytes) -> CorruptCheckpointError | None:
+        path = os.path.join(self.directory, CHECKPOINT_METADATA)
+        try:
+            self.check(CHECKPOINT_METADATA, data)
+        except ChecksumError as error:
+            try:
+                rewritten = checkpoint_metadata.is_left_of(self.recorded.about, path, data)
+            except CorruptCheckpointError as malformed:
+                return malformed
+            return None if rewritten else error
+
+        return None
+
+    def _deleted(self) -> Collection[str]:
+        """Name the items that were recorded and were deleted since, as `_CHECKPOINT_METADATA` says."""
+        before = self.recorded.about.get("handlers")
+        try:
+            data = self.store.read_file(os.path.join(self.directory, CHECKPOINT_METADATA))
+            now = checkpoint_metadata.decode(self.directory, data).items
+        except (StorageError, CorruptCheckpointError):
+            return ()
+
+        return cast("Mapping[str, Any]", before).keys() - now if isinstance(before, Mapping) and now else ()

@@ -1,0 +1,249 @@
+"""Adds digests to checkpoints that Orbax, or a penstock before 0.2, wrote."""
+
+from __future__ import annotations
+
+__all__ = ("SealReport", "seal")
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from crc32c import crc32c
+
+from penstock.handlers.formats.auto_layout import is_safetensors
+from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
+from penstock.handlers.formats.common.integrity import Checksum, Digest
+from penstock.handlers.formats.orbax.discovery.item_kinds import ItemKind, items_of, kind_of_item
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, latest_step
+from penstock.handlers.formats.orbax.discovery.tombstone import DELETION
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import ChecksumError, NotACheckpointError, StorageError, UnsupportedFormatError
+from penstock.kernel.protocols.store_capabilities import Renames
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import absolute_path
+
+Path = str | os.PathLike[str]
+
+_BLOCK_BYTES: Final = 4 * 2**20
+_NEW: Final = f"{INTEGRITY}.new"
+_OLD: Final = f"{INTEGRITY}.old"
+_NOT_RECORDED: Final = frozenset({INTEGRITY, COMMIT_MARK, DELETION, _NEW, _OLD})
+_WITHOUT_TREE: Final = frozenset({ItemKind.JSON, ItemKind.PROTO})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SealReport:
+    """What was sealed."""
+
+    path: str
+    sealed: tuple[str, ...]  #: directories that have a record of digests now
+    unchanged: tuple[str, ...]  #: directories that had one before
+    n_documents: int  #: whose digest was added
+    n_ranges: int  #: of data files, whose checksum was added
+    nbytes: int  #: bytes read
+
+
+async def seal(path: Path, *, store: Store | None = None) -> SealReport:
+    """Record the digests of everything in the checkpoint at `path`, as it is now, for later comparison.
+
+    For checkpoints that Orbax wrote, or penstock before it recorded digests of documents. Checksums that
+    are there already are compared first. Nothing but the record and the commit mark is written, and Orbax
+    ignores both. Of a directory of steps, each finished step is sealed.
+
+    Args:
+        path: A checkpoint, a step, or a directory of steps. Nobody may write into it meanwhile.
+        store: Where it lies; by default the local file system.
+
+    Raises:
+        ChecksumError: If bytes differ from a checksum that was recorded before. Nothing is sealed then.
+        NotACheckpointError: If there is none.
+        UnsupportedFormatError: If it is safetensors, which have no room for digests.
+        PenstockError: As `restore`, if it cannot be opened.
+
+    Cancellation:
+        Returns when the current directory is sealed.
+    """
+    final = absolute_path(path)
+    store = LocalStore() if store is None else store
+    threads = Threads()
+    sealed: list[str] = []
+    unchanged: list[str] = []
+    count = _Count()
+    for checkpoint in await threads.run(_checkpoints, store, final):
+        for directory, work in await threads.run(_directories, store, checkpoint):
+            if await threads.run(_seal, store, directory, work, count):
+                sealed.append(directory)
+            else:
+                unchanged.append(directory)
+
+    return SealReport(final, tuple(sealed), tuple(unchanged), count.documents, count.ranges, count.nbytes)
+
+
+@dataclass(slots=True)
+class _Count:
+    documents: int = 0
+    ranges: int = 0
+    nbytes: int = 0
+
+
+def _checkpoints(store: Store, path: str) -> list[str]:
+    """Return `path`, or the finished steps in it."""
+    if store.kind(path) is None:
+        raise NotACheckpointError(path, "does not exist")
+    if is_safetensors(store, path):
+        raise UnsupportedFormatError(path, "is safetensors, which have no room for digests")
+
+    names = frozenset(store.list_directory(path))
+    if latest_step(store, path, names) is None:
+        return [path]
+
+    inside = [os.path.join(path, name) for name in sorted(names)]
+    return [step for step in inside if is_finished_step(store, step)]
+
+
+def _directories(store: Store, path: str) -> Sequence[tuple[str, OrbaxCheckpoint | None]]:
+    """Return the directories of a checkpoint that get a record: of trees, then the checkpoint itself."""
+    names = frozenset(store.list_directory(path))
+    if kind_of_item(store, path, names) in (ItemKind.TREE, ItemKind.PACKED, ItemKind.NAMED):
+        return [(path, open_checkpoint(store, path))]
+
+    items = items_of(store, path, names)
+    trees = [open_checkpoint(store, path, name) for name, kind in items.items() if kind not in _WITHOUT_TREE]
+    if not items and CHECKPOINT_METADATA not in names:
+        only = open_checkpoint(store, path)  # raises unless it is arrays alone, or one document
+        return [(only.directory, only)]
+
+    return [*[(tree.directory, tree) for tree in trees], (path, None)]
+
+
+def _seal(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Count) -> bool:
+    """Write the record of one directory, unless it has one that is complete."""
+    names = store.list_directory(directory)
+    known = SealedDocuments.open(store, directory, names)
+    if known.is_sealed:
+        return False
+
+    files: Mapping[str, Mapping[str, bytes]] = {}
+    if tree is not None:
+        files = _files(store, tree, count)
+
+    documents = {name: _digest(store, directory, name, count) for name in _documents(store, directory, files)}
+    count.documents += len(documents)
+    about = None
+    if CHECKPOINT_METADATA in names:
+        path = os.path.join(directory, CHECKPOINT_METADATA)
+        data = store.read_file(path)
+        about = checkpoint_metadata.content_of(path, data) if data else None
+
+    _write(store, directory, integrity.encode_files(files, known.recorded.digests, documents, about))
+    return True
+
+
+def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, Mapping[str, bytes]]:
+    """Take the checksum of every chunk; where pieces have one, compare it and keep it."""
+    index = tree.index
+    rows: Any = zip(index.ids.tolist(), index.offsets.tolist(), index.lengths.tolist(), strict=True)
+    columns: Iterable[tuple[int, int, int]] = rows
+    ranges: dict[str, set[tuple[int, int]]] = {}
+    for file, offset, nbytes in columns:
+        if file >= 0 and nbytes > 0:
+            ranges.setdefault(index.files[file], set()).add((offset, nbytes))
+
+    found: dict[str, Mapping[str, bytes]] = {}
+    for name in sorted({*ranges, *tree.checksums}):
+        path, before = os.path.join(tree.directory, name), tree.checksums.get(name, NONE)
+        pieces = [_compared(store, path, piece, count) for piece in before]
+        for offset, nbytes in sorted(ranges.get(name, ())):
+            if recorded_crc32c(before, offset, nbytes) is None:
+                pieces.append(Checksum(offset, nbytes, _crc32c(store, path, offset, nbytes)))
+                count.ranges += 1
+                count.nbytes += nbytes
+
+        if pieces:
+            found[name] = integrity.columns(pieces)
+
+    return found
+
+
+def _compared(store: Store, path: str, piece: Checksum, count: _Count) -> Checksum:
+    count.nbytes += piece.nbytes
+    if _crc32c(store, path, piece.offset, piece.nbytes) != piece.crc32c:
+        problem = f"bytes {piece.offset} to {piece.offset + piece.nbytes} differ from those written"
+        raise ChecksumError(path, f"{problem}; what is damaged is not sealed")
+
+    return piece
+
+
+def _documents(store: Store, directory: str, files: Mapping[str, object], below: str = "") -> Iterator[str]:
+    """Name every file that is no data file and not in the directory of another record."""
+    inside = os.path.join(directory, below)
+    names = sorted(store.list_directory(inside))
+    if below and INTEGRITY in names:
+        yield f"{below}/{INTEGRITY}"
+        return
+
+    for name in names:
+        full = f"{below}/{name}" if below else name
+        if name in _NOT_RECORDED or full in files:
+            continue
+        if store.kind(os.path.join(directory, full)) == "directory":
+            yield from _documents(store, directory, files, full)
+        else:
+            yield full
+
+
+def _digest(store: Store, directory: str, name: str, count: _Count) -> Digest:
+    path = os.path.join(directory, name)
+    nbytes = store.size(path)
+    count.nbytes += nbytes
+    return Digest(nbytes, _crc32c(store, path, 0, nbytes))
+
+
+def _crc32c(store: Store, path: str, offset: int, nbytes: int) -> int:
+    block = memoryview(bytearray(min(nbytes, _BLOCK_BYTES)))
+    found, end = 0, offset + nbytes
+    file = store.open_data_file(path)
+    try:
+        for at in range(offset, end, _BLOCK_BYTES):
+            part = block[: min(len(block), end - at)]
+            file.read_at(at, [part])
+            found = crc32c(part, found)
+    finally:
+        file.close()
+
+    return found
+
+
+def _write(store: Store, directory: str, record: bytes) -> None:
+    """Write the record, then the mark that says so. At each moment the checkpoint can be restored."""
+    path, new = os.path.join(directory, INTEGRITY), os.path.join(directory, _NEW)
+    if store.kind(path) is None or not isinstance(store, Renames):
+        store.write_file(path, record)
+    else:
+        # An earlier record has no digest in the mark, so it may be missing for a moment.
+        old = os.path.join(directory, _OLD)
+        store.make_directory(old)
+        store.write_file(new, record)
+        store.rename(path, os.path.join(old, INTEGRITY))
+        store.rename(new, path)
+        store.remove_tree(old)
+
+    store.sync_directory(directory)
+    mark = os.path.join(directory, COMMIT_MARK)
+    if store.kind(mark) == "file":
+        try:
+            text = store.read_file(mark)
+        except StorageError:
+            return
+
+        store.write_file(mark, commit_mark_text.encode(record, text))
+        store.sync_directory(directory)
