@@ -26,7 +26,7 @@ class NoSpaceError(StorageError):
     ) -> None:
         free = "" if bytes_free is None else f" and {bytes_free} are free"
         leaf = "" if key_path is None else f", from leaf {key_path} on"
-        problem = f"no room: {bytes_needed} bytes are needed{free}{leaf}"
+        problem = f"No space left: {bytes_needed} bytes are needed{free}{leaf}"
         problem += " (the save is undone; earlier checkpoints are untouched)"
         super().__init__(operation, path, problem, errno.ENOSPC)
         self.bytes_needed, self.bytes_free, self.key_path = bytes_needed, bytes_free, key_path

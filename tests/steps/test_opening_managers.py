@@ -143,6 +143,9 @@ class TestRoots:
             await CheckpointManager(tmp_path / "one", read_only=read_only).__aenter__()
 
         assert not (tmp_path / "one" / WRITER).exists()
+        with pytest.raises(PathError, match="is itself a checkpoint"):
+            await anext(penstock.watch(tmp_path / "one"))
+
         await penstock.restore(tmp_path / "one")
 
     async def test_one_that_is_not_open_says_so(self, tmp_path: Path) -> None:

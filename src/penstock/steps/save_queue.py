@@ -34,7 +34,7 @@ from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, Needs, best_of
-from penstock.steps.manager_opening import Opening, check_root, prepare_root
+from penstock.steps.manager_opening import Opening, prepare_root
 from penstock.steps.preemption import hear_sigterm
 from penstock.steps.retention import Retention
 from penstock.steps.save_policies import SaveMoment, SavePolicy
@@ -383,7 +383,7 @@ class StepSaves:
         return max([-1 if latest is None else latest, *self._pending])
 
     def _prepare(self, opening: Opening) -> None:
-        check_root(self._store, self._root)
+        on_disk.check_root(self._store, self._root)
         if not opening.writes:
             return
 

@@ -58,6 +58,7 @@ def watch(
 
     Raises:
         SpecError: If `interval_s` is not positive.
+        PathError: If the root is itself a checkpoint.
         StorageError: If the root cannot be listed.
 
     Cancellation:
@@ -206,6 +207,7 @@ class _Watcher:
         if self._seen is not None:
             steps = {step: name for step, name in steps.items() if step > self._seen}
         if not steps:
+            on_disk.check_root(self._store, self._root)
             return None
 
         step = next(reversed(steps)) if latest_only or self._seen is None else next(iter(steps))
