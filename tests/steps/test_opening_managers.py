@@ -115,7 +115,8 @@ class TestOneWriter:
             def hold(self, path: str) -> Any:
                 return self._inner.hold(path)
 
-        async with CheckpointManager(tmp_path, store=Full()) as manager:
+        full: Any = Full()
+        async with CheckpointManager(tmp_path, store=full) as manager:
             assert manager.latest_step() == 1
 
     def test_orbax_lets_several_save_and_that_is_logged_once(
