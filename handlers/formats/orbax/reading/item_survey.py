@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Survey", "survey_item")
 
-import itertools
+import math
 import os
 import re
 from bisect import bisect_left, insort
@@ -17,6 +17,7 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
 from penstock.handlers.formats.common.leaf_table import StoredArray
+from penstock.handlers.formats.orbax.chunks.chunk_lookup import found_chunks
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
@@ -151,9 +152,8 @@ def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[st
     if not isinstance(array, StoredArray) or not leaf.spec.nbytes:
         return
 
-    for index in itertools.product(*map(range, array.format.grid_shape)):
-        key = array.prefix + array.format.chunk_key(index)
-        value = checkpoint.index.get(key.encode())
+    for found in found_chunks(checkpoint.index, array, tuple([(0, n) for n in array.format.grid_shape])):
+        key, value = array.prefix + array.format.chunk_key(found.start), found.value
         if isinstance(value, Indirect):
             expected = leaf.spec.chunk_nbytes
             if array.format.plain and value.length != expected:
@@ -162,7 +162,9 @@ def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[st
                 yield Finding("damaged", path, problem, (key_path,), value.offset, max(value.length, 0))
             yield value.file, (value.offset, value.offset + value.length, key_path)
         elif not isinstance(value, Inline) and checkpoint.all_chunks_written:
-            yield Finding("damaged", checkpoint.directory, f"chunk {key!r} is missing", (key_path,))
+            others = math.prod(found.shape) - 1
+            problem = f"chunk {key!r} is missing" + (f", and {others} behind it" if others else "")
+            yield Finding("damaged", checkpoint.directory, problem, (key_path,))
 
 
 def _leaves_in(extents: Sequence[_Extent], checksum: Checksum) -> tuple[str, ...]:
