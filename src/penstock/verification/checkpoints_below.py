@@ -28,6 +28,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     METADATA,
     V1_MARK,
 )
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.verification import Finding, finding_of
 from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError
 from penstock.kernel.protocols.stores import Store
@@ -107,6 +108,7 @@ def _visit_directory(
             continue
         if name == ROOT_FOLDER and not _in_a_step(inner):
             found.root_documents += _files_in(store, inner)
+            found.findings += _compared(store, inner)
             continue
         if beside_tensors and store.kind(inner) == "file":
             continue  # tensors of the one checkpoint, and its index
@@ -146,6 +148,15 @@ def _files_in(store: Store, folder: str) -> Iterator[str]:
             path = os.path.join(folder, name)
             if store.kind(path) == "file":
                 yield path
+
+
+def _compared(store: Store, directory: str) -> list[Finding]:
+    """Compare the metadata of a directory of steps with its digest, if that was recorded."""
+    try:
+        documents = SealedDocuments.open(store, directory, store.list_directory(directory))
+        return [finding_of(problem, directory) for problem in documents.problems()]
+    except PenstockError as error:
+        return [finding_of(error, directory)]
 
 
 def _count(found: FoundCheckpoints) -> int:
