@@ -34,12 +34,12 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults faults-traced file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-	  printf '  %-13s %s\n' $$target "$$text"; done
+	  printf '  %-14s %s\n' $$target "$$text"; done
 
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
@@ -88,6 +88,9 @@ crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 
 faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
 	$(BIN)/python -m tests.proofs.faults $(FAULTS)
+
+faults-traced: $(VENV)/.installed ## The same, recorded by strace, with Orbax's names, too: what a store promises is not believed
+	$(BIN)/python -m tests.proofs.faults --traced $(FAULTS)
 
 file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs and overlay, mounted for it in a user namespace
 	$(BIN)/python -m tests.proofs.file_systems

@@ -103,7 +103,13 @@ def nest_columns(
         node.kinds.add(path_kinds[-1])
         node.children[path[-1]] = value
 
-    return nodes[()].build()
+    try:
+        return nodes[()].build()
+    except RecursionError as error:
+        deepest = max(map(len, keys))
+        raise SpecError(
+            f"a tree of {deepest} levels cannot be built without a target; pass `like`"
+        ) from error
 
 
 def _inner(nodes: dict[KeyPath, _Node], path: KeyPath, kinds: tuple[KeyKind, ...]) -> _Node:

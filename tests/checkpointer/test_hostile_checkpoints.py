@@ -261,3 +261,27 @@ async def test_key_paths_are_as_long_as_python_nests_calls(depth: int, refused: 
                 await checkpointer.metadata(path)
         else:
             assert len((await checkpointer.metadata(path)).leaves) == 1
+
+
+async def test_verify_counts_what_is_missing_of_a_huge_grid(tmp_path: Path) -> None:
+    path = write_array(tmp_path / "c", {"shape": [2**40]}, all_written=True)
+    (path / "a" / "5").write_bytes(b"1234")
+
+    async with penstock.Checkpointer() as checkpointer:
+        report = await checkpointer.verify(path)
+
+    problems = [finding.problem for finding in report.findings if finding.key_paths == ("['a']",)]
+    assert "chunk 'a/0' is missing, and 4 behind it" in problems
+    assert f"chunk 'a/6' is missing, and {2**40 - 7} behind it" in problems
+
+
+async def test_a_tree_too_deep_to_be_built_is_said_to_be(tmp_path: Path) -> None:
+    path = write_array(tmp_path / "c", {}, "k")
+    document = json.loads((path / "_METADATA").read_text())
+    (entry,) = document["tree_metadata"].values()
+    entry["key_metadata"] = [{"key": "k", "key_type": 2}] * 900
+    entry["value_metadata"] = {"value_type": "None", "skip_deserialize": True}
+    (path / "_METADATA").write_text(json.dumps(document))
+
+    with pytest.raises(SpecError, match="900 levels cannot be built without a target"):
+        await restore(path)

@@ -194,7 +194,7 @@ HANDLERS: Final[Section] = {
         (
             "The temporary directory is there when `save` returns, whatever "
             "`create_directories_asynchronously` says. A save that takes too long is cancelled, and what "
-            "it wrote removed."
+            "it wrote removed in the background; `close` waits for that."
         ),
         "Making a directory is no work to speak of, and handlers that expect one find it.",
     ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -253,3 +254,22 @@ async def test_a_leaf_handler_of_the_newer_form_gets_one_batch(tmp_path: Path) -
     assert names == ["a", "b.0", "b.1", "c.first"]
     assert saving.max_bytes > 0
     assert loading.max_bytes > 0
+
+
+@BOTH
+async def test_a_type_handler_casts_as_it_is_told(tmp_path: Path, library: Any) -> None:
+    class OwnNumpyHandler(library.type_handlers.NumpyHandler):  # type: ignore[misc]  # of either library
+        async def deserialize(self, infos: Any, args: Any = None) -> Any:
+            return await super().deserialize(infos, args)
+
+    handlers = library.type_handlers.create_type_handler_registry((np.ndarray, OwnNumpyHandler()))
+    handler = library.PyTreeCheckpointHandler(type_handler_registry=handlers)
+    asked = library.RestoreArgs(restore_type=np.ndarray, dtype=np.uint8)
+    with library.Checkpointer(handler) as checkpointer:
+        checkpointer.save(tmp_path / "tree", {"a": np.arange(3)})
+        restored = checkpointer.restore(
+            tmp_path / "tree", args=library.args.PyTreeRestore(restore_args={"a": asked})
+        )
+
+    assert restored["a"].dtype == np.uint8
+    assert restored["a"].tolist() == [0, 1, 2]

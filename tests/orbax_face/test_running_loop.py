@@ -158,8 +158,8 @@ def test_work_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="0/1 futures"):
         checkpointer.wait_until_finished()
 
-    assert list(tmp_path.iterdir()) == []
     checkpointer.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_threads_and_loops_of_blocking_callers_begin_in_one_place() -> None:

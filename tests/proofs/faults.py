@@ -18,9 +18,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import anyio
 from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, pairs
+from tests.proofs.traced_courses import ARRAYS, ORBAX_COURSES, trace
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.errors import PenstockError
@@ -54,13 +56,18 @@ class Course:
         kind: The name of the course.
         layout: The name of the layout.
         limit: How many choices of lost names are tried after each effect.
+        traced: Whether it is recorded by its system calls, in another process.
         every: Looks only at each so manieth content, and at those that differ in more than temporary files.
     """
 
-    def __init__(self, folder: Path, kind: str, layout: str, *, limit: int = 32, every: int = 1) -> None:
+    def __init__(
+        self, folder: Path, kind: str, layout: str, *, limit: int = 32, every: int = 1, traced: bool = False
+    ) -> None:
         self._folder = folder
         self._kind = kind
-        self._storing = LAYOUTS[layout]
+        self._layout = layout
+        self._traced = traced
+        self._storing = ARRAYS if kind in ORBAX_COURSES else LAYOUTS[layout]
         self._limit = limit
         self._every = every
         self._found = Found()
@@ -68,15 +75,18 @@ class Course:
     async def run(self) -> Found:
         """Record the course and look at every power loss."""
         place = self._folder / "recorded"
-        place.mkdir()
-        recording = Recording(place, self._storing)
-        await COURSES[self._kind](recording)
-        assert recording.store is not None
-        self._found.n_prefixes = recording.store.n_effects + 1
+        if self._traced:
+            recording: Recording = await trace(self._kind, self._layout, place)
+        else:
+            place.mkdir()
+            recording = Recording(place, self._storing)
+            await COURSES[self._kind](recording)
+
+        self._found.n_prefixes = recording.n_effects + 1
         seen: set[tuple[Content, str]] = set()
         shown: set[tuple[Content, str]] = set()
         async with recording.checkpointer() as checkpointer:
-            for loss in recording.store.power_losses(limit=self._limit):
+            for loss in recording.power_losses(self._limit):
                 allowed = recording.at(loss.n_effects)
                 as_allowed = repr(sorted(allowed.items()))
                 if (loss.content, as_allowed) in seen:
@@ -215,7 +225,7 @@ def _finished(content: Content) -> Content:
     )
 
 
-def look(folder: Path, kind: str, layout: str, **options: int) -> Found:
+def look(folder: Path, kind: str, layout: str, **options: Any) -> Found:
     """Run a course on one layout in a folder, which is made."""
     folder.mkdir()
 
@@ -232,6 +242,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--limit", type=int, default=64, help="choices of lost names after each effect")
     parser.add_argument("--every", type=int, default=1, help="look at every so manieth content only")
+    parser.add_argument("--traced", action="store_true", help="record system calls, with strace")
     parser.add_argument("--keep", action="store_true", help="keep the folders of what went wrong")
     options = parser.parse_args()
     place = Path(
@@ -241,9 +252,13 @@ def main() -> None:
     sys.stdout.write(f"{'course':20}{'layout':13}{''.join(f'{head:>10}' for head in heads)}\n")
     problems: list[str] = []
     total = [0] * len(heads)
-    for kind, layout in pairs(options.kinds, options.layouts):
+    chosen = pairs(options.kinds, options.layouts)
+    if options.traced:
+        chosen += [(kind, "arrays") for kind in ORBAX_COURSES]
+    for kind, layout in chosen:
         begun = time.monotonic()
-        found = look(place / f"{kind}, {layout}", kind, layout, limit=options.limit, every=options.every)
+        folder, traced = place / f"{kind}, {layout}", options.traced
+        found = look(folder, kind, layout, limit=options.limit, every=options.every, traced=traced)
         row = [*found.row(), round(time.monotonic() - begun)]
         total = [*map(add, total, row)]
         sys.stdout.write(f"{kind:20}{layout:13}{''.join(f'{each:>10}' for each in row)}\n")

@@ -25,6 +25,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,6 +35,15 @@ from tests.proofs.fuzz_targets import TARGETS, WHOLE, checkpoint_seeds, document
 
 import penstock
 
+LOADED: Final = (
+    "jax",
+    "penstock.checkpointer.checkpointer",
+    "penstock.handlers.formats.orbax.chunks.decoded_chunks",
+    "penstock.handlers.leaves.default_handlers",
+    "penstock.handlers.ocdbt.compressed_nodes",
+    "penstock.stages.derive",
+)
+"""Imported by the parent, so that no child has to."""
 KEPT: Final = Path(__file__).parents[1] / "corpus" / "fuzz"
 ROOM_BYTES: Final = 2 * 2**30
 """Address space that a child may take beside what it has when it begins."""
@@ -240,6 +250,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--targets", nargs="*", default=[*TARGETS, WHOLE])
     options = parser.parse_args()
+    for name in LOADED:
+        import_module(name)
+
     say(f"seed {options.seed}, {options.seconds:.0f} s, targets {' '.join(options.targets)}")
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     began = time.monotonic()

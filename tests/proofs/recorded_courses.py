@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -25,6 +25,7 @@ from penstock.pipelines import save_pipeline
 from penstock.steps.keep_policies import KeepLast
 from penstock.steps.manager import CheckpointManager
 from penstock.testing.crash_store import CrashStore
+from penstock.testing.volatile_disk import PowerLoss
 
 FROZEN: Final = np.arange(5000, dtype=np.float32)  # more than the 16 KiB from which on a codec is used
 FROZEN_SMALL: Final = np.arange(3500, dtype=np.int32)  # less, so that it has none, and can be linked
@@ -150,6 +151,17 @@ class Recording:
         """Begin to record. All that is there is durable, but the bytes of some files."""
         self.store = CrashStore(LocalStore(), self.folder, unsynced=unsynced)
         return self.store
+
+    @property
+    def n_effects(self) -> int:
+        """Effects that were recorded."""
+        assert self.store is not None
+        return self.store.n_effects
+
+    def power_losses(self, limit: int) -> Iterator[PowerLoss]:
+        """Yield what a power loss in the course may leave; see `CrashStore.power_losses`."""
+        assert self.store is not None
+        return self.store.power_losses(limit=limit)
 
     def checkpointer(self, store: Store | None = None) -> Checkpointer:
         """Make a Checkpointer of this layout."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.proofs.faults import look
 from tests.proofs.recorded_courses import COURSES, LAYOUTS, pairs
+from tests.proofs.traced_courses import ORBAX_COURSES
 
 # Course and layout of the sample; each course and each layout is in it.
 SAMPLE = {
@@ -38,6 +40,21 @@ def test_a_power_loss_leaves_the_previous_state_or_the_new(folder: Path, course:
     assert found.problems == []
     assert found.states["previous"] + found.states["new"] == found.n_losses > 1
     assert found.states["new"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace")
+@pytest.mark.parametrize("course", ["overwrite", *ORBAX_COURSES])
+def test_so_do_the_system_calls_of_a_course(folder: Path, course: str) -> None:
+    found = look(folder, course, "ocdbt", limit=8, every=40, traced=True)
+
+    assert found.problems == []
+    assert found.states["new"] > 0
+    if course == "overwrite":  # the store and the kernel saw the same effects
+        recorded = look(folder.with_name("recorded"), course, "ocdbt", limit=1, every=1000)
+        assert found.n_prefixes == recorded.n_prefixes
 
 
 def test_the_sample_has_each_course_and_each_layout() -> None:

@@ -29,15 +29,17 @@ def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
 
 @final
 class KeyPathBudget:
-    """Limits the total length of a document's key paths, each of which repeats the keys above it.
+    """Limits how many leaves a document has, and the length of their key paths together.
 
-    A small document with long keys near its root could otherwise take gigabytes.
+    Each path repeats the keys above it, and each leaf takes some hundred bytes beside it, but perhaps no more
+    than one byte in the document. A small document could otherwise take gigabytes.
 
     Args:
         path: Of the document, for the error.
     """
 
     MOST_CHARACTERS: Final = 256 * 1024 * 1024
+    LEAF_CHARACTERS: Final = 128  #: counted for each leaf beside those of its keys
 
     __slots__ = ("_left", "_path")
 
@@ -51,8 +53,8 @@ class KeyPathBudget:
         Raises:
             UnsupportedFormatError: If all of them together are too long.
         """
-        self._left -= sum(map(len, keys))
+        self._left -= self.LEAF_CHARACTERS + sum(map(len, keys))
         if self._left < 0:
             raise UnsupportedFormatError(
-                self._path, f"its key paths take more than {self.MOST_CHARACTERS} characters"
+                self._path, f"its leaves and key paths take more than {self.MOST_CHARACTERS} characters"
             )

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import InsufficientMemoryError
 from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
 from penstock.kernel.messages.restore_options import RestoreReport
 from penstock.kernel.pipeline.pipeline import Pipeline
@@ -53,7 +54,13 @@ class RestoreTask:
     async def _once(self) -> tuple[RestoredTree, RestoreRun]:
         run = self._engine.restore_run(self._request.path, self._threads)
         since = time.perf_counter()
-        result = await run_pipeline(self._pipeline, run, self._request)
+        try:
+            result = await run_pipeline(self._pipeline, run, self._request)
+        except InsufficientMemoryError:
+            raise
+        except MemoryError as error:  # there was less than there seemed to be
+            raise InsufficientMemoryError(run.path) from error
+
         self._engine.events.info(
             "restore.finished",
             path=run.path,

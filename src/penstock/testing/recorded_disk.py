@@ -118,7 +118,7 @@ class RecordedDisk:
 
     def replaced(self, path: str, data: bytes) -> Iterator[Effect]:
         """The file at `path` was written anew, in place, and synced. It may not have been there."""
-        file = self._node(path)
+        file = self.find(path)
         if file is None:
             yield from self.created(path, data)
             return
@@ -142,7 +142,7 @@ class RecordedDisk:
 
     def removed(self, path: str) -> Iterator[Effect]:
         """The file or the tree at `path` was removed, one name at a time. It may not have been there."""
-        node = self._node(path)
+        node = self.find(path)
         if node is not None:
             if node.is_directory:
                 for name in sorted(self._disk.names(node)):
@@ -158,11 +158,26 @@ class RecordedDisk:
         """Two names were swapped."""
         yield Names((self._entry(first, self.there(second)), self._entry(second, self.there(first))))
 
+    def find(self, path: str) -> Node | None:
+        """Return what lies at `path`; None if nothing does."""
+        node: Node | None = self._disk.top
+        for name in self._parts(path):
+            if node is None:
+                break
+
+            node = self._disk.names(node).get(name)
+
+        return node
+
     def there(self, path: str) -> Node:
         """Return what lies at `path`."""
-        node = self._node(path)
+        node = self.find(path)
         assert node is not None, f"{path} is not there"
         return node
+
+    def size(self, file: Node) -> int:
+        """Return the length of a file in bytes, as everybody sees it now."""
+        return len(self._disk.data(file))
 
     def new_node(self, *, is_directory: bool = False) -> Node:
         """Return a file or directory that has no name yet."""
@@ -199,16 +214,6 @@ class RecordedDisk:
 
     def _entry(self, path: str, node: Node | None) -> Entry:
         return Entry(self.there(os.path.dirname(path)), os.path.basename(path), node)
-
-    def _node(self, path: str) -> Node | None:
-        node: Node | None = self._disk.top
-        for name in self._parts(path):
-            if node is None:
-                break
-
-            node = self._disk.names(node).get(name)
-
-        return node
 
     def _parts(self, path: str) -> Sequence[str]:
         return Path(path).relative_to(self._root).parts

@@ -90,8 +90,8 @@ class Results(unittest.TestResult):
         self._status = "failed"
         frames = traceback.extract_tb(err[2])
         where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-4:]))
-        last = traceback.format_exception_only(err[0], err[1])[-1].strip()
-        self._why = f"{last[:600]} [{where}]"
+        said = traceback.format_exception_only(err[0], err[1])[0].strip()  # and not its notes
+        self._why = f"{said[:600]} [{where}]"
 
 
 class TookTooLongError(Exception):

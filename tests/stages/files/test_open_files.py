@@ -76,8 +76,7 @@ def test_a_file_that_is_not_there_costs_nothing(paths: list[str], tmp_path: Path
 @contextmanager
 def at_most(descriptors: int) -> Generator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + descriptors, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open() + descriptors, hard))
     try:
         yield
     finally:

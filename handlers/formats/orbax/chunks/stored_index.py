@@ -30,6 +30,10 @@ def _as_it_is(name: str, data: bytes, /) -> None:
     """Compare nothing."""
 
 
+MOST_VALUE_BYTES: Final = 2**20
+"""The longest metadata of an array. That of an array with 64 axes has some thousand bytes."""
+
+
 def directory_index(
     store: Store, directory: str, names: Iterable[str], check: Check = _as_it_is
 ) -> dict[bytes, Value]:
@@ -114,8 +118,12 @@ def read_value(store: Store, directory: str, value: Value) -> bytes:
     if isinstance(value, Inline):
         return value.value
 
+    path = os.path.join(directory, value.file)
+    if value.length > MOST_VALUE_BYTES:
+        raise CorruptCheckpointError(path, f"{value.length} bytes are no metadata of an array")
+
     data = bytearray(value.length)
-    file = store.open_data_file(os.path.join(directory, value.file))
+    file = store.open_data_file(path)
     try:
         file.read_at(value.offset, [memoryview(data)])
     finally:

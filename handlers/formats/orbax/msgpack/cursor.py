@@ -18,6 +18,7 @@ from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.stores import ReadableFile
 
 _WINDOW_BYTES: Final = 64 * 1024
+_MOST_TEXT_BYTES: Final = 64 * 2**20  # it is held in memory; a file may be a hole for the most part
 
 
 class Kind(Enum):
@@ -181,6 +182,8 @@ class Cursor:
         if kind is not Kind.TEXT:
             return Token(kind, None, size)
 
+        if size > _MOST_TEXT_BYTES:
+            raise self.corrupt(f"a text before byte {self.at} has {size} bytes")
         try:
             return Token(kind, self._take(size).decode())
         except UnicodeDecodeError as error:

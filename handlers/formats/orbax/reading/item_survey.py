@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Survey", "survey_item")
 
-import itertools
+import math
 import os
 import re
 from bisect import bisect_left, insort
@@ -17,6 +17,7 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
 from penstock.handlers.formats.common.leaf_table import StoredArray
+from penstock.handlers.formats.orbax.chunks.chunk_lookup import found_chunks
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
@@ -59,6 +60,8 @@ class Survey:
     findings: tuple[Finding, ...] = ()
     accounts_for: Callable[[str], bool] = field(default=_nothing)
     """Whether a file, named from the item's directory, is part of what was compared or found."""
+    holds_data: Callable[[str], bool] = field(default=_nothing)
+    """Whether a file holds chunks of leaves, or has checksums of its own."""
 
 
 def survey_item(store: Store, path: str, item: str = "") -> Survey:
@@ -91,7 +94,7 @@ def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
         findings.append(finding_of(second, directory))
         ranges = ()
 
-    return Survey(0, ranges, tuple(dict.fromkeys(findings)), _everything)
+    return Survey(0, ranges, tuple(dict.fromkeys(findings)), _everything, _everything)
 
 
 def _everything(_: str) -> bool:
@@ -115,17 +118,19 @@ def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
     ranges = tuple(_ranges(checkpoint.directory, checkpoint.checksums, extents))
     findings += _unchecked(checkpoint, extents)
 
+    def holds_data(name: str) -> bool:
+        return name in extents or name in checkpoint.checksums
+
     def accounts_for(name: str) -> bool:
         return (
-            name in extents
-            or name in checkpoint.checksums
+            holds_data(name)
             or name in _DOCUMENTS
             or name.startswith(f"{ARRAY_METADATAS}/")
             or name.encode() in checkpoint.index
             or (checkpoint.uses_ocdbt and _DATABASE.fullmatch(name) is not None)
         )
 
-    return Survey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for)
+    return Survey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for, holds_data)
 
 
 def _ranges(
@@ -151,9 +156,8 @@ def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[st
     if not isinstance(array, StoredArray) or not leaf.spec.nbytes:
         return
 
-    for index in itertools.product(*map(range, array.format.grid_shape)):
-        key = array.prefix + array.format.chunk_key(index)
-        value = checkpoint.index.get(key.encode())
+    for found in found_chunks(checkpoint.index, array, tuple([(0, n) for n in array.format.grid_shape])):
+        key, value = array.prefix + array.format.chunk_key(found.start), found.value
         if isinstance(value, Indirect):
             expected = leaf.spec.chunk_nbytes
             if array.format.plain and value.length != expected:
@@ -162,7 +166,9 @@ def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[st
                 yield Finding("damaged", path, problem, (key_path,), value.offset, max(value.length, 0))
             yield value.file, (value.offset, value.offset + value.length, key_path)
         elif not isinstance(value, Inline) and checkpoint.all_chunks_written:
-            yield Finding("damaged", checkpoint.directory, f"chunk {key!r} is missing", (key_path,))
+            others = math.prod(found.shape) - 1
+            problem = f"chunk {key!r} is missing" + (f", and {others} behind it" if others else "")
+            yield Finding("damaged", checkpoint.directory, problem, (key_path,))
 
 
 def _leaves_in(extents: Sequence[_Extent], checksum: Checksum) -> tuple[str, ...]:

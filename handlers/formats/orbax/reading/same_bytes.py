@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ("holds_recorded_bytes",)
 
-import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from crc32c import crc32c
 from penstock.handlers.formats.common.checksummed_reads import NONE
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
 from penstock.handlers.formats.common.leaf_table import StoredArray
+from penstock.handlers.formats.orbax.chunks.chunk_lookup import grid_indices
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.verification import BLOCK_BYTES
 from penstock.handlers.ocdbt.value_refs import Indirect
@@ -39,7 +39,7 @@ def holds_recorded_bytes(
 
     files = _Files(other)
     try:
-        for index in itertools.product(*map(range, array.format.grid_shape)):
+        for index in grid_indices(tuple([(0, n) for n in array.format.grid_shape])):
             chunk = damaged.index.get((array.prefix + array.format.chunk_key(index)).encode())
             there = other.index.get((same.prefix + same.format.chunk_key(index)).encode())
             if not isinstance(chunk, Indirect) or not isinstance(there, Indirect):

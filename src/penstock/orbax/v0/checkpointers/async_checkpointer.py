@@ -29,7 +29,7 @@ from penstock.orbax.v0.common.v0_options import (
 from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler
 
 GRACE_S = 5.0
-"""How long a save that failed waits for work that it cancelled."""
+"""How long the removal of a save that failed waits for work that it cancelled."""
 
 
 class AsyncCheckpointer(Checkpointer):
@@ -41,7 +41,8 @@ class AsyncCheckpointer(Checkpointer):
 
     Args:
         handler: Saves and restores the object; it must have `async_save`.
-        timeout_secs: How long a save may take after the copy, in seconds; overrides `async_options`.
+        timeout_secs: How long a save may take after the copy, in seconds; overrides `async_options`. What a
+            save wrote that takes longer is removed in the background; `close` waits for that.
         async_options: How saves work in the background.
         multiprocessing_options: Which processes save.
         file_options: The permissions of directories.
@@ -83,6 +84,7 @@ class AsyncCheckpointer(Checkpointer):
 
         self._callback: Callable[[], None] | None = async_options.post_finalization_callback
         self._pending: ThreadFuture[None] | None = None
+        self._cleaning: ThreadFuture[bool] | None = None
         self._futures: Sequence[Future] = ()
         self._cancelled = False
 
@@ -173,6 +175,8 @@ class AsyncCheckpointer(Checkpointer):
         try:
             self.wait_until_finished()
         finally:
+            if self._cleaning is not None:
+                self._cleaning.result()
             super().close()
 
     def _raise_from(self, pending: ThreadFuture[None]) -> None:
@@ -199,11 +203,12 @@ class AsyncCheckpointer(Checkpointer):
                     ChainedFuture(futures, lambda: None).result(self._timeout_s)
                 with timed(f"{WRITE}background_finalize_secs"):
                     self._complete(building, custom_metadata)
+        except TimeoutError:
+            # Who waits is told now, and not when what takes too long has ended.
+            self._cleaning = start_thread(_clean_up, building, futures, name="penstock.orbax.cleaning")
+            raise
         except BaseException as error:
-            if _stopped(futures):
-                building.discard()
-            else:
-                building.release()
+            if not _clean_up(building, futures):
                 error.add_note(f"{building.get()} is still being written, and was not removed")
             raise
 
@@ -212,6 +217,17 @@ class AsyncCheckpointer(Checkpointer):
     def _before_publishing(self) -> None:
         if self._callback is not None:
             self._callback()
+
+
+def _clean_up(building: TemporaryDirectory, futures: Sequence[Future]) -> bool:
+    """Ask all work to stop, and remove what it wrote; return whether it stopped, and that was done."""
+    stopped = _stopped(futures)
+    if stopped:
+        building.discard()
+    else:
+        building.release()
+
+    return stopped
 
 
 def _stopped(futures: Sequence[Future]) -> bool:

@@ -49,7 +49,7 @@ from penstock.orbax.v0.handlers.pytree_calls import (
 )
 from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
 from penstock.orbax.v0.leaf_handlers.default_registry import default_registry
-from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers, UnknownTypeError
+from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
 from penstock.orbax.v0.trees.empty_node_leaves import with_markers
 from penstock.orbax.v0.trees.leaf_formats import leaf_formats
 from penstock.orbax.v0.trees.restore_tree import Asked, Calls, restore_tree
@@ -203,6 +203,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         calls = Calls(
             metadata=partial(self._loop.call, describe, serves, path),
             restore=partial(self._restore, serves, path),
+            own_files=StageRegistry(self._registry, workers).own_files,
         )
         return restore_tree(asked, calls)
 

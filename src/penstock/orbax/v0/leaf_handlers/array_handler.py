@@ -7,7 +7,7 @@ __all__ = ("ArrayHandler",)
 import os
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import jax
 
@@ -39,6 +39,9 @@ from penstock.orbax.v0.leaf_handlers.leaf_documents import read_values, sharding
 from penstock.orbax.v0.leaf_handlers.numpy_handlers import refuse_empty
 from penstock.orbax.v0.leaf_handlers.type_handler import TypeHandler
 
+_RANKS: Final = range(3)
+"""The values of Orbax's `TransferPriority` but for the unknown: at once, soon, later."""
+
 
 class ArrayHandler(TypeHandler):
     """Stores the distinct shards of a jax.Array; typed PRNG keys as their key data.
@@ -55,7 +58,8 @@ class ArrayHandler(TypeHandler):
         array_metadata_store: Records how arrays were cut, and the kind of typed keys; None to record neither.
         enable_replica_parallel_separate_folder: Whether what is replicated has a directory of its own.
         dispatcher: Not supported: must be None.
-        callback: Called when each array was transferred and when it was written.
+        callback: Its `on_transfer_end` and `on_write_end` are called with the keys of each array; and first
+            its `key_priority`, if copies to the host are limited, for the order of the copies.
 
     Raises:
         NotImplementedError: If there is a dispatcher.
@@ -140,6 +144,7 @@ class ArrayHandler(TypeHandler):
         check_input_arguments(values, infos, args)
         check_infos(infos)
         refuse_empty(values, infos)
+        values, infos, args = self._prioritised(values, infos, args)
         staged = await in_thread(stage, values, infos, args, self._replicas, self._metadata_key)
         self._tell("on_transfer_end", infos)
         return [start_thread(self._write, staged, infos)]
@@ -205,6 +210,25 @@ class ArrayHandler(TypeHandler):
         entries = next(iter(found.values())) if found else ()
         extras: dict[str, dict[str, Any]] = {one.param_name: one.ext_metadata or {} for one in entries}
         return {name: extra[RANDOM_KEY_IMPL] for name, extra in extras.items() if RANDOM_KEY_IMPL in extra}
+
+    def _prioritised(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs]
+    ) -> tuple[Sequence[Any], Sequence[ParamInfo], Sequence[SaveArgs]]:
+        """Order leaves as the callback wants them, if copies to the host are limited, as in Orbax.
+
+        Raises:
+            ValueError: If the callback knows no priority for one.
+        """
+        if self._callback is None or infos[0].device_host_byte_limiter is None:
+            return values, infos, args
+
+        ranks = [int(self._callback.key_priority(info.keypath).value) for info in infos]
+        for info, rank in zip(infos, ranks, strict=True):
+            if rank not in _RANKS:
+                raise ValueError(f"Prioritization is unknown for key {info.keypath}.")
+
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)  # which keeps the order of equals
+        return [values[at] for at in order], [infos[at] for at in order], [args[at] for at in order]
 
     def _tell(self, event: str, infos: Sequence[ParamInfo]) -> None:
         if self._callback is not None:

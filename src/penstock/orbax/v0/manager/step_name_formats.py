@@ -15,7 +15,7 @@ import datetime
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, NotACheckpointError, SpecError
@@ -63,25 +63,28 @@ class Metadata:
             return StepMetadata()
 
 
-class NameFormat(Protocol):
-    """Names steps and finds them."""
+MetadataT = TypeVar("MetadataT", bound=Any, covariant=True)
+
+
+class NameFormat(Protocol[MetadataT]):
+    """Names steps and finds them, as a `Metadata` or an object with its attributes."""
 
     def build_name(self, step: int) -> str:
         """Return the name of a step."""
         ...
 
-    def find_all(self, base_path: Any) -> Iterator[Any]:
-        """Yield every step in a directory as a `Metadata`, or an object with its attributes."""
+    def find_all(self, base_path: Any) -> Iterator[MetadataT]:
+        """Yield every step in a directory."""
         ...
 
-    def find_step(self, base_path: Any, step: int) -> Any:
+    def find_step(self, base_path: Any, step: int) -> MetadataT:
         """Return one step; raise a ValueError if it does not exist."""
         ...
 
 
 @final
 @dataclass(frozen=True)
-class _Format(NameFormat):
+class _Format(NameFormat[Metadata]):
     names: own.NameFormat
     single_host_load_and_broadcast: bool = False
 
@@ -106,9 +109,9 @@ class _Format(NameFormat):
 
 @final
 @dataclass(frozen=True)
-class _Composite(NameFormat):
-    writing: NameFormat
-    reading: Sequence[NameFormat]
+class _Composite(NameFormat[Any]):
+    writing: NameFormat[Any]
+    reading: Sequence[NameFormat[Any]]
     single_host_load_and_broadcast: bool = False
 
     def build_name(self, step: int) -> str:
@@ -139,7 +142,7 @@ def standard_name_format(
     single_host_load_and_broadcast: bool = False,
     temporary_path_cls: Any = None,
     atomicity_options: AtomicityOptions | None = None,
-) -> NameFormat:
+) -> NameFormat[Metadata]:
     """Return a format of names such as `7`, `0007`, `step_7` or `step_0007`.
 
     Args:
@@ -160,8 +163,8 @@ def standard_name_format(
 
 
 def composite_name_format(
-    write_name_format: NameFormat, read_name_formats: Sequence[NameFormat]
-) -> NameFormat:
+    write_name_format: NameFormat[Any], read_name_formats: Sequence[NameFormat[Any]]
+) -> NameFormat[Any]:
     """Return a format that names new steps in one way, and finds steps named in any of several.
 
     Raises:
@@ -180,7 +183,7 @@ def get_save_directory(
     step_prefix: str | None = None,
     override_directory: Any = None,
     step_format_fixed_length: int | None = None,
-    step_name_format: NameFormat | None = None,
+    step_name_format: NameFormat[Any] | None = None,
 ) -> Any:
     """Return the directory of a step, or of one of its items.
 
@@ -210,6 +213,6 @@ def get_save_directory(
     return path if name is None else path / name
 
 
-def as_name_format(given: Any) -> NameFormat:
+def as_name_format(given: Any) -> NameFormat[Any]:
     """Return a format of Orbax's kind from one of that kind or of penstock's."""
     return _Format(given) if isinstance(given, own.NameFormat) else given

@@ -148,7 +148,7 @@ def checkpoints_iterator(
 
 
 def _later_steps(
-    root: Any, names: NameFormat, until_step: int | None, interval_s: float, is_over: Callable[[], bool]
+    root: Any, names: NameFormat[Any], until_step: int | None, interval_s: float, is_over: Callable[[], bool]
 ) -> Watch:
     """Watch for the latest step, `until_step` or a later one."""
     return watch_steps(
@@ -182,7 +182,7 @@ class _Timeout:
 class _AnyNames:
     """Finds steps under any name that ends in a number, preferring the names of a format."""
 
-    def __init__(self, names: NameFormat) -> None:
+    def __init__(self, names: NameFormat[Any]) -> None:
         self._names = names
 
     def name(self, step: int, /) -> str:

@@ -28,6 +28,8 @@ EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
 _ARRAYS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 """What has a shape, unless its handler keeps it in files of its own."""
 
+_CLASSES: Final[dict[str, type]] = {"jax.Array": jax.Array, "np.ndarray": np.ndarray, "string": str}
+
 _NUMBERS: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
@@ -65,7 +67,7 @@ def empty_value(typestr: str) -> Any:
             return None
 
 
-def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any, *, told: bool = False) -> Wanted:
     """Decide what a stored leaf is restored as.
 
     Args:
@@ -73,10 +75,14 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
         args: The request.
         in_item: The leaf of the caller's tree, whose shape and dtype apply to a jax.Array; None if
             there is none.
+        told: Whether the type handler that wrote the leaf is told by `args` what to make of it.
 
     Raises:
         ValueError: If a different shape is requested, and `strict` is set.
     """
+    if told and args.restore_type in (None, _CLASSES.get(leaf.kind)):
+        return Wanted(as_stored(leaf.kind))
+
     found = _want(leaf, args, in_item)
     if found.dtype is None or not _is_stored_as(leaf, found.dtype):
         return found

@@ -50,10 +50,13 @@ class Calls:
     Attributes:
         metadata: Returns what is stored.
         restore: Restores onto a target, with keywords of `penstock.Checkpointer.restore`.
+        own_files: Returns the stored types whose type handlers read files of their own, as they are told by
+            the `RestoreArgs`.
     """
 
     metadata: Callable[[], CheckpointMetadata]
     restore: Callable[..., Any]
+    own_files: Callable[[], Collection[str]] = frozenset
 
 
 def restore_tree(asked: Asked, calls: Calls) -> Any:
@@ -96,8 +99,14 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
         values = {keys: _at(restored, keys) for keys in read}
         return _put_together(treedef, here, stored, values, asked)
 
+    own_files = calls.own_files()
     wanted = {
-        keys: want(stored[keys], args.get(keys, _AS_SAVED), None if asked.item is None else here[keys])
+        keys: want(
+            stored[keys],
+            args.get(keys, _AS_SAVED),
+            None if asked.item is None else here[keys],
+            told=stored[keys].kind in own_files,
+        )
         for keys in read
     }
     values = _read(wanted, calls, whole=whole) if wanted else {}

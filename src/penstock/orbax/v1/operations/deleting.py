@@ -73,6 +73,7 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
 
     if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
         os.remove(path)
+        LocalStore().sync_directory(os.path.dirname(path))
         return True
 
     delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
