@@ -31,10 +31,11 @@ class DirectoryHold:
             the directory was replaced meanwhile.
     """
 
-    __slots__ = ("_home", "_number")
+    __slots__ = ("_home", "_number", "_path")
 
     def __init__(self, path: str, *, shared: bool = False) -> None:
         self._home = HomeProcess()
+        self._path = path
         self._number = -1  # in case the directory cannot be opened
         with translated("hold", path):
             self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -60,7 +61,11 @@ class DirectoryHold:
             raise _busy(path)
 
     def release(self) -> None:
-        """Release the lock. Idempotent."""
+        """Release the lock. Idempotent.
+
+        Raises:
+            StorageError: If the descriptor could not be closed. The lock is released all the same.
+        """
         number, self._number = self._number, -1
         if number < 0:
             return
@@ -71,7 +76,8 @@ class DirectoryHold:
             with suppress(OSError):
                 fcntl.flock(number, fcntl.LOCK_UN)
 
-        os.close(number)
+        with translated("release", self._path):
+            os.close(number)
 
     def __del__(self) -> None:
         self.release()

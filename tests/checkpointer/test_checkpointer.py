@@ -30,6 +30,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.stages.device_to_host import PACKED_BELOW
 from penstock.testing.faulty_store import FaultyStore
 
@@ -816,3 +817,29 @@ async def test_wait_is_for_every_save(tmp_path: Path) -> None:
         tasks.start_soon(go_on)
         await checkpointer.wait()
         assert second.done
+
+
+class UnclosableHold:
+    """A hold that ends with an error, as one whose descriptor cannot be closed."""
+
+    def __init__(self, held: Hold) -> None:
+        self._held = held
+
+    def release(self) -> None:
+        self._held.release()
+        raise StorageError("release", "somewhere", "injected", errno.EIO)
+
+
+async def test_a_lock_that_cannot_be_closed_does_not_fail_a_save_that_is_durable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore(LocalStore())
+    hold = store.hold
+    store.hold = lambda path: UnclosableHold(hold(path))
+
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "c", {"a": np.ones(3)}))
+        assert (await checkpointer.restore(tmp_path / "c"))["a"].tolist() == [1, 1, 1]
+
+    assert "save.left_behind" in caplog.text
+    assert "injected" in caplog.text

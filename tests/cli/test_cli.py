@@ -173,6 +173,7 @@ def test_verify_says_what_is_damaged(
 def drop_integrity(path: Path) -> None:
     unseal(path)
     (path / "_PENSTOCK_INTEGRITY").unlink()
+    (path / "commit_success.txt").write_text("Checkpoint commit was successful")
 
 
 def flip_manifest(path: Path) -> None:
@@ -216,6 +217,22 @@ def test_verify_says_what_the_medium_refused(
 
     assert main(["verify", str(checkpoint)]) == 5
     assert "could not be read: Input/output error" in capsys.readouterr().out
+
+
+def test_seal_records_what_verify_then_compares(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "c"))
+    (copy / "_PENSTOCK_INTEGRITY").unlink()
+    (copy / "commit_success.txt").write_text("Checkpoint commit was successful")
+    assert main(["verify", str(copy)]) == 4
+
+    assert main(["seal", str(copy)]) == 0
+    assert f"{copy}: 1 records written (" in capsys.readouterr().out
+    assert main(["verify", str(copy)]) == 0
+    capsys.readouterr()
+    assert main(["seal", "--json", str(copy)]) == 0
+    assert json.loads(capsys.readouterr().out)["unchanged"] == [str(copy)]
 
 
 def test_wrong_usage_ends_with_status_2() -> None:

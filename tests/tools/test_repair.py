@@ -12,6 +12,7 @@ import anyio
 import jax
 import numpy as np
 import pytest
+from tests.unsealed import unseal
 
 import penstock
 from penstock.cli import main
@@ -139,17 +140,44 @@ def test_items_are_repaired_one_by_one(tmp_path: Path, assert_same: AssertSame) 
     other = save(tmp_path / "other", ITEMS)
     spoil(source, "['a']", "state")
     spoil(source, "['checkpoint']", "scale")
-    (source / "config" / "metadata").write_bytes(b"{")
+    (source / "config" / "metadata").write_bytes(b'{"lr": 0.4}')
 
     report = penstock.sync.repair(source, tmp_path / "new", others=[other])
 
-    found = penstock.sync.restore_items(tmp_path / "new")
-    expected = penstock.sync.restore_items(other)
-    del expected["config"]
-    assert_same(found, expected)
-    assert {leaf.name for leaf in report.taken} == {"state ['a']", "scale ['checkpoint']"}
-    assert [leaf.name for leaf in report.gone] == ["config"]
+    assert report.complete
+    assert_same(penstock.sync.restore_items(tmp_path / "new"), penstock.sync.restore_items(other))
+    assert {leaf.name for leaf in report.taken} == {"(all of it)", "state ['a']", "scale ['checkpoint']"}
     assert penstock.sync.metadata(tmp_path / "new", item="state").custom_metadata == {"who": "me"}
+
+
+def test_an_item_whose_document_is_damaged_is_gone(tmp_path: Path) -> None:
+    source = save(tmp_path / "c", ITEMS)
+    (source / "config" / "metadata").write_bytes(b'{"lr": 0.4}')
+
+    report = penstock.sync.repair(source, tmp_path / "new")
+
+    assert [(leaf.name, leaf.problem) for leaf in report.gone] == [
+        ("config", "metadata differs from what was written")
+    ]
+    assert "config" not in penstock.sync.restore_items(tmp_path / "new")
+
+
+@pytest.mark.parametrize("document", ["_METADATA", "_sharding", "_strings.json", "w/.zarray"])
+def test_a_document_is_taken_from_another_step_where_it_is_the_same(
+    tmp_path: Path, document: str, assert_same: AssertSame
+) -> None:
+    form = FORMATS["directories"]
+    source, other = (
+        save(tmp_path / str(seed), {"w": jax.numpy.full(9, seed), "text": "t"}, form) for seed in range(2)
+    )
+    data = bytearray((source / document).read_bytes())
+    data[len(data) // 2] ^= 1
+    (source / document).write_bytes(data)
+
+    report = penstock.sync.repair(source, tmp_path / "new", others=[other])
+
+    assert report.complete
+    assert_same(penstock.sync.restore(tmp_path / "new"), {"w": jax.numpy.full(9, 0), "text": "t"})
 
 
 def test_a_lost_file_takes_only_what_was_in_it(tmp_path: Path) -> None:
@@ -175,6 +203,7 @@ def test_a_damaged_document_that_arrays_can_do_without_is_named(tmp_path: Path, 
 
 def test_what_has_no_checksum_is_kept_and_said(tmp_path: Path) -> None:
     source = save(tmp_path / "c", {"a": noise(5)})
+    unseal(source)
     (source / "_PENSTOCK_INTEGRITY").unlink()
 
     report = penstock.sync.repair(source, tmp_path / "new")

@@ -150,11 +150,12 @@ def test_leaves_without_a_recorded_checksum_are_named(copy: Path) -> None:
     }
     file.write_bytes(msgpack.packb({**document, "files": survivors}))
 
+    unseal(copy)
     found = verify(copy)
 
     assert (found.status, found.intact) == ("unchecked", False)
     assert not found.damages
-    assert len([finding for finding in found.unchecked if len(finding.key_paths) == 1]) == 1
+    assert sorted(len(finding.key_paths) for finding in found.unchecked) == [0, 1]
     assert any("no digests of its documents" in finding.problem for finding in found.unchecked)
 
 
@@ -165,6 +166,14 @@ def drop_integrity(path: Path) -> None:
 
 def lose_integrity(path: Path) -> None:
     (path / "_PENSTOCK_INTEGRITY").unlink()
+
+
+def add_a_document(path: Path) -> None:
+    (path / "_strings.json").write_text("{}")
+
+
+def add_a_file(path: Path) -> None:
+    (path / "d" / ("0" * 32)).write_text("")
 
 
 def change_a_document(path: Path) -> None:
@@ -192,7 +201,10 @@ def remove_all(path: Path) -> None:
     ("change", "status"),
     [
         (drop_integrity, "unchecked"),
+        (unseal, "unchecked"),
+        (add_a_file, "unchecked"),
         (lose_integrity, "damaged"),
+        (add_a_document, "damaged"),
         (change_a_document, "damaged"),
         (break_integrity, "damaged"),
         (lead_out, "damaged"),
@@ -209,6 +221,16 @@ def test_what_keeps_it_from_being_checked_is_told_apart(
 
     assert (found.status, found.intact) == (status, False)
     assert str(copy) in found.findings[0].file
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "_sharding", "_strings.json", "_CHECKPOINT_METADATA"])
+def test_a_flipped_bit_in_a_document_is_found(copy: Path, name: str) -> None:
+    flip(copy / name, 3)
+
+    found = verify(copy)
+
+    assert found.status == "damaged"
+    assert {Path(damage.file).name for damage in found.damages} == {name}
 
 
 def test_safetensors_have_no_checksums(tmp_path: Path) -> None:
@@ -278,7 +300,7 @@ def saved_items(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def saved_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("steps") / "run"
-    with penstock.sync.CheckpointManager(root) as manager:
+    with penstock.sync.CheckpointManager(root, metadata={"run": 7}) as manager:
         for step in range(3):
             manager.save(step, {"a": np.full(1000, step)}, metrics={"loss": step})
 
@@ -320,9 +342,10 @@ class TestItems:
 
         found = verify(copy)
 
-        assert [(damage.file, damage.problem) for damage in found.damages] == [
-            (str(copy / "scale"), "is missing, and _CHECKPOINT_METADATA lists it")
-        ]
+        assert {(damage.file, damage.problem) for damage in found.damages} == {
+            (str(copy / "scale"), "is missing, and _CHECKPOINT_METADATA lists it"),
+            (str(copy / "scale" / "_PENSTOCK_INTEGRITY"), "is missing, and was written"),
+        }
 
     def test_files_of_an_unknown_item_are_named(self, copy: Path) -> None:
         (copy / "theirs").mkdir()
@@ -376,6 +399,14 @@ class TestSteps:
 
         assert found.status == "unchecked"
         assert [finding.file for finding in found.unchecked] == [str(copy / "3")]
+
+    @pytest.mark.parametrize(
+        "file", ["2/metrics/metrics", "2/_CHECKPOINT_METADATA", "metadata/_ROOT_METADATA"]
+    )
+    def test_a_flipped_bit_in_metrics_or_metadata_is_found(self, copy: Path, file: str) -> None:
+        flip(copy / file, 3)
+
+        assert {damage.file for damage in verify(copy).damages} == {str(copy / file)}
 
     def test_what_an_interrupted_save_left_is_told_apart(self, copy: Path) -> None:
         shutil.copytree(copy / "2", copy / "3.orbax-checkpoint-tmp")

@@ -123,7 +123,7 @@ class SaveTask:
                 raise
             finally:
                 if self._hung is None:
-                    run.workspace.release()
+                    self._release()
 
         report: SaveReport = replace(
             result.value,
@@ -140,6 +140,14 @@ class SaveTask:
             durable_s=report.durable_s,
         )
         self._promise.finish(report)
+
+    def _release(self) -> None:
+        """Let other saves build here. What was published stays durable, whatever comes of it."""
+        run = self._run
+        try:
+            run.workspace.release()
+        except StorageError as error:
+            run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(error))
 
     async def _undo(self, because: BaseException) -> None:
         run = self._run

@@ -50,6 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", action="store_true", help="as one JSON document")
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
     _add_repair(commands.add_parser("repair", help="write what is intact of a damaged checkpoint anew"))
+    seal = commands.add_parser("seal", help="record digests of a checkpoint that has none")
+    seal.description = (
+        "Record the digests of everything in the checkpoint at PATH, or in each step there, as it is now, so "
+        "that `verify` and restores can compare it. For checkpoints that Orbax, or penstock 0.1, wrote."
+    )
+    seal.add_argument("path", metavar="PATH", help="a checkpoint, or a directory of steps")
+    seal.add_argument("--json", action="store_true", help="as one JSON document")
     _add_verify(commands.add_parser("verify", help="compare a checkpoint with its checksums"))
     return parser
 
@@ -143,6 +150,12 @@ def _repair(options: argparse.Namespace) -> int:
     return repair(options, open_output())
 
 
+def _seal(options: argparse.Namespace) -> int:
+    from penstock.cli.seal_command import seal
+
+    return seal(options.path, open_output(), as_json=options.json)
+
+
 def _verify(options: argparse.Namespace) -> int:
     from penstock.cli.verify_command import verify
 
@@ -153,5 +166,6 @@ _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "convert": _convert,
     "inspect": _inspect,
     "repair": _repair,
+    "seal": _seal,
     "verify": _verify,
 }

@@ -6,6 +6,7 @@ __all__ = ("repair",)
 
 import argparse
 import json
+import os
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
@@ -46,7 +47,7 @@ def repair(options: argparse.Namespace, output: Output) -> int:
 
 def _show(found: RepairReport, output: Output) -> None:
     rows = [
-        (leaf.outcome, leaf.name, leaf.problem or "no checksum was recorded", leaf.taken_from)
+        (leaf.outcome, leaf.name, leaf.problem or "no checksum was recorded", _shown(leaf.taken_from))
         for leaf in found.leaves
         if leaf.outcome != "kept"
     ]
@@ -60,3 +61,9 @@ def _show(found: RepairReport, output: Output) -> None:
         output.success(line)
     else:
         output.say(line)
+
+
+def _shown(path: str) -> str:
+    """Return a path as it is typed from here, where that is shorter."""
+    near = os.path.relpath(path) if path else ""
+    return path if near.startswith(os.pardir) else near

@@ -84,9 +84,8 @@ def _show(found: VerifyReport, output: Output) -> None:
 
     n_checkpoints = len(found.checkpoints)
     checkpoints = f" in {n_checkpoints:,} checkpoints" if n_checkpoints > 1 else ""
-    what = (
-        f"{found.n_ranges:,} ranges, {format_bytes(found.nbytes)}, of {found.n_leaves:,} leaves{checkpoints}"
-    )
+    compared = f"{found.n_ranges:,} ranges, {format_bytes(found.nbytes)}, and {found.n_documents:,} documents"
+    what = f"{compared} of {found.n_leaves:,} leaves{checkpoints}"
     summary = _SUMMARIES[found.status]
     if found.intact:
         output.success(f"{found.path}: {summary} ({what})")

@@ -25,18 +25,23 @@ class PatchedStore:
     def __init__(self, inner: Store) -> None:
         self.inner = inner  #: as it is
         self._replaced: dict[str, bytes] = {}
-        self._hidden: set[str] = set()
+        self._hidden: dict[str, str] = {}
 
     def replace(self, path: str, data: bytes) -> None:
         """Let the file at `path` hold `data`."""
         self._replaced[path] = data
 
-    def hide(self, path: str) -> bool:
-        """Let nothing lie at `path`. Return False if that is so already."""
+    def hide(self, path: str, problem: str) -> bool:
+        """Let nothing lie at `path`, because of a problem. Return False if that is so already."""
         known = path in self._hidden
-        self._hidden.add(path)
+        self._hidden.setdefault(path, problem)
         self._replaced.pop(path, None)
         return not known
+
+    def problem_below(self, directory: str) -> str:
+        """Return what is wrong with the first hidden file in a directory; empty if none is hidden."""
+        inside = [path for path in self._hidden if path.startswith(os.path.join(directory, ""))]
+        return f"{os.path.basename(inside[0])} {self._hidden[inside[0]]}" if inside else ""
 
     def kind(self, path: str) -> Any:
         return None if path in self._hidden else self.inner.kind(path)
@@ -55,7 +60,7 @@ class PatchedStore:
     def _unsealed(self, path: str, data: bytes) -> bytes:
         """Return a record without the digests of what was changed, and a mark without that of the record."""
         directory, name = os.path.split(path)
-        changed = self._hidden | self._replaced.keys()
+        changed = self._hidden.keys() | self._replaced.keys()
         if not changed or name not in (COMMIT_MARK, INTEGRITY):
             return data
         if name == COMMIT_MARK:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("repair",)
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -21,6 +22,7 @@ from penstock.kernel.storage.paths import absolute_path
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
 from penstock.tools.salvage import Salvage, find_damage
+from penstock.tools.stored_steps import find_stored_steps
 from penstock.verification.verify import compare_ranges
 
 
@@ -45,7 +47,8 @@ async def repair(
     Args:
         source: One checkpoint, or a step. It is left as it is.
         target: Where the new one goes.
-        others: Other checkpoints of the same structure, such as the steps before and after.
+        others: Other checkpoints of the same structure, such as the steps before and after, or a directory
+            of steps.
         overwrite: Replace the checkpoint at `target`, atomically.
         config: As for `Checkpointer`, and so are all that follow.
         store: Where all of them lie.
@@ -82,13 +85,14 @@ class _Repair:
         store, threads, start = self.rewriting.store, self.threads, self.start
         await threads.run(_check_source, store, start, final)
         unchanged = await Unchanged.watch(store, threads, start)
-        damage = await threads.run(find_damage, store, start)
+        others = await threads.run(_steps_of, store, [other for other in self.others if other != start])
+        damage = await threads.run(find_damage, store, start, others)
         for label, survey in damage.surveys.items():
             findings = await compare_ranges(store, threads, self.rewriting.memory, survey.ranges)
             damage.add(label, findings)
 
         async with self.rewriting.source_files(threads) as files:
-            salvage = Salvage(damage, files, [other for other in self.others if other != start])
+            salvage = Salvage(damage, files, others)
             items = await threads.run(salvage.items)
             if not any(leaf.outcome != "gone" for leaf in salvage.leaves):
                 raise CorruptCheckpointError(
@@ -98,6 +102,16 @@ class _Repair:
             report = await self.rewriting.save(unchanged, final, items)
 
         return RepairReport(start, final, report.nbytes, tuple(salvage.leaves))
+
+
+def _steps_of(store: Store, paths: Sequence[str]) -> list[str]:
+    """Return checkpoints: those given, and each step of directories of steps."""
+    found: list[str] = []
+    for path in paths:
+        steps = find_stored_steps(store, path)
+        found += [path] if steps is None else [os.path.join(path, name) for name in steps.names]
+
+    return found
 
 
 def _check_source(store: Store, start: str, final: str) -> None:

@@ -40,9 +40,11 @@ from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, 
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.tools.patched_documents import patch_documents
 from penstock.tools.patched_store import PatchedStore
 from penstock.tools.repair_report import Outcome, RepairedLeaf
 from penstock.tools.stored_items import GONE, ItemsReader, StoredItems, stored_value
+from penstock.verification.checkpoint_survey import recorded_directories
 
 _DISPENSABLE: Final = frozenset({CHECKPOINT_METADATA, INTEGRITY, SHARDING, STRINGS})
 """Documents without which the arrays of a checkpoint can be read all the same."""
@@ -85,18 +87,27 @@ class Damage:
         return problems[0] if problems else "it has no leaves"
 
 
-def find_damage(store: Store, path: str) -> Damage:
-    """Survey every item of the checkpoint at `path`. The bytes of arrays are not compared yet."""
+def find_damage(store: Store, path: str, others: Sequence[str]) -> Damage:
+    """Survey every item of the checkpoint at `path`. The bytes of arrays are not compared yet.
+
+    Args:
+        store: Where.
+        path: Of the checkpoint.
+        others: Paths of other checkpoints, whose documents are used where they are the same.
+    """
     patched = PatchedStore(store)
     reading = cast("Store", patched)
     lost: list[RepairedLeaf] = []
+    for directory in recorded_directories(store, path):
+        patch_documents(patched, path, directory, others, lost)
+
     about = _about(patched, path, lost)
     names = frozenset(reading.list_directory(path))
     kind = kind_of_item(reading, path, names)
     if kind is None and holds_arrays(reading, path, names) and not items_of(reading, path, names):
         kind = ItemKind.NAMED
 
-    kinds = {"": kind} if kind is not None else dict(_kinds(reading, path, names, about, lost))
+    kinds = {"": kind} if kind is not None else dict(_kinds(patched, path, names, about, lost))
     damage = Damage(patched, path, about, kinds, lost=lost)
     for name, found in kinds.items():
         place = os.path.join(name, RANDOM_KEYS[found]) if found in RANDOM_KEYS else name
@@ -115,19 +126,24 @@ def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> Checkpoi
         names = store.list_directory(path)
         return SealedDocuments.open(reading, path, names).about(names)
     except PenstockError as error:
-        record = os.path.join(path, INTEGRITY)
-        if isinstance(error, CorruptCheckpointError) and error.path == record and store.hide(record):
-            lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {error.problem}"))
+        record, problem = os.path.join(path, INTEGRITY), _problem(error)
+        if getattr(error, "path", "") == record and store.hide(record, problem):
+            lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {problem}"))
             return _about(store, path, lost)
 
-        store.hide(os.path.join(path, CHECKPOINT_METADATA))
-        lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {_problem(error)}"))
+        store.hide(os.path.join(path, CHECKPOINT_METADATA), problem)
+        lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {problem}"))
         return CheckpointMetadata()
 
 
 def _kinds(
-    store: Store, path: str, names: frozenset[str], about: CheckpointMetadata, lost: list[RepairedLeaf]
+    patched: PatchedStore,
+    path: str,
+    names: frozenset[str],
+    about: CheckpointMetadata,
+    lost: list[RepairedLeaf],
 ) -> Iterator[tuple[str, ItemKind]]:
+    store = cast("Store", patched)
     found = items_of(store, path, names)
     for name in sorted(names | set(about.items)):
         directory = os.path.join(path, name)
@@ -137,7 +153,8 @@ def _kinds(
             if holds_arrays(store, directory, store.list_directory(directory)):
                 yield name, ItemKind.NAMED
             else:
-                lost.append(RepairedLeaf("gone", "", name, "penstock does not know what it holds"))
+                problem = patched.problem_below(directory) or "penstock does not know what it holds"
+                lost.append(RepairedLeaf("gone", "", name, problem))
         elif name in about.items:
             lost.append(RepairedLeaf("gone", "", name, "is missing"))
 
@@ -150,7 +167,7 @@ def _open_without_what_is_lost(store: PatchedStore, path: str, place: str, lost:
         except NotACheckpointError:
             return
         except CorruptCheckpointError as error:
-            if _is_dispensable(error.path) and store.hide(error.path):
+            if _is_dispensable(error.path) and store.hide(error.path, error.problem):
                 problem = f"{os.path.basename(error.path)}: {error.problem}"
                 lost.append(RepairedLeaf("gone", "", place, problem))
             elif error.key_path is not None and _drop_leaf(store, os.path.join(path, place), error.key_path):
@@ -212,7 +229,9 @@ class Salvage:
         self._files = files
         self._others = others
         self._opened: dict[tuple[str, str], OrbaxCheckpoint | None] = {}
-        self.leaves: list[RepairedLeaf] = list(damage.lost)  #: what became of each, once `items` was called
+        self.leaves: list[RepairedLeaf] = list(
+            dict.fromkeys(damage.lost)
+        )  #: what became of each, once `items` was called
 
     def items(self) -> StoredItems:
         """Return what is saved: all that is intact."""

@@ -24,8 +24,8 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     proto_file,
 )
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
@@ -107,7 +107,7 @@ class ItemsReader:
         if self._is_one_item(path, names):
             return self._one_tree(path, None)
 
-        about = checkpoint_metadata.read(self.store, path, names)
+        about = SealedDocuments.open(self.store, path, names).about(names)
         recorded = about.item_handlers
         handlers: Mapping[str, str] = recorded if isinstance(recorded, Mapping) else {}
         parts = Parts()

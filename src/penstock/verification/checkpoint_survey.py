@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("CheckpointSurvey", "survey_checkpoint")
+__all__ = ("CheckpointSurvey", "compare_documents", "recorded_directories", "survey_checkpoint")
 
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -83,42 +83,63 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
     if not items:
         found.findings.append(Finding("unchecked", path, "holds no item that penstock knows"))
 
-    _compare_documents(store, path, found)
+    recorded = _compare_documents(store, path, found)
     skipped = {gone or ""} if item is None else names - {item}
     for file in _files_below(store, path, "", skipped, ()):
-        if not _is_accounted_for(file, surveys):
+        if file in recorded or os.path.basename(file) in _MARKS:
+            continue
+        if not _belongs_to(file, surveys, lambda survey: survey.accounts_for):
             problem = "belongs to no leaf that penstock knows, and no checksum was recorded of it"
-            found.findings.append(Finding("unchecked", os.path.join(path, file), problem))
-
-
-def _compare_documents(store: Store, path: str, found: CheckpointSurvey) -> None:
-    """Compare every document with its digest; those of an item may be recorded in the item itself."""
-    known = {finding.file for finding in found.findings}
-    for directory in _recorded_in(store, path):
-        problems: list[PenstockError] = []
-        try:
-            documents = SealedDocuments.open(store, directory, store.list_directory(directory))
-            problems += documents.problems()
-        except PenstockError as error:
-            problems.append(error)
+        elif recorded and not _belongs_to(file, surveys, lambda survey: survey.holds_data):
+            problem = "no digest was recorded of it, and of the other documents there was one"
         else:
-            found.n_documents += len(documents.recorded.documents)
-            if not documents.is_sealed:
-                problem = "records no digests of its documents; `penstock seal` adds them"
-                found.findings.append(Finding("unchecked", directory, problem))
+            continue
 
-        findings = [finding_of(problem, directory) for problem in problems]
-        found.findings += [
-            finding
-            for finding in findings
-            if not any(f"{finding.file}/".startswith(f"{file}/") for file in known)
-        ]
+        found.findings.append(Finding("unchecked", os.path.join(path, file), problem))
 
 
-def _recorded_in(store: Store, path: str) -> list[str]:
-    """Return the directories with a record of digests; the checkpoint itself, if there is none."""
+def _compare_documents(store: Store, path: str, found: CheckpointSurvey) -> set[str]:
+    """Compare every document with its digest; those of an item may be recorded in the item itself.
+
+    Returns:
+        All that have a digest, named from the checkpoint.
+    """
+    known = {finding.file for finding in found.findings}
+    recorded: set[str] = set()
+    for directory in recorded_directories(store, path):
+        documents, findings = compare_documents(store, directory)
+        found.n_documents += len(documents)
+        found.findings += [finding for finding in findings if finding.file not in known]
+        recorded.update([os.path.relpath(os.path.join(directory, name), path) for name in documents])
+
+    return recorded
+
+
+def compare_documents(store: Store, directory: str) -> tuple[Collection[str], list[Finding]]:
+    """Compare the documents that a directory has a record of. Blocking.
+
+    Returns:
+        Their names, relative to the directory, and what is not as it was written.
+    """
+    problems: list[PenstockError] = []
+    try:
+        documents = SealedDocuments.open(store, directory, store.list_directory(directory))
+        names = documents.recorded.documents.keys()
+        if not documents.is_sealed:
+            problem = "records no digests of its documents; `penstock seal` adds them"
+            return names, [Finding("unchecked", directory, problem)]
+
+        problems += documents.problems()
+    except PenstockError as error:
+        return (), [finding_of(error, directory)]
+
+    return names, [finding_of(problem, directory) for problem in problems]
+
+
+def recorded_directories(store: Store, path: str) -> list[str]:
+    """Return the checkpoint itself, and every directory in it that has a record of digests of its own."""
     inside = [os.path.dirname(file) for file in _files_below(store, path, "", (), ()) if _is_record(file)]
-    return [os.path.join(path, name) if name else path for name in inside] or [path]
+    return [path, *[os.path.join(path, name) for name in inside if name]]
 
 
 def _is_record(file: str) -> bool:
@@ -193,8 +214,12 @@ def _survey_item(store: Store, path: str, name: str, kind: ItemKind) -> Survey:
         inside = file.removeprefix(prefix)
         return file in documents or (inside != file and array.accounts_for(inside))
 
+    def holds_data(file: str) -> bool:
+        inside = file.removeprefix(prefix)
+        return inside != file and array.holds_data(inside)
+
     found = tuple(dict.fromkeys([*array.findings, *findings]))
-    return Survey(array.n_leaves, array.ranges, found, accounts_for)
+    return Survey(array.n_leaves, array.ranges, found, accounts_for, holds_data)
 
 
 def _read_document(store: Store, path: str, name: str) -> tuple[int, tuple[Finding, ...]]:
@@ -219,14 +244,15 @@ def _documents(store: Store, directory: str, kind: ItemKind) -> set[str]:
             return set()
 
 
-def _is_accounted_for(file: str, surveys: dict[str, Survey]) -> bool:
-    if os.path.basename(file) in _MARKS:
-        return True
+def _belongs_to(
+    file: str, surveys: dict[str, Survey], question: Callable[[Survey], Callable[[str], bool]]
+) -> bool:
+    """Whether a survey answers the question about a file, which is named from the item, with yes."""
     if "" in surveys:
-        return surveys[""].accounts_for(file)
+        return question(surveys[""])(file)
 
     item, _, rest = file.partition("/")
-    return item in surveys and surveys[item].accounts_for(rest)
+    return item in surveys and question(surveys[item])(rest)
 
 
 def _files_below(

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("FoundCheckpoints", "find_checkpoints")
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -44,8 +43,8 @@ class FoundCheckpoints:
     """What lies at and below a path."""
 
     checkpoints: list[str] = field(default_factory=list[str])  #: finished ones, in the order of their names
-    root_documents: list[str] = field(default_factory=list[str])
-    """Files of metadata that belong to a directory of steps, not to one of them."""
+    root_folders: list[str] = field(default_factory=list[str])
+    """Folders of metadata that belong to a directory of steps, not to one of them."""
     leftovers: list[str] = field(default_factory=list[str])  #: of interrupted saves and deletions
     findings: list[Finding] = field(default_factory=list[Finding])
 
@@ -106,7 +105,7 @@ def _visit_directory(
             found.leftovers.append(inner)
             continue
         if name == ROOT_FOLDER and not _in_a_step(inner):
-            found.root_documents += _files_in(store, inner)
+            found.root_folders += [inner] if store.kind(inner) == "directory" else []
             continue
         if beside_tensors and store.kind(inner) == "file":
             continue  # tensors of the one checkpoint, and its index
@@ -138,14 +137,6 @@ def _says_unfinished(store: Store, path: str, names: frozenset[str]) -> bool:
         return is_unfinished(names, checkpoint_metadata.read(store, path, names))
     except PenstockError:
         return False  # a damaged document is found when the checkpoint is surveyed
-
-
-def _files_in(store: Store, folder: str) -> Iterator[str]:
-    if store.kind(folder) == "directory":
-        for name in sorted(store.list_directory(folder)):
-            path = os.path.join(folder, name)
-            if store.kind(path) == "file":
-                yield path
 
 
 def _count(found: FoundCheckpoints) -> int:

@@ -23,7 +23,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.stores import Store
-from penstock.verification.checkpoint_survey import CheckpointSurvey, survey_checkpoint
+from penstock.verification.checkpoint_survey import CheckpointSurvey, compare_documents, survey_checkpoint
 from penstock.verification.checkpoints_below import find_checkpoints
 from penstock.verification.verify_report import VerifyReport
 
@@ -75,6 +75,11 @@ class Verification:
             n_ranges += len(survey.ranges)
             n_documents += survey.n_documents
             nbytes += sum(part.checksum.nbytes for part in survey.ranges)
+
+        for folder in found.root_folders:
+            names, problems = await self.threads.run(compare_documents, self.store, folder)
+            n_documents += len(names)
+            findings += problems
 
         findings.sort(key=attrgetter("file", "offset"))
         return VerifyReport(

@@ -573,6 +573,18 @@ def test_a_directory_is_held_by_one_at_a_time(store: LocalStore, tmp_path: Path)
     store.hold(str(tmp_path)).release()
 
 
+def test_a_lock_that_cannot_be_closed_is_a_storage_error(store: LocalStore, tmp_path: Path) -> None:
+    held = store.hold(str(tmp_path))
+    os.close(held._number)
+
+    with pytest.raises(StorageError, match=r"^release ") as caught:
+        held.release()
+
+    assert caught.value.errno == errno.EBADF
+    held.release()
+    store.hold(str(tmp_path)).release()
+
+
 def test_what_is_held_may_be_renamed_and_a_new_directory_of_its_name_is_free(
     store: LocalStore, tmp_path: Path
 ) -> None:

@@ -325,6 +325,21 @@ def test_safetensors_are_read_as_a_flat_tree(ocp: Any, tmp_path: Path) -> None:
         assert about.commit_timestamp_nsecs is not None
 
 
+def test_safetensors_are_read_in_chunks_of_the_size_that_is_asked_for(ocp: Any, tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.arange(1000, dtype=np.float32)}, path)
+    for size in (64, 0):
+        options = ocp.options.SafetensorsOptions(read_chunk_bytes=size, max_over_read_ratio=1.0)
+        with ocp.Context(safetensors_options=options, checkpoint_layout="safetensors"):
+            if size:
+                np.testing.assert_array_equal(ocp.load(path)["a"], np.arange(1000))
+            else:
+                with pytest.raises(ValueError, match="read_chunk_bytes"):
+                    ocp.load(path)
+
+
 def test_a_checkpoint_or_an_item_is_deleted(ocp: Any, tmp_path: Path) -> None:
     path = tmp_path / "a"
     ocp.save_checkpointables(path, {"x": {"a": 1}, "y": {"b": 2}})

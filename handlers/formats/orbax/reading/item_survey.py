@@ -60,6 +60,8 @@ class Survey:
     findings: tuple[Finding, ...] = ()
     accounts_for: Callable[[str], bool] = field(default=_nothing)
     """Whether a file, named from the item's directory, is part of what was compared or found."""
+    holds_data: Callable[[str], bool] = field(default=_nothing)
+    """Whether a file holds chunks of leaves, or has checksums of its own."""
 
 
 def survey_item(store: Store, path: str, item: str = "") -> Survey:
@@ -92,7 +94,7 @@ def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
         findings.append(finding_of(second, directory))
         ranges = ()
 
-    return Survey(0, ranges, tuple(dict.fromkeys(findings)), _everything)
+    return Survey(0, ranges, tuple(dict.fromkeys(findings)), _everything, _everything)
 
 
 def _everything(_: str) -> bool:
@@ -116,17 +118,19 @@ def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
     ranges = tuple(_ranges(checkpoint.directory, checkpoint.checksums, extents))
     findings += _unchecked(checkpoint, extents)
 
+    def holds_data(name: str) -> bool:
+        return name in extents or name in checkpoint.checksums
+
     def accounts_for(name: str) -> bool:
         return (
-            name in extents
-            or name in checkpoint.checksums
+            holds_data(name)
             or name in _DOCUMENTS
             or name.startswith(f"{ARRAY_METADATAS}/")
             or name.encode() in checkpoint.index
             or (checkpoint.uses_ocdbt and _DATABASE.fullmatch(name) is not None)
         )
 
-    return Survey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for)
+    return Survey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for, holds_data)
 
 
 def _ranges(

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.kernel.errors import ConfigError
 from penstock.orbax.v1.common.handler_registration import CheckpointableHandlerRegistry, default_registry
 from penstock.orbax.v1.common.path_types import Path
 from penstock.orbax.v1.context.array_options import ArrayOptions
@@ -169,7 +170,23 @@ class DeletionOptions(Guarded):
 
 @dataclass(kw_only=True)
 class SafetensorsOptions(Guarded):
-    """How Orbax reads safetensors. Accepted, but without effect."""
+    """How safetensors are read.
+
+    Attributes:
+        max_over_read_ratio: Bytes read for each byte that is needed, at most. penstock reads no others.
+        read_chunk_bytes: The size of one read, at most; by default that of the configuration.
+    """
 
     max_over_read_ratio: float | None = None
     read_chunk_bytes: int | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: If a read may have no bytes, or fewer than are needed. It is a ValueError.
+        """
+        if self.read_chunk_bytes is not None and self.read_chunk_bytes <= 0:
+            raise ConfigError("read_chunk_bytes", f"must be positive, not {self.read_chunk_bytes}")
+        if self.max_over_read_ratio is not None and self.max_over_read_ratio < 1:
+            raise ConfigError("max_over_read_ratio", f"must be at least 1, not {self.max_over_read_ratio}")

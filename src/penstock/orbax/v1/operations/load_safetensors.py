@@ -11,9 +11,11 @@ import jax
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.dtypes import numpy_dtype
+from penstock.kernel.config.config import Config
 from penstock.kernel.errors import StructureMismatchError
 from penstock.orbax.v1.common.path_types import Path
 from penstock.orbax.v1.context.context import get_context
+from penstock.orbax.v1.context.v1_options import SafetensorsOptions
 from penstock.orbax.v1.operations.checkpoint_info import CheckpointMetadata
 from penstock.orbax.v1.operations.locating import Found
 from penstock.orbax.v1.trees.abstract_tree import mismatch
@@ -30,11 +32,20 @@ async def load_safetensors(found: Found, abstract: Any) -> Any:
         if context.pytree.loading.partial_load:
             options["on_unexpected"] = "skip"
 
-    async with Checkpointer(memory_limit=context.memory.read_concurrent_bytes) as checkpointer:
+    config, limit = _config(context.safetensors), context.memory.read_concurrent_bytes
+    async with Checkpointer(config=config, memory_limit=limit) as checkpointer:
         try:
             return await checkpointer.restore(found.path, **options)
         except StructureMismatchError as error:
             raise mismatch([str(difference) for difference in error.differences]) from error
+
+
+def _config(options: SafetensorsOptions) -> Config | None:
+    options.check()
+    if options.read_chunk_bytes is None:
+        return None
+
+    return Config.load().changed({"restore": {"piece_bytes": options.read_chunk_bytes}})
 
 
 async def safetensors_metadata(found: Found, path: Path) -> CheckpointMetadata[Any]:
