@@ -12,6 +12,8 @@ from tests.proofs.fuzz_targets import WHOLE, checkpoint_seeds, run_target, run_w
 import penstock
 
 FOUND = sorted(KEPT.iterdir()) if KEPT.exists() else []
+CHECKPOINTS = [path for path in FOUND if path.name.startswith(WHOLE)]
+DOCUMENTS = [path for path in FOUND if path not in CHECKPOINTS]
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +30,7 @@ def test_a_document_found_by_fuzzing_is_an_error_of_penstock_or_none(kept: Path,
     run_target(one.target, one.data, tmp_path / "work")
 
 
-WHOLE_ONES = [path for path in FOUND if path.name.startswith(WHOLE)]
-
-
-@pytest.mark.parametrize("kept", WHOLE_ONES, ids=lambda path: path.name)
+@pytest.mark.parametrize("kept", CHECKPOINTS, ids=lambda path: path.name)
 def test_a_checkpoint_found_by_fuzzing_is_an_error_of_penstock_or_none(
     kept: Path, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
