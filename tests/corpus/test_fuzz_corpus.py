@@ -21,9 +21,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return checkpoint_seeds(tmp_path_factory.mktemp("fuzz"))
 
 
-@pytest.mark.parametrize(
-    "kept", [path for path in FOUND if not path.name.startswith(WHOLE)], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("kept", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_found_by_fuzzing_is_an_error_of_penstock_or_none(kept: Path, tmp_path: Path) -> None:
     one = Input.unpacked(kept.read_bytes())
 
