@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import jax
 import numpy as np
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
+from tests.unsealed import unseal
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
@@ -26,6 +27,7 @@ from penstock.steps.keep_policies import KeepLast
 from penstock.steps.manager import CheckpointManager
 from penstock.testing.crash_store import CrashStore
 from penstock.testing.volatile_disk import PowerLoss
+from penstock.tools.seal import seal
 
 FROZEN: Final = np.arange(5000, dtype=np.float32)  # more than the 16 KiB from which on a codec is used
 FROZEN_SMALL: Final = np.arange(3500, dtype=np.int32)  # less, so that it has none, and can be linked
@@ -313,6 +315,29 @@ async def _save_linked(recording: Recording, store: Store, **options: Any) -> No
         await recording.save(checkpointer, "new", 2, **given)
 
 
+async def seal_a_record(recording: Recording) -> None:
+    """Digests are added to a checkpoint that penstock wrote when it recorded none of documents."""
+    await _seal(recording, unseal)
+
+
+async def seal_without_a_record(recording: Recording) -> None:
+    """Digests are added to a checkpoint without any, as Orbax writes it."""
+
+    def forget(path: Path) -> None:
+        unseal(path)
+        for record in path.rglob("_PENSTOCK_INTEGRITY"):
+            record.unlink()
+
+    await _seal(recording, forget)
+
+
+async def _seal(recording: Recording, before: Callable[[Path], None]) -> None:
+    await one_saved(recording, copied=True)
+    before(recording.folder / "new")
+    recording.may_be(new=1)
+    await seal(recording.folder / "new", store=recording.begin())
+
+
 async def first_step(recording: Recording) -> None:
     """A manager makes its root and saves into it."""
     recording.may_be(step_1=[None, 1])
@@ -390,6 +415,8 @@ COURSES: dict[str, Callable[[Recording], Awaitable[None]]] = {
     "link": link,
     "link to a copy": link_to_a_copy,
     "overwrite the base": overwrite_the_base,
+    "seal a record": seal_a_record,
+    "seal the first time": seal_without_a_record,
     "first step": first_step,
     "step": step,
     "step to trash": step_to_trash,

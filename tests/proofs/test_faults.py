@@ -19,6 +19,7 @@ SAMPLE = {
     ("new", "zarr3"),
     ("overwrite the base", "items"),
     ("step", "third party"),
+    ("seal the first time", "items"),
     ("overwrite", "safetensors"),
 }
 UNSYNCED = pytest.mark.xfail(strict=True, reason="what is linked is not synced")

@@ -193,7 +193,7 @@ def _documents(store: Store, directory: str, files: Mapping[str, object], below:
 
     for name in names:
         full = f"{below}/{name}" if below else name
-        if name in _NOT_RECORDED or full in files:
+        if name in _NOT_RECORDED or name.startswith(f"{INTEGRITY}.") or full in files:
             continue
         if store.kind(os.path.join(directory, full)) == "directory":
             yield from _documents(store, directory, files, full)
@@ -226,7 +226,9 @@ def _crc32c(store: Store, path: str, offset: int, nbytes: int) -> int:
 def _write(store: Store, directory: str, record: bytes) -> None:
     """Write the record, then the mark that says so. At each moment the checkpoint can be restored."""
     path, new = os.path.join(directory, INTEGRITY), os.path.join(directory, _NEW)
-    if store.kind(path) is None or not isinstance(store, Renames):
+    if store.kind(path) is None:
+        store.write_file(path, record, create=True)  # half a record would be damage, no record is none
+    elif not isinstance(store, Renames):
         store.write_file(path, record)
     else:
         # An earlier record has no digest in the mark, so it may be missing for a moment.
