@@ -136,6 +136,7 @@ __all__ = (
     "Transform",
     "TreeToSave",
     "TypeHandler",
+    "UntrustedFiles",
     "Waitable",
     "WholeChunks",
     "Written",
@@ -257,6 +258,7 @@ if TYPE_CHECKING:
         Renames,
         SharedFiles,
         SyncsFiles,
+        UntrustedFiles,
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
@@ -389,6 +391,7 @@ else:
                 "Renames",
                 "SharedFiles",
                 "SyncsFiles",
+                "UntrustedFiles",
             ),
             "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),
