@@ -22,14 +22,10 @@ SAMPLE = {
     ("seal the first time", "items"),
     ("overwrite", "safetensors"),
 }
-UNSYNCED = pytest.mark.xfail(strict=True, reason="what is linked is not synced")
 
 
 def case(course: str, layout: str) -> Any:
     marks = [] if (course, layout) in SAMPLE else [pytest.mark.slow]
-    if course == "link to a copy" and layout != "third party":  # which syncs all that is there
-        marks.append(UNSYNCED)
-
     return pytest.param(course, layout, marks=marks, id=f"{course}, {layout}")
 
 
@@ -47,7 +43,7 @@ def test_a_power_loss_leaves_the_previous_state_or_the_new(folder: Path, course:
 @pytest.mark.process
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace")
-@pytest.mark.parametrize("course", ["overwrite", *ORBAX_COURSES])
+@pytest.mark.parametrize("course", ["overwrite", "link to a copy", *ORBAX_COURSES])
 def test_so_do_the_system_calls_of_a_course(folder: Path, course: str) -> None:
     found = look(folder, course, "ocdbt", limit=8, every=40, traced=True)
 
