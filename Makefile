@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults faults-traced file-systems memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults faults-traced file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -94,6 +94,9 @@ faults-traced: $(VENV)/.installed ## The same, recorded by strace, with Orbax's 
 
 file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs and overlay, mounted for it in a user namespace
 	$(BIN)/python -m tests.proofs.file_systems
+
+flips: $(VENV)/.installed ## Flip bits in every file of every kind of checkpoint, restore each, and write the table of docs/reference/bit-flips.md
+	$(BIN)/python -m tests.proofs.bit_flips --page docs/reference/bit-flips.md
 
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py

@@ -135,6 +135,7 @@ __all__ = (
     "Transform",
     "TreeToSave",
     "TypeHandler",
+    "UntrustedFiles",
     "Waitable",
     "WholeChunks",
     "Written",
@@ -255,6 +256,7 @@ if TYPE_CHECKING:
         ReadHolds,
         Renames,
         SharedFiles,
+        UntrustedFiles,
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
@@ -386,6 +388,7 @@ else:
                 "ReadHolds",
                 "Renames",
                 "SharedFiles",
+                "UntrustedFiles",
             ),
             "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),

@@ -19,6 +19,7 @@ from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
 from penstock.stages.common.batching import batched
+from penstock.stages.common.free_space import check_room
 from penstock.stages.pytree.description_cache import SavedTree, SavedTrees
 from penstock.stages.pytree.node_types import NodeTypes
 from penstock.stages.pytree.save_args import each_leaf
@@ -34,9 +35,9 @@ class Flatten:
 
     Everything that can be checked without reading a leaf's bytes is checked here: an existing destination, a
     missing handler, a type or dtype that cannot be stored, a deleted array, a name that two leaves share or
-    that the layout cannot store. When a tree is saved again, leaves with the same signature are not
-    described again. Leaves that the base checkpoint already holds are set aside. Every batch refers to the
-    plan, even the empty one of a save that has nothing to write.
+    that the layout cannot store, more bytes than the medium has room for. When a tree is saved again, leaves
+    with the same signature are not described again. Leaves that the base checkpoint already holds are set
+    aside. Every batch refers to the plan, even the empty one of a save that has nothing to write.
     """
 
     messages: ClassVar[Messages] = {TreeToSave: LeafBatch[Leaf]}
@@ -51,6 +52,7 @@ class Flatten:
                 plan = replace(plan, digests=await take_digests(run, leaves))
             if run.base is not None:
                 leaves, plan = await set_aside(run, leaves, plan)
+                await run.threads.run(check_room, run, leaves, plan)
 
             n_leaves = len(plan.infos)
             run.progress.plan(n_leaves, sum([plan.specs[leaf.index].nbytes for leaf in leaves]))
@@ -98,13 +100,17 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
     if message.changes:
         run.layout.check([replace(leaf, spec=spec) for leaf, spec in zip(known.leaves, specs, strict=True)])
 
-    return leaves, SavePlan(
+    plan = SavePlan(
         infos=infos,
         specs=specs,
         references=references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves]),
         changes=changes,
         sizes_known=not (known.coded or any(specs[index].codec is not None for index in changes)),
     )
+    if run.base is None:  # otherwise once it is known what is linked
+        check_room(run, leaves, plan)
+
+    return leaves, plan
 
 
 def resolved(

@@ -68,7 +68,7 @@ class Read:
         """Yield the actor of one restore. Its files are closed at the end, whatever happened."""
         reader = _Reader(run, verify=self.verify)
         try:
-            async with closing(run.threads, reader.files):
+            async with closing(run.threads, reader.end):
                 yield reader
 
             tell_transfers(run.events, "data.read", reader.files())
@@ -152,6 +152,10 @@ class _Reader:
     def files(self) -> Iterable[ReadableFile]:
         """Every file that was opened."""
         return self._files.files()
+
+    def end(self) -> Iterable[ReadableFile]:
+        """Open no more files, not even in a thread that was left behind; return those to close."""
+        return self._files.end()
 
     async def _perform(self, batch: ReadBatch) -> None:
         names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}

@@ -23,6 +23,7 @@ from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
+from penstock.stages.common.free_space import naming_leaf
 from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
@@ -168,7 +169,9 @@ class _Writer:
                 return placed, located
 
         for folder, pack in packs:
-            located.append((pack, await self._reserve(pack.nbytes, folder)))
+            with naming_leaf(pack.leaves[0]):
+                located.append((pack, await self._reserve(pack.nbytes, folder)))
+
             if len(self._files) >= most:
                 break
 
@@ -201,13 +204,14 @@ class _Writer:
         """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
         check_encoded(piece)
         whole, folder = piece.chunk_nbytes, self._folder(piece.leaf)
-        if piece.nbytes == whole:
-            target, base = await self._reserve(whole, folder)
-            return _Placed(piece, target, base)
+        with naming_leaf(piece.leaf):
+            if piece.nbytes == whole:
+                target, base = await self._reserve(whole, folder)
+                return _Placed(piece, target, base)
 
-        key = (piece.leaf.index, piece.chunk)
-        if key not in self._chunks:
-            self._chunks[key] = await self._reserve(whole, folder)
+            key = (piece.leaf.index, piece.chunk)
+            if key not in self._chunks:
+                self._chunks[key] = await self._reserve(whole, folder)
 
         target, base = self._chunks[key]
         return _Placed(piece, target, base + piece.start)
@@ -287,10 +291,12 @@ def _write(
     leaves: tuple[Leaf, ...], placed: Sequence[_Placed], packs: Sequence[tuple[Pack, _Place]]
 ) -> WrittenBatch:
     for run in adjacent(placed, _one_write):
-        run[0].target.file.write_at(run[0].offset, [entry.piece.data for entry in run])
+        with naming_leaf(run[0].piece.leaf):
+            run[0].target.file.write_at(run[0].offset, [entry.piece.data for entry in run])
 
     for pack, (target, offset) in packs:
-        target.file.write_at(offset, [pack.data])
+        with naming_leaf(pack.leaves[0]):
+            target.file.write_at(offset, [pack.data])
 
     written = tuple(
         Written(

@@ -113,6 +113,22 @@ class LocalStore:
         if not os.access(parent, os.W_OK | os.X_OK, effective_ids=effective):
             raise StorageError("create", path, f"no permission to write to {parent!r}", errno.EACCES)
 
+    def free_bytes(self, path: str) -> int | None:
+        """Return the room on the file system of `path`, as far as this user may take it. Quotas are unknown.
+
+        None for a file system that counts no blocks.
+        """
+        parent = os.path.abspath(path)
+        while _status(parent) is None:
+            parent = os.path.dirname(parent)
+
+        with translated("statvfs", path):
+            found = os.statvfs(parent)
+        if not found.f_blocks:
+            return None
+
+        return (found.f_bfree if os.geteuid() == 0 else found.f_bavail) * found.f_frsize
+
     def make_directory(self, path: str) -> None:
         """Create a directory and its missing parents; it may exist already.
 

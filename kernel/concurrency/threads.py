@@ -9,13 +9,13 @@ __all__ = (
     "await_future",
 )
 
+import math
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final
 
-from anyio import CancelScope, CapacityLimiter, Event, get_cancelled_exc_class, to_thread
+from anyio import CancelScope, CapacityLimiter, Event, current_time, get_cancelled_exc_class, to_thread
 from anyio.lowlevel import current_token
 
 from penstock.kernel.errors import ConfigError
@@ -112,13 +112,28 @@ class Threads:
         limit: Threads busy at once; positive.
     """
 
-    __slots__ = ("_limiter",)
+    __slots__ = ("_limiter", "_patience_s", "_unlimited")
 
     def __init__(self, limit: int = 8) -> None:
         if limit <= 0:
             raise ConfigError("threads", f"must be positive, not {limit}")
 
         self._limiter = CapacityLimiter(limit)
+        self._patience_s = math.inf
+        self._unlimited: CapacityLimiter | None = None  # if calls may be left
+
+    def leaving_calls(self, after_s: float) -> Threads:
+        """Return these threads for calls without effects, such as reads, which a cancellation may leave.
+
+        Args:
+            after_s: How many seconds a cancelled `run` waits for its call. Then it ends without it, and the
+                call goes on in its thread, unheard: the medium hangs, and nothing can interrupt a system
+                call. What it reads into and has opened lives as long as it does.
+        """
+        other = Threads()
+        other._limiter, other._patience_s = self._limiter, after_s
+        other._unlimited = CapacityLimiter(math.inf)
+        return other
 
     @property
     def busy(self) -> int:
@@ -130,14 +145,26 @@ class Threads:
 
         Cancellation:
             The call is not interrupted: the cancellation is delivered once it has returned, so
-            that nothing it does outlives the caller.
+            that nothing it does outlives the caller; but see `leaving_calls`.
         """
         call = _Call(function, args)
+        if self._unlimited is not None:
+            return await self._run_or_leave(call, self._unlimited)
+
         try:
             return await to_thread.run_sync(call, limiter=self._limiter)
         except get_cancelled_exc_class():
             await call.wait_over()
             raise
+
+    async def _run_or_leave(self, call: _Call[T], unlimited: CapacityLimiter) -> T:
+        # Held here, and not by the call: what is left no longer counts as busy.
+        async with self._limiter:
+            try:
+                return await to_thread.run_sync(call, abandon_on_cancel=True, limiter=unlimited)
+            except get_cancelled_exc_class():
+                await call.wait_over(self._patience_s)
+                raise
 
     def call_once(self, function: Callable[..., T], *args: Any) -> Callable[[], Awaitable[T]]:
         """Return an async function that runs `function(*args)` in a thread once; every call waits for it.
@@ -243,8 +270,8 @@ class _Call(Generic[T]):
 
             return True
 
-    async def wait_over(self) -> None:
-        """Wait until the call has returned. If it has not begun, it never will."""
+    async def wait_over(self, most_s: float = math.inf) -> None:
+        """Wait until the call has returned, for at most so long. If it has not begun, it never will."""
         event, loop = Event(), LoopHandle()
         with self._lock:
             if self._state != "running":
@@ -253,7 +280,10 @@ class _Call(Generic[T]):
 
             self._wake = lambda: loop.post(event.set)
 
-        with CancelScope(shield=True):
+        with CancelScope(shield=True, deadline=current_time() + most_s) as waiting:
             while not event.is_set():
-                with suppress(get_cancelled_exc_class()):
+                try:
                     await event.wait()
+                except get_cancelled_exc_class():
+                    if waiting.cancel_called:  # and not by asyncio, from outside
+                        raise

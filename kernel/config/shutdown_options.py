@@ -1,17 +1,19 @@
-"""Options for how saves end when they are cancelled or the process exits."""
+"""Options for how saves and restores end when they are cancelled or the process exits."""
 
 from __future__ import annotations
 
-__all__ = ("StoppingOptions",)
+__all__ = ("READ_S", "StoppingOptions")
 
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Final, Literal, final
+
+READ_S: Final = 2.0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StoppingOptions:
-    """`[stopping]`: what happens to saves that are cancelled, and to those under way when the process ends.
+    """`[stopping]`: how saves and restores end that are cancelled, or under way when the process ends.
 
     Attributes:
         at_exit: What happens to saves in an event loop of another thread (as with `penstock.sync`) when
@@ -22,9 +24,12 @@ class StoppingOptions:
             this many seconds. Then it acts as usual. A second one is not held back.
         undo_s: How many seconds a save that failed or was cancelled waits for third-party handlers that
             write in the background. After that it ends with an error that names the handler.
+        read_s: How many seconds a restore that was cancelled, or whose deadline passed, waits for reads under
+            way; so does whatever else only reads. After that it leaves them to their threads.
     """
 
     at_exit: Literal["drain", "abandon"] = "drain"
     at_exit_s: float = field(default=600.0, metadata={"positive": True})
     sigterm_s: float = 0.0
     undo_s: float = field(default=60.0, metadata={"positive": True})
+    read_s: float = field(default=READ_S, metadata={"positive": True})

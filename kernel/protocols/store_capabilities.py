@@ -11,6 +11,7 @@ __all__ = (
     "Exchanges",
     "FolderListing",
     "ForeignFiles",
+    "FreeSpace",
     "Hold",
     "KvStoreSpecs",
     "ManyFiles",
@@ -94,6 +95,18 @@ class ForeignFiles(Protocol):
 
     def sync_tree(self, path: str) -> None:
         """Make every file and directory at and below `path` durable, whoever wrote it."""
+        ...
+
+
+@runtime_checkable
+class FreeSpace(Protocol):
+    """A store that knows how much room is left. On any other, a save begins and fails when it is full."""
+
+    def free_bytes(self, path: str) -> int | None:
+        """Return how many bytes can still be written at `path`, whose parents may be absent; None if unknown.
+
+        Quick: it is asked once for each save.
+        """
         ...
 
 

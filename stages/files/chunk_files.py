@@ -20,6 +20,7 @@ from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
+from penstock.stages.common.free_space import naming_leaf
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
 
@@ -84,11 +85,12 @@ class ChunkFileWriter:
             raise PipelineError(f"the layout names no file for chunk {piece.chunk} of {leaf.info.key_path}")
 
         path = self._run.workspace.path(name)
-        self._make_folder(os.path.dirname(path))
-        if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
-            self._run.store.write_file(path, bytes(piece.data))
-        else:
-            self._write_part(piece, path)
+        with naming_leaf(leaf):
+            self._make_folder(os.path.dirname(path))
+            if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
+                self._run.store.write_file(path, bytes(piece.data))
+            else:
+                self._write_part(piece, path)
 
         checksum = crc32c(piece.data)
         return Written(

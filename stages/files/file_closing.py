@@ -6,14 +6,12 @@ __all__ = ("closing",)
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from anyio import move_on_after
 
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
-
-if TYPE_CHECKING:
-    from penstock.kernel.concurrency.threads import Threads
 
 CLOSING_S = 30.0
 
@@ -37,7 +35,8 @@ async def closing(threads: Threads, files: Callable[[], Iterable[_File]]) -> Asy
         yield
     except BaseException:
         with move_on_after(CLOSING_S, shield=True), suppress(StorageError):
-            await threads.run(_close, files)
+            # In a thread of its own: all others may hang, as reads of a medium that does not answer.
+            await Threads(1).leaving_calls(after_s=0.0).run(_close, files)
 
         raise
 

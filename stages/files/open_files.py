@@ -37,12 +37,13 @@ class OpenFiles:
         most: How many stay open; by default a part of what the process may open.
     """
 
-    __slots__ = ("_all", "_lock", "_most", "_open", "_store")
+    __slots__ = ("_all", "_is_over", "_lock", "_most", "_open", "_store")
 
     def __init__(self, store: Store, most: int | None = None) -> None:
         self._store = store
         self._most = _most() if most is None else most
         self._lock = Lock()
+        self._is_over = False
         self._open: dict[str, _Open] = {}  # the one used last is last
         self._all: list[ReadableFile] = []
 
@@ -59,6 +60,8 @@ class OpenFiles:
                 self._make_room()
                 entry = _Open(self._store.open_data_file(path))
                 self._all.append(entry.file)
+                if self._is_over:
+                    entry.file.close()
 
             entry.users += 1
             self._open[path] = entry
@@ -70,7 +73,12 @@ class OpenFiles:
 
     def files(self) -> Sequence[ReadableFile]:
         """Every file that was opened, closed ones included."""
-        return self._all
+        return list(self._all)
+
+    def end(self) -> Sequence[ReadableFile]:
+        """Keep no more files open, not even those that a thread opens which was left behind; return all."""
+        self._is_over = True  # without the lock: such a thread may hold it
+        return self.files()
 
     def _make_room(self) -> None:
         idle = [path for path, entry in self._open.items() if not entry.users]

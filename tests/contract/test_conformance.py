@@ -29,6 +29,7 @@ from penstock.stages.limit_bytes import LimitBytes
 from penstock.testing.capability_conformance import (
     ExchangeConformance,
     ForeignFilesConformance,
+    FreeSpaceConformance,
     HoldConformance,
     KvStoreConformance,
     ListingConformance,
@@ -85,7 +86,7 @@ class TestCrashStoreCapabilities(_EveryCapability):
         return self.store
 
 
-class TestMemoryStore(StoreConformance, SharingConformance):
+class TestMemoryStore(StoreConformance, SharingConformance, FreeSpaceConformance):
     @pytest.fixture(autouse=True)
     def _store(self, tmp_path: Path) -> None:
         self.store = self.new_store(str(tmp_path))
@@ -358,7 +359,7 @@ def test_a_store_around_another_has_its_capabilities_and_no_others(tmp_path: Pat
     protocols = [
         found for found in vars(store_capabilities).values() if getattr(found, "_is_runtime_protocol", False)
     ]
-    assert len(protocols) == 11
+    assert len(protocols) == 12
     for inner in (LocalStore(), MemoryStore()):
         around = FaultyStore(inner) if kind == "faulty" else CrashStore(inner, tmp_path)
         for protocol in protocols:

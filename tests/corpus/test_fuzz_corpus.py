@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.proofs.fuzz import KEPT, Input
 from tests.proofs.fuzz_targets import WHOLE, checkpoint_seeds, run_target, run_whole
@@ -11,6 +12,8 @@ from tests.proofs.fuzz_targets import WHOLE, checkpoint_seeds, run_target, run_w
 import penstock
 
 FOUND = sorted(KEPT.iterdir()) if KEPT.exists() else []
+CHECKPOINTS = [path for path in FOUND if path.name.startswith(WHOLE)]
+DOCUMENTS = [path for path in FOUND if path not in CHECKPOINTS]
 
 
 @pytest.fixture(scope="session")
@@ -18,18 +21,21 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return checkpoint_seeds(tmp_path_factory.mktemp("fuzz"))
 
 
-@pytest.mark.parametrize("kept", [path for path in FOUND if not path.name.startswith(WHOLE)], ids=str)
+@pytest.mark.parametrize("kept", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_found_by_fuzzing_is_an_error_of_penstock_or_none(kept: Path, tmp_path: Path) -> None:
     one = Input.unpacked(kept.read_bytes())
 
     run_target(one.target, one.data, tmp_path / "work")
 
 
-async def test_a_checkpoint_found_by_fuzzing_is_an_error_of_penstock_or_none(
-    request: pytest.FixtureRequest, tmp_path: Path
+@pytest.mark.parametrize("kept", CHECKPOINTS, ids=lambda path: path.name)
+def test_a_checkpoint_found_by_fuzzing_is_an_error_of_penstock_or_none(
+    kept: Path, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    whole = [Input.unpacked(path.read_bytes()) for path in FOUND if path.name.startswith(WHOLE)]
-    seeds = request.getfixturevalue("checkpoints") if whole else {}
-    async with penstock.Checkpointer(memory_limit="64MiB") as checkpointer:
-        for one in whole:
-            await run_whole(checkpointer, seeds[one.seed], one.file, one.data, tmp_path / "work")
+    one = Input.unpacked(kept.read_bytes())
+
+    async def read() -> None:
+        async with penstock.Checkpointer(memory_limit="64MiB") as checkpointer:
+            await run_whole(checkpointer, checkpoints[one.seed], one.file, one.data, tmp_path / "work")
+
+    anyio.run(read)

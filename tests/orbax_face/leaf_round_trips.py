@@ -15,8 +15,8 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint._src.metadata import array_metadata_store
 
+from penstock.orbax import type_handlers as ours
 from penstock.orbax.common.array_metadata_store import Store
-from penstock.orbax.v0.leaf_handlers import default_registry as ours
 
 theirs: Final[Any] = ocp.type_handlers
 LIBRARIES: Final[dict[str, Any]] = {"penstock": ours, "orbax": theirs}

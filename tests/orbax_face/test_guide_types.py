@@ -21,7 +21,7 @@ from etils import epath
 import penstock
 from penstock.kernel.errors import HandlerFailedError
 from penstock.orbax import metadata as penstock_metadata
-from penstock.orbax.v0.leaf_handlers import default_registry as penstock_handlers
+from penstock.orbax import type_handlers as penstock_handlers
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import stage_registry
 
 orbax_handlers: Any = orbax.checkpoint.type_handlers

@@ -9,8 +9,8 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
+from penstock.orbax import type_handlers as ours
 from penstock.orbax.common.leaf_args import ParamInfo, PathAwaitingCreation, keys_of
-from penstock.orbax.v0.leaf_handlers import default_registry as ours
 
 theirs = ocp.type_handlers
 BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])

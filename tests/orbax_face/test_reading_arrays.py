@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.orbax_face.leaf_round_trips import LIBRARIES, infos, on
 
-from penstock.orbax.v0.leaf_handlers import default_registry as ours
+from penstock.orbax import type_handlers as ours
 
 STORED: dict[str, Any] = {
     "float64": np.arange(8.0),

@@ -29,8 +29,8 @@ from tests.orbax_face.leaf_round_trips import (
 )
 
 from penstock.kernel.errors import DeletedLeafError, DuplicateNameError
+from penstock.orbax import type_handlers as ours
 from penstock.orbax.common.array_metadata_store import Store
-from penstock.orbax.v0.leaf_handlers import default_registry as ours
 
 BOTH = pytest.mark.parametrize("library", list(LIBRARIES))
 # Orbax warns that it reads recorded shardings; absl's C++ side of it leaves sockets and loops.

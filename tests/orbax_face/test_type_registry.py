@@ -17,7 +17,7 @@ import penstock
 from penstock.checkpointer import pipelines
 from penstock.handlers.leaves import array, numpy_array, scalar, string
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.orbax.v0.leaf_handlers import default_registry as ours
+from penstock.orbax import type_handlers as ours
 from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
 from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers, UnknownTypeError
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import stage_registry

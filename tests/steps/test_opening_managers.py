@@ -115,7 +115,8 @@ class TestOneWriter:
             def hold(self, path: str) -> Any:
                 return self._inner.hold(path)
 
-        async with CheckpointManager(tmp_path, store=Full()) as manager:
+        full: Any = Full()
+        async with CheckpointManager(tmp_path, store=full) as manager:
             assert manager.latest_step() == 1
 
     def test_orbax_lets_several_save_and_that_is_logged_once(
@@ -143,6 +144,9 @@ class TestRoots:
             await CheckpointManager(tmp_path / "one", read_only=read_only).__aenter__()
 
         assert not (tmp_path / "one" / WRITER).exists()
+        with pytest.raises(PathError, match="is itself a checkpoint"):
+            await anext(penstock.watch(tmp_path / "one"))
+
         await penstock.restore(tmp_path / "one")
 
     async def test_one_that_is_not_open_says_so(self, tmp_path: Path) -> None:

@@ -557,3 +557,32 @@ class TestNothingIsDropped:
 
         with pytest.raises(CorruptCheckpointError, match="is missing"):
             penstock.sync.convert(copy, tmp_path / "copy")
+
+
+FORMATS = {
+    "ocdbt": penstock.SaveFormat(),
+    "zstd": penstock.SaveFormat(codec="zstd"),
+    "directories": penstock.SaveFormat(ocdbt=False),
+    "zarr3": penstock.SaveFormat(zarr=3, codec="zstd"),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_flipped_bit_is_never_carried_over(tmp_path: Path, form: str) -> None:
+    with penstock.sync.Checkpointer(save_format=FORMATS[form]) as checkpointer:
+        checkpointer.save(tmp_path / "c", {"w": np.arange(9000), "text": "t"}).result()
+
+    files = sorted(file for file in (tmp_path / "c").rglob("*") if file.is_file())
+    for file in files:
+        data = file.read_bytes()
+        if file.name == "commit_success.txt":
+            continue
+
+        at = len(data) // 2
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(CorruptCheckpointError):
+            penstock.sync.convert(tmp_path / "c", tmp_path / "copy")
+
+        file.write_bytes(data)
+
+    penstock.sync.convert(tmp_path / "c", tmp_path / "copy")

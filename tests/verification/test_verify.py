@@ -435,6 +435,27 @@ class TestSteps:
         assert verify(copy).status == "intact"
 
 
+@pytest.mark.anyio
+async def test_a_step_that_is_deleted_meanwhile_is_no_damage(saved_steps: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(saved_steps, tmp_path / "run"))
+    store = FaultyStore(LocalStore())
+    hang = store.hang_on("open_data_file", 1)
+    found: list[VerifyReport] = []
+
+    async with penstock.Checkpointer(store=store) as checkpointer, anyio.create_task_group() as tasks:
+
+        async def check() -> None:
+            found.append(await checkpointer.verify(root))
+
+        tasks.start_soon(check)
+        await hang.wait_reached()
+        shutil.rmtree(root / "0")
+        hang.release()
+
+    assert found[0].intact, found[0].findings
+    assert found[0].checkpoints == (str(root / "1"), str(root / "2"))
+
+
 def test_files_of_third_parties_handlers_are_named(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     penstock.sync.save(tmp_path / "c", {"a": np.ones(3)}, overwrite=True)

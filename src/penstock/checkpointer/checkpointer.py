@@ -278,9 +278,9 @@ class Checkpointer:
             CorruptCheckpointError: If a document or a data file is damaged.
 
         Cancellation:
-            Stops reading and gives back every byte.
+            Stops reading and gives back every byte, within `[stopping] read_s` even if the disk hangs.
         """
-        _, threads = self._life.running()
+        threads = self._life.reading()
         final, has_like = absolute_path(path), like is not ...
         check = result_check(final, as_type)
         target, finish = message_target(like, final)
@@ -317,7 +317,7 @@ class Checkpointer:
         mmap: bool = False,
     ) -> dict[str, Any]:
         """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
-        _, threads = self._life.running()
+        threads = self._life.reading()
         restore = partial(self.restore, mmap=mmap)
         return await restore_items(self._engine, threads, restore, absolute_path(path), like, items)
 
@@ -354,7 +354,7 @@ class Checkpointer:
         Raises:
             ClosedError: If the Checkpointer is not open. What `restore` raises comes with the first value.
         """
-        tasks, threads = self._life.running()
+        (tasks, _), threads = self._life.running(), self._life.reading()
         target, has_like = (None, False) if like is ... else (like, True)
         request = RestoreRequest(absolute_path(path), target, has_like, item=item, only=only)
         chosen = self._restore_pipeline if pipeline is None else pipeline
@@ -368,14 +368,14 @@ class Checkpointer:
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged.
         """
-        _, threads = self._life.running()
+        threads = self._life.reading()
         final, engine = absolute_path(path), self._engine
         describe = partial(threads.run, describe_checkpoint, engine.layout, engine.store, final, item)
         return await self._life.calmly(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, *, item: str | None = None) -> VerifyReport:
         """Compare all that lies at and below `path`, at rest, with its checksums; see `penstock.verify`."""
-        _, threads = self._life.running()
+        threads = self._life.reading()
         engine = self._engine
         verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged)
         return await self._life.calmly(partial(verification.verify, absolute_path(path), item))

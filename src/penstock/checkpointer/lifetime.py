@@ -73,6 +73,15 @@ class Lifetime:
 
         return self._tasks, self._threads
 
+    def reading(self) -> Threads:
+        """Return threads for what only reads: a cancellation leaves its calls, if the medium hangs.
+
+        Raises:
+            ClosedError, ForkedError: As `running`.
+        """
+        _, threads = self.running()
+        return threads.leaving_calls(self._engine.config.stopping.read_s)
+
     async def calmly(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` with the interpreter settings that the configuration asks for."""
         tasks, _ = self.running()

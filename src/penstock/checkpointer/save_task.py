@@ -4,23 +4,27 @@ from __future__ import annotations
 
 __all__ = ("SaveTask",)
 
+import errno
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import final
+from typing import Final, final
 
 from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_after
 
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.errors import HandlerFailedError, SaveCancelledError, StorageError
+from penstock.kernel.errors import HandlerFailedError, NoSpaceError, SaveCancelledError, StorageError
 from penstock.kernel.messages.save import SaveReport, TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.protocols.files_handler import Background
+from penstock.kernel.protocols.store_capabilities import FreeSpace
 
 CLEANING_S = 60.0
+ASKING_S = 5.0
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @final
@@ -117,8 +121,13 @@ class SaveTask:
             try:
                 result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
             except BaseException as error:
-                with CancelScope(shield=True):  # both parts have a bound
-                    await self._undo(error)
+                full: NoSpaceError | None = None
+                with CancelScope(shield=True):  # each part has a bound
+                    full = await self._as_full(error)
+                    await self._undo(error if full is None else full)
+
+                if full is not None:
+                    raise full from error
 
                 raise
             finally:
@@ -140,6 +149,24 @@ class SaveTask:
             durable_s=report.durable_s,
         )
         self._promise.finish(report)
+
+    async def _as_full(self, error: BaseException) -> NoSpaceError | None:
+        """Return the error of a full medium in full; None if it is another, or says all already."""
+        if not isinstance(error, StorageError) or isinstance(error, NoSpaceError) or error.errno not in _FULL:
+            return None
+
+        run, free = self._run, None
+        if isinstance(run.store, FreeSpace):
+            with move_on_after(ASKING_S), suppress(StorageError):
+                free = await run.threads.leaving_calls(0.0).run(run.store.free_bytes, run.path)
+
+        left = max(run.progress.bytes_total - run.progress.bytes_done, 0)
+        found = NoSpaceError(error.operation, error.path, left, free, error.key_path)
+        found.stage = error.stage
+        for note in getattr(error, "__notes__", ()):
+            found.add_note(note)
+
+        return found
 
     def _release(self) -> None:
         """Let other saves build here. What was published stays durable, whatever comes of it."""

@@ -321,7 +321,7 @@ class CheckpointManager:
             max_expansion=max_expansion,
         )
         path, check = self._saves.catalogue.path(number), result_check(self._root, as_type)
-        found = await restore_step(self._checkpointer.engine, self._saves.threads, restore, path, like, item)
+        found = await restore_step(self._checkpointer.engine, self._saves.reading, restore, path, like, item)
         check(found)
         self._saves.note_base(number)
         return found
@@ -362,7 +362,7 @@ class CheckpointManager:
         """
         number = self._chosen(step)
         path = self._saves.catalogue.path(number)
-        engine, threads = self._checkpointer.engine, self._saves.threads
+        engine, threads = self._checkpointer.engine, self._saves.reading
         describe = partial(threads.run, describe_step, engine.layout, engine.store, path, number)
         return await engine.read_unchanged(path, threads, describe)
 
@@ -370,7 +370,7 @@ class CheckpointManager:
         """Return what was given as `metadata` when the root was made; None if nothing was."""
         self._saves.check_open()
         store = self._checkpointer.engine.store
-        return await self._saves.threads.run(on_disk.read_root_metadata, store, self._root)
+        return await self._saves.reading.run(on_disk.read_root_metadata, store, self._root)
 
     async def delete(self, step: SupportsIndex) -> None:
         """Delete a step; return when it is gone. While somebody on this machine reads it, it stays.
@@ -414,7 +414,7 @@ class CheckpointManager:
         self._saves.check_open()
         return watch_steps(
             self._checkpointer.engine.store,
-            self._saves.threads,
+            self._saves.reading,
             self._root,
             self._names,
             after=after,

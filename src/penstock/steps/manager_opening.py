@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Opening", "check_root", "own_or_given", "prepare_root")
+__all__ = ("Opening", "own_or_given", "prepare_root")
 
 import os
 from collections.abc import Mapping
@@ -12,8 +12,7 @@ from typing import Any, final
 from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
-from penstock.kernel.errors import PathError, SpecError, StorageError
+from penstock.kernel.errors import SpecError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_alone
 from penstock.steps import step_directory as on_disk
@@ -46,17 +45,6 @@ def own_or_given(given: Checkpointer | None, options: Mapping[str, Any]) -> Chec
         raise SpecError(f"{', '.join(unused)}: an option of the checkpointer, which is given already")
 
     return given
-
-
-def check_root(store: Store, root: str) -> None:
-    """Refuse a path that is no directory of steps but a checkpoint. Blocking.
-
-    Raises:
-        PathError: If it is one.
-    """
-    if is_checkpoint(store, root):
-        problem = "is itself a checkpoint, and no directory of steps; restore it with a Checkpointer"
-        raise PathError(root, problem)
 
 
 def prepare_root(store: Store, root: str, names: NameFormat, events: BoundLogger, opening: Opening) -> None:

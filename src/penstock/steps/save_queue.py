@@ -21,6 +21,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
     CorruptCheckpointError,
+    NoSpaceError,
     OlderStepError,
     SpecError,
     StepExistsError,
@@ -33,7 +34,7 @@ from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, Needs, best_of
-from penstock.steps.manager_opening import Opening, check_root, prepare_root
+from penstock.steps.manager_opening import Opening, prepare_root
 from penstock.steps.preemption import hear_sigterm
 from penstock.steps.retention import Retention
 from penstock.steps.save_policies import SaveMoment, SavePolicy
@@ -108,8 +109,9 @@ class StepSaves:
         self._failure: BaseException | None = None
         self.preempted = False
         self.threads = Threads(BUSY_THREADS)
+        self.reading = self.threads.leaving_calls(engine.config.stopping.read_s)  #: for what only reads
         self.catalogue = Catalogue(self._store, root, names, self._events)
-        self.retention = Retention(self.catalogue, keep, self.threads)
+        self.retention = Retention(self.catalogue, keep, self.reading)
         self.retention.deleter = Deleter(
             self._store,
             self.threads,
@@ -154,7 +156,7 @@ class StepSaves:
 
     async def load(self) -> None:
         """List the steps in the root, except those that are to be deleted."""
-        found = await self.threads.run(on_disk.find_steps, self._store, self._root, self._names)
+        found = await self.reading.run(on_disk.find_steps, self._store, self._root, self._names)
         waiting = self.retention.deleter.waiting
         self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
 
@@ -224,11 +226,11 @@ class StepSaves:
         pending = self._pending[step] = _Pending(self.catalogue.name(step))
         try:
             if metrics is not None:
-                metrics = await self.threads.run(self._checked, metrics)
+                metrics = await self.reading.run(self._checked, metrics)
 
             self.retention.forget(step)
             begun_s = time.monotonic()
-            future = await self._save(step, pending.name, step_items(items, metrics), save, base)
+            future = await self._save_with_room(step, pending.name, step_items(items, metrics), save, base)
         except BaseException:
             del self._pending[step]
             pending.ended.set()
@@ -248,7 +250,7 @@ class StepSaves:
         def find() -> int | None:
             return best_of(self.catalogue.infos(steps, frozenset({"metrics"})), metric, mode)
 
-        return await self.threads.run(find)
+        return await self.reading.run(find)
 
     def note_base(self, step: int) -> None:
         """Note that the values of a step are known here: they were saved or restored."""
@@ -283,6 +285,17 @@ class StepSaves:
         """Return that error, once, to a caller that will raise it."""
         failure, self._failure = self._failure, None
         return failure
+
+    async def _save_with_room(self, *options: Any) -> SaveFuture:
+        """Save as `_save` does; if there is no room, once more after the steps due for deletion are gone."""
+        try:
+            return await self._save(*options)
+        except NoSpaceError:
+            if not self.retention.deleter.waiting:
+                raise
+
+        await self.retention.deleter.attempt()
+        return await self._save(*options)
 
     async def _save(
         self,
@@ -370,7 +383,7 @@ class StepSaves:
         return max([-1 if latest is None else latest, *self._pending])
 
     def _prepare(self, opening: Opening) -> None:
-        check_root(self._store, self._root)
+        on_disk.check_root(self._store, self._root)
         if not opening.writes:
             return
 

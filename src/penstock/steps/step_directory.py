@@ -10,6 +10,7 @@ __all__ = (
     "DELETED",
     "METRICS",
     "TREE",
+    "check_root",
     "find_steps",
     "is_finished",
     "leftovers",
@@ -28,11 +29,15 @@ from typing import Any, Final
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checked_json import parse_object
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import may_be_finished_step, read_root_metadata
+from penstock.handlers.formats.orbax.discovery.step_dirs import (
+    is_checkpoint,
+    may_be_finished_step,
+    read_root_metadata,
+)
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, INTEGRITY
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
+from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
@@ -48,6 +53,17 @@ DELETED: Final = "deleted_"
 """Prefix of the name of a step that is being deleted."""
 
 _ROOT_FILE: Final = ("metadata", "_ROOT_METADATA")
+
+
+def check_root(store: Store, root: str) -> None:
+    """Refuse a path that is no directory of steps but a checkpoint.
+
+    Raises:
+        PathError: If it is one.
+    """
+    if is_checkpoint(store, root):
+        problem = "is itself a checkpoint, and no directory of steps; restore it with a Checkpointer"
+        raise PathError(root, problem)
 
 
 def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:

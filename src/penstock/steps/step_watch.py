@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.shutdown_options import READ_S
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.protocols.stores import Store
@@ -57,6 +58,7 @@ def watch(
 
     Raises:
         SpecError: If `interval_s` is not positive.
+        PathError: If the root is itself a checkpoint.
         StorageError: If the root cannot be listed.
 
     Cancellation:
@@ -64,7 +66,7 @@ def watch(
     """
     return watch_steps(
         LocalStore(),
-        Threads(1),
+        Threads(1).leaving_calls(READ_S),
         absolute_path(root),
         StepNames() if names is None else names,
         after=after,
@@ -205,6 +207,7 @@ class _Watcher:
         if self._seen is not None:
             steps = {step: name for step, name in steps.items() if step > self._seen}
         if not steps:
+            on_disk.check_root(self._store, self._root)
             return None
 
         step = next(reversed(steps)) if latest_only or self._seen is None else next(iter(steps))

@@ -28,6 +28,7 @@ __all__ = (
     "ExchangeConformance",
     "FaultyStore",
     "ForeignFilesConformance",
+    "FreeSpaceConformance",
     "HandlerConformance",
     "Hang",
     "HoldConformance",
@@ -46,6 +47,7 @@ __all__ = (
 from penstock.testing.capability_conformance import (
     ExchangeConformance,
     ForeignFilesConformance,
+    FreeSpaceConformance,
     HoldConformance,
     KvStoreConformance,
     ListingConformance,

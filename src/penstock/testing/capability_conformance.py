@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "ExchangeConformance",
     "ForeignFilesConformance",
+    "FreeSpaceConformance",
     "HoldConformance",
     "KvStoreConformance",
     "ListingConformance",
@@ -28,6 +29,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Exchanges,
     FolderListing,
     ForeignFiles,
+    FreeSpace,
     Hold,
     KvStoreSpecs,
     ManyFiles,
@@ -59,6 +61,17 @@ class ExchangeConformance(StoreCase):
             list(store.list_directory(self.root(tmp_path))) == ["final"],
             "discard must remove what was replaced",
         )
+
+
+class FreeSpaceConformance(StoreCase):
+    """Tests of `FreeSpace`: how much room is left."""
+
+    def test_the_room_is_told_also_where_nothing_lies_yet(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, FreeSpace), "the store must be a FreeSpace"
+        for path in (root, f"{root}/absent/and/deeper"):
+            free = store.free_bytes(path)
+            demand(free is None or free >= 0, "free_bytes must return a number of bytes, or None")
 
 
 class RenameConformance(StoreCase):

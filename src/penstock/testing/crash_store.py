@@ -17,6 +17,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Exchanges,
     FolderListing,
     ForeignFiles,
+    FreeSpace,
     Hold,
     KvStoreSpecs,
     ManyFiles,
@@ -74,6 +75,7 @@ class CrashStore:
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
+    free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     hold_reading: Callable[[str], Hold]
     list_folders: Callable[[str], Sequence[str]]
@@ -114,6 +116,8 @@ class CrashStore:
             self.hold = partial(self._look, "hold", action=inner.hold)
         if isinstance(inner, ReadHolds):
             self.hold_reading = partial(self._look, "hold_reading", action=inner.hold_reading)
+        if isinstance(inner, FreeSpace):
+            self.free_bytes = partial(self._look, "free_bytes", action=inner.free_bytes)
         if isinstance(inner, FolderListing):
             self.list_folders = partial(self._look, "list_folders", action=inner.list_folders)
         if isinstance(inner, ManyFiles):

@@ -18,6 +18,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Exchanges,
     FolderListing,
     ForeignFiles,
+    FreeSpace,
     Hold,
     KvStoreSpecs,
     ManyFiles,
@@ -61,6 +62,7 @@ class FaultyStore:
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
+    free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     hold_reading: Callable[[str], Hold]
     list_folders: Callable[[str], Sequence[str]]
@@ -98,6 +100,8 @@ class FaultyStore:
             self.share = lambda source, to: self.perform("share", source, lambda: share(source, to))
         if isinstance(inner, MappedFiles):
             self.map_file = self._counted("map_file", inner.map_file)
+        if isinstance(inner, FreeSpace):
+            self.free_bytes = self._counted("free_bytes", inner.free_bytes)
         if isinstance(inner, ForeignFiles):
             self.sync_tree = self._counted("sync_tree", inner.sync_tree)
         if isinstance(inner, KvStoreSpecs):

@@ -30,11 +30,15 @@ class MemoryStore:
     """Objects under keys, as in a bucket: nothing is renamed, replaced, mapped or held.
 
     A save builds under a prefix of its own. Publishing puts one mark that maps the checkpoint's path to that
-    prefix. Its only capability is `share`, which copies. So it shows what a minimal store must do, and tests
-    can see what is refused on one.
+    prefix. Its only capabilities are `share`, which copies, and `free_bytes`. So it shows what a minimal
+    store must do, and tests can see what is refused on one.
+
+    Args:
+        capacity_bytes: How much all objects together may hold; None for no limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self._capacity_bytes = capacity_bytes
         self._lock = RLock()
         self._numbers = count(1)
         self._objects: dict[str, _Object] = {}
@@ -106,8 +110,21 @@ class MemoryStore:
                     raise StorageError("write", path, "exists with another content", errno.EEXIST)
                 return False
 
+            replaced = 0 if there is None else len(there.data)
+            free = self.free_bytes(path)
+            if free is not None and len(data) > free + replaced:
+                raise StorageError("write", path, "the store is full", errno.ENOSPC)
+
             self._objects[self._key(path)] = _Object(bytes(data), next(self._numbers))
             return True
+
+    def free_bytes(self, path: str) -> int | None:
+        """Return what is left of the capacity; None if there is no limit."""
+        with self._lock:
+            if self._capacity_bytes is None:
+                return None
+
+            return self._capacity_bytes - sum([len(found.data) for found in self._objects.values()])
 
     def create_data_file(self, path: str) -> _MemoryDataFile:
         with self._lock:

@@ -59,7 +59,7 @@ class Verification:
             Returns once the current reads have ended.
         """
         found = await self.threads.run(find_checkpoints, self.store, path)
-        findings = list(found.findings)
+        findings, checkpoints = list(found.findings), list[str]()
         n_leaves = n_ranges = n_documents = nbytes = 0
         for checkpoint in found.checkpoints:
             try:
@@ -67,9 +67,14 @@ class Verification:
                     checkpoint, self.threads, partial(self._compare, checkpoint, item)
                 )
             except PenstockError as error:
+                checkpoints.append(checkpoint)
                 findings.append(finding_of(error, checkpoint))
                 continue
 
+            if survey.findings and await self.threads.run(self.store.kind, checkpoint) is None:
+                continue  # it was deleted meanwhile, as by the policy of a run that goes on
+
+            checkpoints.append(checkpoint)
             findings += survey.findings
             n_leaves += survey.n_leaves
             n_ranges += len(survey.ranges)
@@ -84,7 +89,7 @@ class Verification:
         findings.sort(key=attrgetter("file", "offset"))
         return VerifyReport(
             path=path,
-            checkpoints=tuple(found.checkpoints),
+            checkpoints=tuple(checkpoints),
             n_leaves=n_leaves,
             n_ranges=n_ranges,
             n_documents=n_documents,

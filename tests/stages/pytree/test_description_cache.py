@@ -150,7 +150,7 @@ async def test_documents_of_the_same_tree_differ_only_in_what_changed(rig: Rig) 
         found.append(content())
 
     differ = {name for name in found[0] if found[0][name] != found[1][name]}
-    assert differ == {"_CHECKPOINT_METADATA", "_PENSTOCK_INTEGRITY", "manifest.ocdbt"}
+    assert differ == {"_CHECKPOINT_METADATA", "_PENSTOCK_INTEGRITY", "commit_success.txt", "manifest.ocdbt"}
 
 
 def test_encoded_trees_are_told_by_identity_and_bounded() -> None:

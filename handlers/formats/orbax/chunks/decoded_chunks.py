@@ -54,6 +54,6 @@ def decode_into(
         array.kvstore.write(form.chunk_key((0,) * len(chunk.shape)), bytes(stored)).result()
         target = _ts.array(part_of_region(form, region, box), copy=False)
         target.write(array[within]).commit.result()
-    except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
+    except (ValueError, TypeError, OverflowError, NotImplementedError, OSError, RuntimeError) as error:
         text = f"bytes {chunk.offset} to {chunk.offset + len(stored)} cannot be decoded: {error}"
         raise CorruptCheckpointError(chunk.file, " ".join(text.split()), key_path=key_path) from error

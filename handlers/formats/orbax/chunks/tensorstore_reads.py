@@ -122,7 +122,7 @@ class ArrayDriver:
             part = stored[source]
             target = _ts.array(part_of_region(array, region, box), copy=False)
             await await_future(target.write(part).commit)
-        except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
+        except (ValueError, TypeError, OverflowError, NotImplementedError, OSError, RuntimeError) as error:
             raise self._translated(error, prefix, key_path) from error
 
     def _spec(self, array: ArrayFormat, prefix: str) -> dict[str, Any]:

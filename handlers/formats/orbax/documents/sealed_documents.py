@@ -86,9 +86,16 @@ class SealedDocuments:
 
         Raises:
             ChecksumError: If it is not as it was written.
+            MissingFileError: If it was written and is not there.
             StorageError: If it cannot be read.
         """
-        data = self.store.read_file(os.path.join(self.directory, name))
+        try:
+            data = self.store.read_file(os.path.join(self.directory, name))
+        except StorageError as error:
+            if error.errno in _ABSENT:
+                self.check_absent(name)
+            raise
+
         self.check(name, data)
         return data
 

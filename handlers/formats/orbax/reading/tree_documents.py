@@ -21,6 +21,7 @@ from penstock.handlers.formats.orbax.documents import strings_document as string
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
     MANIFEST,
+    METADATA,
     SHARDING,
     STRINGS,
 )
@@ -66,6 +67,9 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
     sealed = place.sealed or SealedDocuments.open(source.store, place.directory, place.names)
+    if METADATA not in place.names:
+        sealed.check_absent(METADATA)  # the names of arrays would tell another tree
+
     structure = read_structure(source.store, place, source.remembered, sealed)
     tree = structure.tree
     documents = _Documents(source, place, tree, sealed)
