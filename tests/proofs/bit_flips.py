@@ -1,6 +1,6 @@
 """Flips bits in every file of every kind of checkpoint, and counts what a restore makes of them.
 
-    python tests/proofs/bit_flips.py [--per-file 64] [--page docs/reference/bit-flips.md]
+    python tests/proofs/bit_flips.py [--per-file 32] [--page docs/reference/bit-flips.md]
 
 Each flip is one bit. A restore of what it leaves either raises an error of penstock's, or gives the very same
 result, or another one without a word: that must never happen where penstock wrote the checkpoint.
@@ -242,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--per-file", type=int, default=64)
+    parser.add_argument("--per-file", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
