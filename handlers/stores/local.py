@@ -346,12 +346,19 @@ class LocalStore:
     def share(self, source: str, destination: str) -> Literal["link"]:
         """Give the file at `source` a second name, which must be free, on the same file system.
 
+        Its bytes are made durable: whoever wrote them, as `cp -r`, may not have synced them.
+
         Raises:
             StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP where that is not possible. The file is not
                 copied instead, because that would cost as much as writing the bytes again.
         """
         with translated("share", destination):
             os.link(os.path.realpath(source), destination)  # link the target, not a symlink
+        try:
+            self._sync_file(destination)
+        except StorageError:
+            os.unlink(destination)
+            raise
 
         return "link"
 

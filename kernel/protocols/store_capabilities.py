@@ -65,7 +65,7 @@ class SharedFiles(Protocol):
     def share(self, source: str, destination: str) -> Literal["link", "copy"]:
         """Make `destination`, which must not exist, a second file with the content of `source`.
 
-        Either may be removed without the other. The content is as durable as that of `source`.
+        Either may be removed without the other. The content is durable, even if that of `source` was not.
 
         Returns:
             `link` if both are one file that takes its room once; `copy` if the store copied it.

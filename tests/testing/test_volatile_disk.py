@@ -201,3 +201,16 @@ def test_the_bytes_of_a_copy_that_was_not_synced_may_be_lost(tmp_path: Path) -> 
 
     assert {"a": b""} in found
     assert {"a": b"A"} in found
+
+
+def test_the_bytes_of_what_is_linked_are_durable(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_bytes(b"A")
+    store = CrashStore(LocalStore(), root, unsynced=[root / "a"])
+
+    store.share(str(root / "a"), str(root / "b"))
+    store.sync_directory(str(root))
+    store.lose_power()
+
+    assert {path.name: path.read_bytes() for path in root.iterdir()} == {"a": b"A", "b": b"A"}

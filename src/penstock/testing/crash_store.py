@@ -256,8 +256,7 @@ class CrashStore:
             if way == "copy":
                 return self._disk.copied(source, destination)
 
-            # One file under two names: what is durable under one name is durable under the other.
-            return self._disk.named(destination, self._disk.there(source))
+            return self._disk.linked(source, destination)
 
         return self.change("share", source, partial(inner.share, source, destination), effects)
 

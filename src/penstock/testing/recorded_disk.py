@@ -131,6 +131,12 @@ class RecordedDisk:
         """The file at `source` was copied, and the copy synced."""
         yield from self.created(destination, self._disk.data(self.there(source)))
 
+    def linked(self, source: str, destination: str) -> Iterator[Effect]:
+        """The file at `source` got a second name, and its content was synced, under both names."""
+        file = self.there(source)
+        yield from self.named(destination, file)
+        yield SyncFile(file)
+
     def synced_names(self, path: str) -> Iterator[Effect]:
         """The directory at `path` was synced."""
         yield SyncNames(self.there(path))
