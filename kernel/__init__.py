@@ -1,8 +1,7 @@
 """The mechanism: messages, pipelines, the memory budget, registries and the protocols between parts.
 
 Knows no array type and no format, and imports anyio, structlog and the standard library only. Authors of
-stages, leaf handlers, layouts and stores import what they need from here. Importing it is cheap: each name
-is fetched from its own module when it is first used.
+stages, leaf handlers, layouts and stores import from here. Each name is fetched when it is first used.
 """
 
 from __future__ import annotations

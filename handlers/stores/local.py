@@ -9,12 +9,12 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 from weakref import WeakValueDictionary
 
 from penstock.handlers.stores import small_files as many
 from penstock.handlers.stores.aligned_buffers import Arena
+from penstock.handlers.stores.build_state import Build
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
@@ -30,15 +30,6 @@ from penstock.handlers.stores.whole_files import create_whole, replace_whole
 from penstock.kernel.errors import ConfigError, NotAFileError, StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
-
-
-@final
-@dataclass(slots=True)
-class _Build:
-    """What became of one save's build: the claim in its `BuildToken`."""
-
-    is_published: bool = False
-    replaced: str = ""  #: where what the save replaced lies; empty if it is removed, or nothing was replaced
 
 
 @final
@@ -72,9 +63,8 @@ class LocalStore:
         self._links: Links = links
         self._synced = SyncedFiles()
         self._arena = Arena()  # empty while no data file is open for writing
-        self._holds: WeakValueDictionary[str, DirectoryHold] = (
-            WeakValueDictionary()
-        )  # exclusive ones, by path
+        # The exclusive holds, by path.
+        self._holds: WeakValueDictionary[str, DirectoryHold] = WeakValueDictionary()
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         """Return the kind of entry at `path`; None if there is nothing, or only a dangling link."""
@@ -296,12 +286,12 @@ class LocalStore:
             if os.path.islink(beside):
                 os.unlink(beside)
 
-        return BuildToken(final, beside, file, _Build())
+        return BuildToken(final, beside, file, Build())
 
     def publish(self, token: BuildToken) -> None:
         """Rename what was built to its final path, which must be free, in one step."""
         self.rename(token.built, token.final)
-        if isinstance(token.claim, _Build):
+        if isinstance(token.claim, Build):
             token.claim.is_published = True
 
     def exchange(self, token: BuildToken) -> None:
@@ -312,7 +302,7 @@ class LocalStore:
 
         A symbolic link at `final` is replaced itself; what it leads to stays.
         """
-        build = token.claim if isinstance(token.claim, _Build) else _Build()
+        build = token.claim if isinstance(token.claim, Build) else Build()
         with translated("exchange", token.final):
             build.replaced = exchange(token.built, token.final)
 
@@ -323,7 +313,7 @@ class LocalStore:
 
         What others have put at the place since stays.
         """
-        build = token.claim if isinstance(token.claim, _Build) else _Build()
+        build = token.claim if isinstance(token.claim, Build) else Build()
         if not build.is_published or token.file is not None:
             self.remove_tree(token.place)
         if not build.replaced:
