@@ -174,8 +174,7 @@ class LocalStore:
         """
         parent = os.path.dirname(path)
         self.make_directory(parent)
-        hold = self._holds[path] = make_held_directory(path)
-        self.sync_directory(parent)
+        hold = self._holds[path] = make_held_directory(path, lambda: self.sync_directory(parent))
         return hold
 
     def hold_reading(self, path: str) -> DirectoryHold:
