@@ -10,8 +10,6 @@ __all__ = (
     "StorageError",
 )
 
-import errno as errno_codes
-
 
 class PenstockError(Exception):
     """Base of everything penstock raises on purpose.
@@ -39,21 +37,18 @@ class StorageError(PenstockError, OSError):
     Attributes:
         path: What the operation was about.
         operation: Its name, as in `write`, `fsync`, `rename`.
+        problem: What the medium said.
         errno: The operating system's number, or None.
     """
 
     def __init__(self, operation: str, path: str, problem: str, errno: int | None = None) -> None:
         super().__init__(f"{operation} {path!r}: {problem}")
-        self.operation, self.path, self.errno = operation, path, errno
+        self.operation, self.path, self.errno, self.problem = operation, path, errno, problem
 
     @classmethod
     def of(cls, operation: str, path: str, error: OSError) -> StorageError:
         """Translate an `OSError`, keeping its number and its words."""
-        problem = error.strerror or str(error) or type(error).__name__
-        if error.errno == errno_codes.ENOSPC:
-            problem += " (the save is undone; earlier checkpoints are untouched)"
-
-        return cls(operation, path, problem, error.errno)
+        return cls(operation, path, error.strerror or str(error) or type(error).__name__, error.errno)
 
 
 class CorruptCheckpointError(PenstockError, ValueError):

@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
+import msgpack
 import numpy as np
 from anyio import to_thread
 from tests.bench.contenders.managers import METRIC, StepsContender
@@ -18,6 +19,9 @@ from tests.bench.results import Note, Operation, Results, Sample, Size
 from tests.bench.workloads import Workload
 
 import penstock
+from penstock.handlers.formats.common.integrity import digest_of
+from penstock.handlers.formats.orbax.documents import commit_mark_text
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, INTEGRITY
 
 N_FEW: Final = 4
 EVERY: Final = 10  # the numbers of the steps are apart by this
@@ -129,10 +133,26 @@ def _link_all(template: Path, root: Path, n_steps: int) -> None:
         for folder in folders:
             os.mkdir(f"{step}/{folder}")
         for name, source in files:
-            if name == metrics:
-                Path(step, name).write_text(json.dumps({METRIC: loss(at)}))
-            else:
+            if name not in {metrics, INTEGRITY, COMMIT_MARK} or at % 2:
                 os.link(source, f"{step}/{name}")
+        if not at % 2:
+            _write_metrics(template / "0", step, metrics, json.dumps({METRIC: loss(at)}).encode())
+
+
+def _write_metrics(template: Path, step: str, name: str, data: bytes) -> None:
+    """Write the metrics of a step, with its record of digests and its commit mark, which have theirs."""
+    members: dict[str, Any] = msgpack.unpackb((template / INTEGRITY).read_bytes())
+    documents = members["documents"]
+    at, digest = documents["names"].index(name), digest_of(data)
+    for column, dtype, value in (("nbytes", "<u8", digest.nbytes), ("crc32c", "<u4", digest.crc32c)):
+        values = np.frombuffer(documents[column], dtype).copy()
+        values[at] = value
+        documents[column] = values.tobytes()
+
+    record = msgpack.packb(members)
+    Path(step, name).write_bytes(data)
+    Path(step, INTEGRITY).write_bytes(record)
+    Path(step, COMMIT_MARK).write_bytes(commit_mark_text.encode(record))
 
 
 def _contents(step: Path) -> tuple[list[str], list[tuple[str, str]]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.struct_pb2 import Struct, Value
+from tests.unsealed import unseal
 
 import penstock
 from penstock.handlers.formats.items.item_types import Composite
@@ -36,6 +37,7 @@ def test_as_a_message_of_another_class(path: Path) -> None:
 
 
 def test_a_damaged_text_is_an_error(path: Path) -> None:
+    unseal(path)
     (path / "message" / "proto.pbtxt").write_text("string_value: ")
     with pytest.raises(CorruptCheckpointError, match="holds no text of a Value"):
         penstock.sync.restore(path, item="message", like=Value)

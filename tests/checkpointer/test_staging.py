@@ -243,4 +243,4 @@ class TestTwoSaves:
         numbers = [number for _, number in seen]
         assert numbers == sorted(numbers)
         assert {1, 2} == set(numbers)
-        assert {"write_at", "sync", "write_file", "remove_tree"} <= {operation for operation, _ in seen}
+        assert {"write_at", "sync", "write_file", "discard"} <= {operation for operation, _ in seen}

@@ -161,7 +161,7 @@ class SaveTask:
                 free = await run.threads.leaving_calls(0.0).run(run.store.free_bytes, run.path)
 
         left = max(run.progress.bytes_total - run.progress.bytes_done, 0)
-        found = NoSpaceError(error.operation, error.path, left, free, error.key_path)
+        found = NoSpaceError(error.operation, error.path, left, free, error.key_path, error.problem)
         found.stage = error.stage
         for note in getattr(error, "__notes__", ()):
             found.add_note(note)

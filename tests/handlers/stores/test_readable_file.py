@@ -125,12 +125,6 @@ def test_memory_off_the_page_is_filled_through_the_page_cache(disk: Path, path: 
         assert file.transfers == Transfers(2 * MIB, 2 * MIB)
 
 
-def test_a_file_that_cannot_be_opened_directly_is_read_all_the_same() -> None:
-    with closing(LocalStore(io="direct").open_data_file("/dev/zero")) as file:
-        assert read(file, 0, aligned(2 * MIB)) == bytes(2 * MIB)
-        assert file.transfers == Transfers(0, 2 * MIB)
-
-
 def test_a_direct_read_that_fails_is_made_through_the_page_cache(disk: Path, path: Path) -> None:
     reader, writer = os.pipe()  # reading from one at an offset fails
     with closing(LocalStore(io="direct").open_data_file(str(path))) as file:

@@ -289,7 +289,7 @@ class OrbaxCheckpoint:
             else:
                 size = len(value.value) if isinstance(value, Inline) else value.length
                 if size < 0:
-                    problem = "is no file"
+                    problem = "is not a file"
                 elif nbytes not in (None, size):
                     problem = f"has {size} bytes, not {nbytes}"
             if problem:

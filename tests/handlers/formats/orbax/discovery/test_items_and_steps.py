@@ -337,7 +337,7 @@ def test_a_directory_in_place_of_a_chunk_is_not_read_as_zeros(codec: Any, tmp_pa
         def view(self) -> memoryview:
             raise AssertionError
 
-    with pytest.raises(CorruptCheckpointError, match=r"chunk 'a/0' is a directory \(leaf \['a'\]\)"):
+    with pytest.raises(CorruptCheckpointError, match=r"chunk 'a/0' is not a file \(leaf \['a'\]\)"):
         list(checkpoint.reads(0, checkpoint.leaves[0], Region(), 100))
 
 
