@@ -349,29 +349,25 @@ async def first_step(recording: Recording) -> None:
 async def step(recording: Recording) -> None:
     """A manager saves a step, linked to the one before, and deletes the first one."""
     await steps_saved(recording)
-    recording.may_be(step_3=[None, 3])
-    async with recording.manager(recording.begin(), keep=KeepLast(2)) as manager:
-        await _third_step(recording, manager)
-
-    recording.may_be(step_1=None)
+    await _third_step(recording)
 
 
 async def step_to_trash(recording: Recording) -> None:
     """A manager saves a step, and moves the first one to a trash folder."""
     await steps_saved(recording)
+    await _third_step(recording, trash="old")
+
+
+async def _third_step(recording: Recording, trash: str | None = None) -> None:
     recording.may_be(step_3=[None, 3])
-    async with recording.manager(recording.begin(), keep=KeepLast(2), trash="old") as manager:
-        await _third_step(recording, manager)
+    async with recording.manager(recording.begin(), keep=KeepLast(2), trash=trash) as manager:
+        await manager.restore(2)  # so that it is linked to
+        recording.may_be(step_1=[None, 1])
+        recording.replaced_by["1"] = "3"
+        await recording.save_step(manager, 3)
+        recording.may_be(step_3=3)
 
     recording.may_be(step_1=None)
-
-
-async def _third_step(recording: Recording, manager: CheckpointManager) -> None:
-    await manager.restore(2)  # so that it is linked to
-    recording.may_be(step_1=[None, 1])
-    recording.replaced_by["1"] = "3"
-    await recording.save_step(manager, 3)
-    recording.may_be(step_3=3)
 
 
 async def step_after_a_crash(recording: Recording) -> None:
@@ -380,11 +376,7 @@ async def step_after_a_crash(recording: Recording) -> None:
     for name in (f"3{TEMPORARY_SUFFIX}", f"deleted_1{TEMPORARY_SUFFIX}"):
         shutil.copytree(recording.folder / "run" / "1", recording.folder / "run" / name)
 
-    recording.may_be(step_3=[None, 3])
-    async with recording.manager(recording.begin(), keep=KeepLast(2)) as manager:
-        await _third_step(recording, manager)
-
-    recording.may_be(step_1=None)
+    await _third_step(recording)
 
 
 async def step_again(recording: Recording) -> None:
