@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+__all__ = ("folder",)
+
 import gc
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-MEMORY = "/dev/shm"  # a file system whose fsync costs nothing
+from tests.memory_folder import folder
 
 
 @pytest.fixture(scope="module", params=[("asyncio", {"debug": False}), ("trio", {})], ids=["asyncio", "trio"])
@@ -19,18 +16,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object
     """As everywhere, but without debug mode, which makes these saves three times as slow."""
     backend: tuple[str, dict[str, object]] = request.param
     return backend
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that does not exist yet, in memory if possible."""
-    if not os.access(MEMORY, os.W_OK):
-        yield tmp_path / "place"
-        return
-
-    made = Path(tempfile.mkdtemp(prefix="penstock-", dir=MEMORY))
-    yield made / "place"
-    shutil.rmtree(made)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+__all__ = ("folder",)
 
-import pytest
-from tests.proofs.faults import MEMORY
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that does not exist yet, in memory if possible."""
-    if not os.access(MEMORY, os.W_OK):
-        yield tmp_path / "place"
-        return
-
-    made = Path(tempfile.mkdtemp(prefix="penstock-", dir=MEMORY))
-    yield made / "place"
-    shutil.rmtree(made)
+from tests.memory_folder import folder

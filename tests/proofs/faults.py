@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from tests.memory_folder import MEMORY
 from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, pairs
 from tests.proofs.traced_courses import ARRAYS, ORBAX_COURSES, trace
 
@@ -28,7 +29,6 @@ from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.errors import PenstockError
 from penstock.testing.volatile_disk import Content, FileLeft, PowerLoss
 
-MEMORY = "/dev/shm"  # a file system whose fsync costs nothing
 NEXT = 9
 """The number of the save that follows each power loss."""
 
