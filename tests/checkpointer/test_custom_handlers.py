@@ -29,6 +29,7 @@ from penstock.kernel.errors import (
     NoHandlerError,
     PipelineError,
     SaveCancelledError,
+    SpecError,
     StructureMismatchError,
     TreeDifference,
 )
@@ -313,6 +314,29 @@ class QuantisedHandler:
     def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         rows = self.inner.build(leaves)
         return [Quantised(row[8:], float(row[:8].view(np.float64)[0])) for row in rows]
+
+
+class OwnArrays(TableHandler):
+    """Keeps arrays in files of its own, and describes each."""
+
+    def typestr(self) -> str:
+        return "np.ndarray"
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": np.float32}, {"dtype": {"a": np.float32}}, {"strict": False}], ids=str
+)
+async def test_a_leaf_that_its_own_handler_reads_is_not_cast(options: Any, tmp_path: Path) -> None:
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "c", {"a": np.arange(4.0)}))
+
+    registry = default_handlers(entry_points=False)
+    registry.register(np.ndarray, OwnArrays(), override=True)
+    async with Checkpointer(registry=registry) as checkpointer:
+        with pytest.raises(SpecError, match=r"\['a'\] is read by .*OwnArrays as a whole") as caught:
+            await checkpointer.restore(tmp_path / "c", like={"a": np.zeros(5)}, **options)
+
+    assert caught.value.key_path == "['a']"
 
 
 async def test_a_streaming_handler(tmp_path: Path) -> None:

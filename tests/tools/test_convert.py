@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 import penstock
+from penstock.cli import main
 from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
@@ -586,3 +587,33 @@ def test_a_flipped_bit_is_never_carried_over(tmp_path: Path, form: str) -> None:
         file.write_bytes(data)
 
     penstock.sync.convert(tmp_path / "c", tmp_path / "copy")
+
+
+def test_the_format_of_what_is_written_can_be_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    form = penstock.SaveFormat(ocdbt=False, zarr=3, codec="zstd")
+    with penstock.sync.Checkpointer(save_format=form) as checkpointer:
+        checkpointer.save(tmp_path / "c", {"a": np.zeros(9000)}).result()
+
+    penstock.sync.convert(tmp_path / "c", tmp_path / "plain")
+    penstock.sync.convert(tmp_path / "c", tmp_path / "same", save_format=form)
+    options = ["--directories", "--zarr", "3", "--codec", "zstd"]
+    for command in ("convert", "repair"):
+        assert main([command, str(tmp_path / "c"), str(tmp_path / command), *options]) == 0
+        assert "directories, zarr 3, zstd)" in capsys.readouterr().out
+
+    (plain,) = penstock.sync.metadata(tmp_path / "plain").leaves
+    assert (plain.codec, plain.stored_nbytes) == (None, 72_000)
+    for name in ("same", "convert", "repair"):
+        (leaf,) = penstock.sync.metadata(tmp_path / name).leaves
+        assert leaf.codec == "zstd:1"
+        assert (tmp_path / name / "a" / "zarr.json").exists()
+
+
+def test_it_is_no_choice_for_safetensors(tmp_path: Path) -> None:
+    penstock.sync.save(tmp_path / "c", {"a": np.zeros(3)})
+    with pytest.raises(SpecError, match="save_format is for Orbax's layout"):
+        penstock.sync.convert(
+            tmp_path / "c", tmp_path / "x.safetensors", save_format=penstock.SaveFormat(zarr=3)
+        )

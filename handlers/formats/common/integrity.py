@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from penstock.handlers.formats.common.inside_names import check_inside
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
@@ -243,6 +244,9 @@ def decode(path: str, data: bytes) -> Integrity:
         raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
 
     files = _as_map(path, members.get("files"))
+    for file in files:
+        check_inside(path, file)
+
     digests = _as_map(path, members.get("digests", {}))
     if not all(isinstance(digest, bytes) for digest in digests.values()):
         raise CorruptCheckpointError(path, "has a digest that is no bytes")
@@ -273,6 +277,9 @@ def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]
         raise CorruptCheckpointError(path, "has documents that are no names and columns")
     if (len(nbytes), len(sums)) != (8 * len(listed), 4 * len(listed)):
         raise CorruptCheckpointError(path, f"has {len(listed)} documents, and columns of other lengths")
+
+    for name in cast("list[str]", listed):
+        check_inside(path, name)
 
     rows = zip(np.frombuffer(nbytes, "<u8").tolist(), np.frombuffer(sums, "<u4").tolist(), strict=True)
     return dict(zip(cast("list[str]", listed), map(Digest._make, rows), strict=True))
@@ -331,16 +338,25 @@ def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
         shown = f"{lengths[0]}, {lengths[1]} and {lengths[2]} entries"
         raise CorruptCheckpointError(path, f"{file!r} has columns of {shown}")
     if lengths[0] > 1:
-        offsets = _checksums(tuple(columns)).offsets
-        if np.any(offsets[1:] < offsets[:-1]):
-            raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+        _check_apart(path, file, _checksums(tuple(columns)))
 
     return tuple(columns)
 
 
+def _check_apart(path: str, file: str, pieces: Checksums) -> None:
+    """Raise unless pieces are in order and apart: else a small file could be read any number of times."""
+    offsets, gaps = pieces.offsets, pieces.offsets[1:] - pieces.offsets[:-1]
+    if np.any(offsets[1:] < offsets[:-1]):
+        raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+    if np.any(pieces.nbytes[:-1] > gaps):
+        raise CorruptCheckpointError(path, f"{file!r} has pieces that lie in one another")
+
+
 def _listed(path: str, file: str, value: object) -> Checksums:
     pieces = cast("list[object]", value) if isinstance(value, list) else [None]
-    return Checksums.of([_checksum(path, file, piece) for piece in pieces])
+    found = Checksums.of([_checksum(path, file, piece) for piece in pieces])
+    _check_apart(path, file, found)
+    return found
 
 
 def _checksum(path: str, file: str, value: object) -> tuple[int, int, int]:

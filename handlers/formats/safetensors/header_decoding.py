@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.common.array_sizes import is_beyond_memory
 from penstock.handlers.formats.common.checked_json import (
     as_list,
     as_object,
@@ -183,7 +184,7 @@ def _kind(path: str, name: str, entry: _Entry) -> tuple[str, int]:
         )
 
     itemsize = numpy_dtype(NAMES[code]).itemsize
-    if len(shape) > _MOST_AXES or math.prod([n or 1 for n in shape]) * itemsize >= 1 << 63:
+    if len(shape) > _MOST_AXES or is_beyond_memory(shape, itemsize):
         raise CorruptCheckpointError(path, f"the shape of {name!r} is beyond any memory: {shape}"[:200])
 
     return NAMES[code], math.prod(shape) * itemsize

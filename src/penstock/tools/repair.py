@@ -16,7 +16,9 @@ from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, UnsupportedFormatError
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
@@ -34,6 +36,8 @@ async def repair(
     *,
     others: Sequence[Path] = (),
     overwrite: bool = False,
+    max_expansion: int = MOST_EXPANSION,
+    save_format: SaveFormat | None = None,
     config: Config | Path | None = None,
     store: Store | None = None,
     memory_limit: int | str | None = None,
@@ -52,6 +56,9 @@ async def repair(
         others: Other checkpoints of the same structure, such as the steps before and after, or a directory
             of steps.
         overwrite: Replace the checkpoint at `target`, atomically.
+        max_expansion: How many times the bytes stored the arrays of an item may take; else it is gone.
+        save_format: How arrays are stored in the new one, whatever the format of `source` was; by default
+            in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
         store: Where all of them lie.
         memory_limit: Host bytes that may be held.
@@ -67,10 +74,10 @@ async def repair(
     """
     options, regulator = budget(config, (memory_limit, None, None, None), memory)
     place = LocalStore() if store is None else store
-    rewriting = Rewriting(place, options, regulator, overwrite=overwrite)
+    rewriting = Rewriting(place, options, regulator, overwrite=overwrite, save_format=save_format)
     start, final = absolute_path(source), absolute_path(target)
-    found = _Repair(rewriting, Threads(), start, [absolute_path(other) for other in others])
-    return await found.run(final)
+    places = [absolute_path(other) for other in others]
+    return await _Repair(rewriting, Threads(), start, places, max_expansion).run(final)
 
 
 _SAVED: Final = frozenset({"kept", "unchecked", "taken"})
@@ -86,6 +93,7 @@ class _Repair:
     threads: Threads
     start: str
     others: Sequence[str]
+    max_expansion: int
 
     async def run(self, final: str) -> RepairReport:
         store, threads, start = self.rewriting.store, self.threads, self.start
@@ -99,7 +107,7 @@ class _Repair:
 
         async with self.rewriting.source_files(threads) as files:
             await self._try_doubtful(damage, files)
-            salvage = Salvage(damage, files, others)
+            salvage = Salvage(damage, files, others, self.max_expansion)
             items = await threads.run(salvage.items)
             if not any(leaf.outcome in _SAVED for leaf in salvage.leaves):
                 raise CorruptCheckpointError(
@@ -114,7 +122,7 @@ class _Repair:
         """Read every leaf that no checksum vouches for: one that cannot be read is gone."""
         memory = self.rewriting.memory
         piece_bytes = min(_PIECE_BYTES, memory.limit)
-        for place, opened, leaves in await self.threads.run(damage.doubtful):
+        for place, opened, leaves in await self.threads.run(damage.doubtful, self.max_expansion):
             damage.add(place, await try_leaves(opened, leaves, files, self.threads, memory, piece_bytes))
 
 

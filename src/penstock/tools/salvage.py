@@ -34,6 +34,7 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.stages.planning.result_size import check_expansion
 from penstock.tools.damaged_trees import DamagedTree, open_tree_at, problem_of, split_place
 from penstock.tools.patched_documents import patch_documents
 from penstock.tools.patched_store import PatchedStore
@@ -71,16 +72,17 @@ class Damage:
             for key_path in finding.key_paths:
                 leaves.setdefault(key_path, finding.problem)
 
-    def doubtful(self) -> list[tuple[str, OrbaxCheckpoint, list[StoredLeaf]]]:
+    def doubtful(self, max_expansion: int) -> list[tuple[str, OrbaxCheckpoint, list[StoredLeaf]]]:
         """Return each tree with its leaves that may turn out not to be readable, and where it lies. Blocking.
 
         Raw bytes that agree with their checksum can be read. Encoded ones may have been wrong before the
-        checksum was taken.
+        checksum was taken. A tree that claims too much is passed over: it will not be saved.
         """
         found: list[tuple[str, OrbaxCheckpoint, list[StoredLeaf]]] = []
         for place in self.surveys:
             try:
                 opened = open_tree_at(cast("Store", self.store), self.path, place)
+                check_expansion(self.store.inner, opened, range(len(opened.leaves)), max_expansion)
             except PenstockError:
                 continue
 
@@ -189,9 +191,11 @@ class Salvage:
         damage: Of the checkpoint.
         files: Read the new checkpoint's bytes when it is saved.
         others: Paths of other checkpoints, and of directories of steps.
+        max_expansion: How many times the bytes stored the arrays of a tree may take.
     """
 
-    def __init__(self, damage: Damage, files: SourceFiles, others: Sequence[str]) -> None:
+    def __init__(self, damage: Damage, files: SourceFiles, others: Sequence[str], max_expansion: int) -> None:
+        self._max_expansion = max_expansion
         self._damage = damage
         self._files = files
         self._others = others
@@ -203,7 +207,8 @@ class Salvage:
     def items(self) -> StoredItems:
         """Return what is saved: all that is intact."""
         damage = self._damage
-        reader = ItemsReader(cast("Store", damage.store), self._take, whole=False)
+        reading = cast("Store", damage.store)
+        reader = ItemsReader(reading, self._take, whole=False, max_expansion=self._max_expansion)
         if "" in damage.kinds:
             found = reader.read(damage.path)
             return StoredItems(found.tree, None, damage.about.custom_metadata, found.tree_custom_metadata)

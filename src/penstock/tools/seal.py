@@ -14,7 +14,9 @@ from crc32c import crc32c
 from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
+from penstock.handlers.formats.common.entered_directories import EnteredDirectories
 from penstock.handlers.formats.common.integrity import Checksum, Digest
+from penstock.handlers.formats.common.stored_files import problem_of_holes
 from penstock.handlers.formats.orbax.discovery.item_kinds import ItemKind, items_of, kind_of_item
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, latest_step
 from penstock.handlers.formats.orbax.discovery.tombstone import DELETION
@@ -161,6 +163,7 @@ def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, M
     found: dict[str, Mapping[str, bytes]] = {}
     for name in sorted({*ranges, *tree.checksums}):
         path, before = os.path.join(tree.directory, name), tree.checksums.get(name, NONE)
+        _check_ranges(store, path, [*[(one.offset, one.nbytes) for one in before], *ranges.get(name, ())])
         pieces = [_compared(store, path, piece, count) for piece in before]
         for offset, nbytes in sorted(ranges.get(name, ())):
             if recorded_crc32c(before, offset, nbytes) is None:
@@ -174,6 +177,21 @@ def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, M
     return found
 
 
+def _check_ranges(store: Store, path: str, ranges: Iterable[tuple[int, int]]) -> None:
+    """Refuse ranges that a record cannot hold, before any is read."""
+    end = nbytes = 0
+    for offset, length in sorted(set(ranges)):
+        if offset < end:
+            raise UnsupportedFormatError(
+                path, "has chunks that lie in one another, which no record describes"
+            )
+        end, nbytes = offset + length, nbytes + length
+
+    problem = problem_of_holes(store, path, nbytes)
+    if problem:
+        raise UnsupportedFormatError(path, problem)
+
+
 def _compared(store: Store, path: str, piece: Checksum, count: _Count) -> Checksum:
     count.nbytes += piece.nbytes
     if _crc32c(store, path, piece.offset, piece.nbytes) != piece.crc32c:
@@ -183,22 +201,27 @@ def _compared(store: Store, path: str, piece: Checksum, count: _Count) -> Checks
     return piece
 
 
-def _documents(store: Store, directory: str, files: Mapping[str, object], below: str = "") -> Iterator[str]:
+def _documents(store: Store, directory: str, files: Mapping[str, object]) -> Iterator[str]:
     """Name every file that is no data file and not in the directory of another record."""
-    inside = os.path.join(directory, below)
-    names = sorted(store.list_directory(inside))
-    if below and INTEGRITY in names:
-        yield f"{below}/{INTEGRITY}"
-        return
-
-    for name in names:
-        full = f"{below}/{name}" if below else name
-        if name in _NOT_RECORDED or name.startswith(f"{INTEGRITY}.") or full in files:
+    entered = EnteredDirectories(store)
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        inside = os.path.join(directory, below)
+        entered.enter(inside)
+        names = sorted(store.list_directory(inside))
+        if below and INTEGRITY in names:
+            yield f"{below}/{INTEGRITY}"
             continue
-        if store.kind(os.path.join(directory, full)) == "directory":
-            yield from _documents(store, directory, files, full)
-        else:
-            yield full
+
+        for name in names:
+            full = f"{below}/{name}" if below else name
+            if name in _NOT_RECORDED or name.startswith(f"{INTEGRITY}.") or full in files:
+                continue
+            if store.kind(os.path.join(directory, full)) == "directory":
+                pending.append(full)
+            else:
+                yield full
 
 
 def _digest(store: Store, directory: str, name: str, count: _Count) -> Digest:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from penstock.handlers.formats.auto_layout import is_safetensors
+from penstock.handlers.formats.common.entered_directories import EnteredDirectories
 from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.find_item import check_there
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
@@ -67,7 +68,7 @@ def find_checkpoints(store: Store, path: str) -> FoundCheckpoints:
             found.findings.append(finding_of(error, path))
             return found
 
-    _visit(store, path, found, ())
+    _visit(store, path, found, (), EnteredDirectories(store))
     if not found.checkpoints and not found.findings:
         problem = "there is no finished checkpoint" if found.leftovers else "there is no checkpoint"
         found.findings.append(Finding("absent", path, problem))
@@ -75,7 +76,13 @@ def find_checkpoints(store: Store, path: str) -> FoundCheckpoints:
     return found
 
 
-def _visit(store: Store, path: str, found: FoundCheckpoints, above: tuple[object, ...]) -> None:
+def _visit(
+    store: Store,
+    path: str,
+    found: FoundCheckpoints,
+    above: tuple[object, ...],
+    entered: EnteredDirectories,
+) -> None:
     """Visit what lies at `path`, below directories of the identities `above`."""
     try:
         is_tensors = is_safetensors(store, path)
@@ -84,13 +91,21 @@ def _visit(store: Store, path: str, found: FoundCheckpoints, above: tuple[object
         if store.kind(path) == "directory":
             identity = store.identity(path)
             if identity not in above:  # else it is a link to a directory around it
-                _visit_directory(store, path, found, (*above, identity), beside_tensors=is_tensors)
+                entered.enter(path)
+                around = (*above, identity)
+                _visit_directory(store, path, found, around, entered, beside_tensors=is_tensors)
     except PenstockError as error:
         found.findings.append(finding_of(error, path))
 
 
 def _visit_directory(
-    store: Store, path: str, found: FoundCheckpoints, above: tuple[object, ...], *, beside_tensors: bool
+    store: Store,
+    path: str,
+    found: FoundCheckpoints,
+    above: tuple[object, ...],
+    entered: EnteredDirectories,
+    *,
+    beside_tensors: bool,
 ) -> None:
     names = frozenset(store.list_directory(path))
     may_be_document = not beside_tensors and (len(above) == 1 or _in_a_step(path))
@@ -111,7 +126,7 @@ def _visit_directory(
             continue  # tensors of the one checkpoint, and its index
 
         before = _count(found)
-        _visit(store, inner, found, above)
+        _visit(store, inner, found, above, entered)
         if _count(found) == before and names_a_step(name) and store.kind(inner) == "directory":
             problem = "is named like a step, and nothing in it is known to penstock"
             found.findings.append(Finding("unchecked", inner, problem))

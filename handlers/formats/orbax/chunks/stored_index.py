@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from penstock.handlers.formats.common import zarr_metadata as zarr
 from penstock.handlers.formats.common.chunk_keys import prefix_of
 from penstock.handlers.formats.common.entered_directories import EnteredDirectories
+from penstock.handlers.formats.common.inside_names import check_inside
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
@@ -46,7 +47,7 @@ def directory_index(
     """
     names = list(names)
     for name in names:
-        _check_inside(directory, name)
+        check_inside(directory, name)
 
     index: dict[bytes, Value] = {}
     if isinstance(store, ManyFiles):
@@ -147,7 +148,7 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
         CorruptCheckpointError: If one is missing, or lies outside of `directory`.
     """
     for file, nbytes in needed.items():
-        _check_inside(directory, file)
+        check_inside(directory, file)
         path = os.path.join(directory, file)
         if not whole:
             continue
@@ -157,12 +158,6 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
         found = store.size(path)
         if found < nbytes:
             raise TruncatedDataError(path, nbytes, found)
-
-
-def _check_inside(directory: str, name: str) -> None:
-    # An untrusted checkpoint must not make its reader open other files.
-    if os.path.isabs(name) or ".." in name.split("/"):
-        raise CorruptCheckpointError(directory, f"{name!r} leads out of the checkpoint")
 
 
 def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
