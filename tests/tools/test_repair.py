@@ -12,6 +12,7 @@ import anyio
 import jax
 import numpy as np
 import pytest
+from tests.every_item import every_item
 from tests.unsealed import unseal
 
 import penstock
@@ -126,13 +127,7 @@ def test_another_steps_damaged_leaf_is_not_taken(tmp_path: Path) -> None:
     ]
 
 
-ITEMS: Any = penstock.Composite(
-    state=tree(),
-    config=penstock.items.Json({"lr": 0.5}),
-    scale=penstock.items.Array(noise(9)),
-    key=penstock.items.RandomKey(jax.random.key(7)),
-    shuffle=penstock.items.NumpyRandomKey(np.random.RandomState(0).get_state()),
-)
+ITEMS: Any = every_item(tree())
 
 
 def test_items_are_repaired_one_by_one(tmp_path: Path, assert_same: AssertSame) -> None:

@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tests.every_item import every_item
 from tests.unsealed import unseal
 
 import penstock
@@ -281,13 +282,7 @@ def test_an_empty_folder_holds_no_checkpoint(tmp_path: Path) -> None:
     assert found.findings[0].problem == "there is no checkpoint"
 
 
-ITEMS: Any = penstock.Composite(
-    state={"a": np.arange(1000.0), "b": [np.ones(50)]},
-    config=penstock.items.Json({"lr": 0.5}),
-    scale=penstock.items.Array(np.arange(9.0)),
-    key=penstock.items.RandomKey(jax.random.key(7)),
-    shuffle=penstock.items.NumpyRandomKey(np.random.RandomState(0).get_state()),
-)
+ITEMS: Any = every_item({"a": np.arange(1000.0), "b": [np.ones(50)]})
 
 
 @pytest.fixture(scope="module")
