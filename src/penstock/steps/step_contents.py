@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("StepMetadata", "describe_step", "item_names", "restore_step", "step_items", "step_number")
+__all__ = ("StepMetadata", "describe_step", "item_names", "restore_step", "step_items")
 
-import operator
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, SupportsIndex, final
+from typing import Any, final
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Engine
@@ -21,7 +20,6 @@ from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
 from penstock.steps.step_directory import METRICS, TREE, read_metrics
-from penstock.steps.step_names import MOST_DIGITS
 
 
 @final
@@ -43,23 +41,6 @@ class StepMetadata:
             raise SpecError(f"step {self.step} has the items {', '.join(self.items)}; use .items")
 
         return next(iter(self.items.values())).tree
-
-
-def step_number(step: SupportsIndex) -> int:
-    """Return a step as an int.
-
-    Raises:
-        SpecError: If it is not an integer, negative, or too large to be found again.
-    """
-    try:
-        number = operator.index(step)
-    except TypeError as error:
-        raise SpecError(f"a step is an integer, not {step!r}") from error
-
-    if not 0 <= number < 10**MOST_DIGITS:
-        raise SpecError(f"a step has 1 to {MOST_DIGITS} digits and no sign, unlike {number}")
-
-    return number
 
 
 def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
