@@ -6,30 +6,15 @@ when a `Checkpointer` or a `CheckpointManager` is entered, or all at once by `wa
 
 from __future__ import annotations
 
-__all__ = ("load_operations", "load_steps", "load_watching", "warm_up")
+__all__ = ("warm_up",)
 
 import sys
-from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
 
-from penstock.kernel.concurrency.loading import import_beside_the_loop
+from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE
+from penstock.kernel.concurrency.imports import import_beside_the_loop
 from penstock.kernel.config.config import Config
-
-if TYPE_CHECKING:
-    from penstock.kernel.config.config import LoopOptions
-
-# Modules, each with a name that it defines after its imports.
-_OPERATIONS: Final = ("penstock.checkpointer.operations", "Operations")
-_WATCHING: Final = (
-    ("penstock.handlers.stores.local", "LocalStore"),
-    ("penstock.steps.step_directory", "check_root"),
-)
-_STEPS: Final = (
-    *_WATCHING,
-    ("penstock.steps.step_watch", "Watch"),
-    ("penstock.steps.save_queue", "StepSaves"),
-)
+from penstock.steps.manager import NEEDED_TO_MANAGE
 
 
 async def warm_up() -> None:
@@ -52,31 +37,8 @@ async def warm_up() -> None:
     await import_beside_the_loop(_import_everything, Config.load(None).loop)
 
 
-async def load_operations(options: LoopOptions) -> None:
-    """Load what a `Checkpointer` needs. Does nothing, and is no checkpoint, if that was done."""
-    await _load((_OPERATIONS,), options)
-
-
-async def load_steps(options: LoopOptions) -> None:
-    """Load what a `CheckpointManager` needs. Does nothing, and is no checkpoint, if that was done."""
-    await _load((_OPERATIONS, *_STEPS), options)
-
-
-async def load_watching(options: LoopOptions) -> None:
-    """Load what `watch` needs. Does nothing, and is no checkpoint, if that was done."""
-    await _load(_WATCHING, options)
-
-
-async def _load(wanted: Iterable[tuple[str, str]], options: LoopOptions) -> None:
-    # A module is in `sys.modules` from the beginning of its import, which may be under way in a thread; its
-    # names are not.
-    missing = [home for home, last in wanted if not hasattr(sys.modules.get(home), last)]
-    if missing:
-        await import_beside_the_loop(lambda: [import_module(home) for home in missing], options)
-
-
 def _import_everything() -> None:
-    for home, _ in (_OPERATIONS, *_STEPS):
+    for home in (*NEEDED_TO_OPERATE, *NEEDED_TO_MANAGE):
         import_module(home)
     for face in ("penstock", "penstock.orbax", "penstock.orbax.v1"):
         module = sys.modules.get(face)

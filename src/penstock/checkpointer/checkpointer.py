@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, final, overload
 
 from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
 from penstock.kernel.concurrency.entered_once import EnteredOnce
+from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-from penstock.warming import load_operations
 
 if TYPE_CHECKING:
     # What a first save needs is loaded on entering, in a worker thread. Nothing here may import it sooner:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 Path: TypeAlias = str | os.PathLike[str]
 Staging: TypeAlias = Literal["copy", "overlap"]
 T = TypeVar("T")
+NEEDED_TO_OPERATE: Final[Homes] = {"penstock.checkpointer.operations": "Operations"}
 
 
 @final
@@ -109,20 +110,12 @@ class Checkpointer:
             memory=memory,
         )
         self._options, self._memory = config_and_regulator(config, budget)
-        self._parts = {
-            "registry": registry,
-            "save_pipeline": save_pipeline,
-            "restore_pipeline": restore_pipeline,
-            "store": store,
-            "save_format": save_format,
-            "layout": layout,
-            "coordinator": coordinator,
-        }
+        self._parts = (registry, save_pipeline, restore_pipeline, store, save_format, layout, coordinator)
         self._made: Operations | None = None
         self._entered = EnteredOnce("Checkpointer")
 
     async def __aenter__(self) -> Checkpointer:
-        await load_operations(self._options.loop)
+        await load(NEEDED_TO_OPERATE, self._options.loop)
         await self._entered.enter(self._operations.life.live)
         return self
 
@@ -186,18 +179,8 @@ class Checkpointer:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        begin = self._operations.save(
-            path,
-            tree,
-            until_staged=staging == "copy",
-            overwrite=overwrite,
-            prioritise=prioritise,
-            custom_metadata=custom_metadata,
-            pipeline=pipeline,
-            save_args=save_args,
-            base=base,
-            compare=compare,
-        )
+        until_staged, options = staging == "copy", (overwrite, prioritise, custom_metadata, pipeline)
+        begin = self._operations.save(path, tree, until_staged, *options, save_args, base, compare)
         del tree  # a save in the background must not keep arrays that the caller dropped
         return await begin
 
@@ -395,6 +378,6 @@ class Checkpointer:
             # Imported here because it imports jax and numpy; entering has loaded it by now.
             from penstock.checkpointer.operations import Operations
 
-            self._made = Operations(self._options, self._memory, **self._parts)
+            self._made = Operations(self._options, self._memory, *self._parts)
 
         return self._made

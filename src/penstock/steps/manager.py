@@ -7,17 +7,28 @@ __all__ = ("CheckpointManager",)
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    final,
+    overload,
+)
 
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.kernel.concurrency.entered_once import EnteredOnce
+from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.storage.paths import absolute_path
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
 from penstock.steps.manager_opening import Opening, own_or_given
 from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number
-from penstock.warming import load_steps
 
 if TYPE_CHECKING:
     # As in `Checkpointer`: loaded on entering, in a worker thread.
@@ -47,6 +58,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Step: TypeAlias = SupportsIndex | None
 """Its number; None for the latest."""
+
+NEEDED_TO_MANAGE: Final[Homes] = {
+    "penstock.handlers.stores.local": "LocalStore",
+    "penstock.steps.save_queue": "StepSaves",
+    "penstock.steps.step_watch": "Watch",
+}
 
 
 @final
@@ -135,8 +152,7 @@ class CheckpointManager:
             "restore_concurrent_bytes": restore_concurrent_bytes,
             "memory": memory,
         }
-        save_when = Always() if save_when is None else save_when
-        keep = KeepAll() if keep is None else keep
+        save_when, keep = Always() if save_when is None else save_when, KeepAll() if keep is None else keep
         self._root, self._read_only = absolute_path(root), read_only
         self._names: NameFormat = StepNames() if names is None else names
         self._ranking = ranking_of(keep) if metric is None else (metric, mode)
@@ -145,18 +161,15 @@ class CheckpointManager:
         if trash is not None and (not trash or "/" in trash or self._names.step(trash) is not None):
             raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")
 
-        self._policies = save_when, keep
-        self._trash, self._link = trash, link
+        self._policies, self._trash, self._link = (save_when, keep), trash, link
         self._made: StepSaves | None = None
         owned = self._checkpointer if checkpointer is None else None
         sigterm = self.awaits_preemption if sigterm is None else sigterm
-        self._opening = Opening(
-            owned=owned, metadata=metadata, writes=not read_only, clean=clean, sigterm=sigterm
-        )
+        self._opening = Opening(owned, metadata, writes=not read_only, clean=clean, sigterm=sigterm)
         self._entered = EnteredOnce("CheckpointManager")
 
     async def __aenter__(self) -> CheckpointManager:
-        await load_steps(self._checkpointer.config.loop)
+        await load({**NEEDED_TO_OPERATE, **NEEDED_TO_MANAGE}, self._checkpointer.config.loop)
         await self._entered.enter(partial(self._saves.live, self._opening))
         return self
 
@@ -310,9 +323,6 @@ class CheckpointManager:
         Raises:
             NotACheckpointError: If there is no such step. Others are those of `Checkpointer.restore`.
         """
-        from penstock.checkpointer.restore_keywords import result_check
-        from penstock.steps.step_contents import restore_step
-
         number = self._chosen(step)
         restore = partial(
             self._checkpointer.restore,
@@ -332,9 +342,7 @@ class CheckpointManager:
             on_unexpected=on_unexpected,
             max_expansion=max_expansion,
         )
-        path, check = self._saves.catalogue.path(number), result_check(self._root, as_type)
-        found = await restore_step(self._checkpointer.engine, self._saves.reading, restore, path, like, item)
-        check(found)
+        found = await self._restore(number, restore, like, item, as_type)
         self._saves.note_base(number)
         return found
 
@@ -475,6 +483,15 @@ class CheckpointManager:
             )
 
         return self._made
+
+    async def _restore(
+        self, number: int, restore: Callable[..., Any], like: Any, item: str | None, as_type: object
+    ) -> Any:
+        from penstock.steps.step_contents import restore_step
+
+        path = self._saves.catalogue.path(number)
+        engine, threads = self._checkpointer.engine, self._saves.reading
+        return await restore_step(engine, threads, restore, path, like, item, as_type)
 
     def _chosen(self, step: Step) -> int:
         self._saves.check_open()

@@ -13,7 +13,7 @@ from penstock.kernel.errors import SpecError
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Opening:
     """How a root is opened."""
 

@@ -12,6 +12,7 @@ from typing import Any, final
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.restore_items import restore_items
+from penstock.checkpointer.restore_keywords import result_check
 from penstock.handlers.formats.items.item_types import Composite, Json
 from penstock.handlers.formats.orbax.discovery.item_kinds import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
@@ -106,6 +107,7 @@ async def restore_step(
     path: str,
     like: Any,
     item: str | None,
+    as_type: object,
 ) -> Any:
     """Return the tree of the step at `path`, if it holds one or one is asked for; else a `Composite`.
 
@@ -117,7 +119,22 @@ async def restore_step(
         like: `...` for everything; a target of one tree; or a `Composite` of targets, which names the
             items wanted.
         item: The name of one item, which alone is restored.
+        as_type: The class of the result, or None.
     """
+    check = result_check(path, as_type)
+    found = await _restored(engine, threads, restore, path, like, item)
+    check(found)
+    return found
+
+
+async def _restored(
+    engine: Engine,
+    threads: Threads,
+    restore: Callable[..., Awaitable[Any]],
+    path: str,
+    like: Any,
+    item: str | None,
+) -> Any:
     if item is not None or (like is not ... and not isinstance(like, Composite)):
         return await restore(path, like=like, item=item)
 

@@ -8,11 +8,12 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import final
+from typing import Final, final
 
 from anyio import Event, create_task_group, move_on_after
 from anyio.lowlevel import checkpoint
 
+from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import LoopOptions
 from penstock.kernel.config.shutdown_options import READ_S
@@ -23,7 +24,11 @@ from penstock.kernel.storage.holds import NoHold, take_hold
 from penstock.kernel.storage.paths import absolute_path
 from penstock.steps.directory_changes import set_at_change, tells_changes
 from penstock.steps.step_names import NameFormat, StepNames
-from penstock.warming import load_watching
+
+NEEDED_TO_WATCH: Final[Homes] = {
+    "penstock.handlers.stores.local": "LocalStore",
+    "penstock.steps.step_directory": "check_root",
+}
 
 
 def watch(
@@ -138,7 +143,7 @@ class Watch(AsyncIterator[int]):
 
     async def __anext__(self) -> int:
         self._held.release()
-        await load_watching(LoopOptions())
+        await load(NEEDED_TO_WATCH, LoopOptions())
         deadline = time.monotonic() + self._timeout_s
         while True:
             found = await self._watcher.next_step(latest_only=self._latest_only)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-__all__ = ("import_beside_the_loop",)
+__all__ = ("Homes", "import_beside_the_loop", "load")
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from anyio import create_task_group
-
+from penstock.kernel.concurrency.entered_once import own_tasks
 from penstock.kernel.concurrency.interpreter_settings import calm_interpreter, count_as_old
 from penstock.kernel.concurrency.threads import Threads
 
 if TYPE_CHECKING:
     from penstock.kernel.config.config import LoopOptions
 
+Homes: TypeAlias = Mapping[str, str]
+"""Modules, each with a name that it defines after its own imports."""
+
 # AnyIO imports it at its first use, which is in the event loop. Its module for trio is loaded in no time.
 import_module("anyio._backends._asyncio")
+
+
+async def load(homes: Homes, options: LoopOptions) -> None:
+    """Import modules as `import_beside_the_loop` does; if all are there, do nothing, not even a checkpoint.
+
+    Args:
+        homes: The modules.
+        options: Which settings may be changed.
+    """
+    # A module is in `sys.modules` from the beginning of its import, which may be under way in a thread; its
+    # names are not.
+    missing = [home for home, name in homes.items() if not hasattr(sys.modules.get(home), name)]
+    if missing:
+        await import_beside_the_loop(lambda: [import_module(home) for home in missing], options)
 
 
 async def import_beside_the_loop(imports: Callable[[], object], options: LoopOptions) -> None:
@@ -37,7 +54,7 @@ async def import_beside_the_loop(imports: Callable[[], object], options: LoopOpt
     Cancellation:
         Delivered once the imports are done.
     """
-    async with create_task_group() as tasks:
+    async with own_tasks(_raise) as tasks:
         with calm_interpreter(tasks, options):
             await Threads(1).run(_import, imports, options.pause_collector)
 
@@ -46,3 +63,8 @@ def _import(imports: Callable[[], object], collector_paused: bool) -> None:
     imports()
     if collector_paused:
         count_as_old()  # modules stay
+
+
+def _raise(failure: BaseException | None) -> None:
+    if failure is not None:
+        raise failure
