@@ -268,25 +268,27 @@ class Checkpointer:
         Cancellation:
             Stops reading and gives back every byte, within `[stopping] read_s` even if the disk hangs.
         """
-        keywords: RestoreKeywords = {
-            "mmap": mmap,
-            "verify": verify,
-            "split": split,
-            "item": item,
-            "prioritise": prioritise,
-            "pipeline": pipeline,
-            "on_report": on_report,
-            "only": only,
-            "rename": rename,
-            "transforms": transforms,
-            "transforms_default_to_original": transforms_default_to_original,
-            "dtype": dtype,
-            "strict": strict,
-            "on_missing": on_missing,
-            "on_unexpected": on_unexpected,
-            "max_expansion": max_expansion,
-        }
-        return await self._operations.restore(path, like, as_type, keywords)
+        return await self._operations.restore(
+            path,
+            like,
+            as_type,
+            mmap=mmap,
+            verify=verify,
+            split=split,
+            item=item,
+            prioritise=prioritise,
+            pipeline=pipeline,
+            on_report=on_report,
+            only=only,
+            rename=rename,
+            transforms=transforms,
+            transforms_default_to_original=transforms_default_to_original,
+            dtype=dtype,
+            strict=strict,
+            on_missing=on_missing,
+            on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
+        )
 
     async def restore_items(
         self,

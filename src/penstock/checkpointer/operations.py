@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.background_saves import SaveOptions
@@ -17,7 +17,7 @@ from penstock.checkpointer.engine import Compare, make_engine
 from penstock.checkpointer.lifetime import Lifetime
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_items import restore_items
-from penstock.checkpointer.restore_keywords import RestoreKeywords, asked_for, result_check, with_derive
+from penstock.checkpointer.restore_keywords import asked_for, result_check, with_derive
 from penstock.checkpointer.restore_task import RestoreTask
 from penstock.checkpointer.streaming import LeafStream
 from penstock.handlers.formats.items.protobuf_targets import message_target
@@ -25,7 +25,7 @@ from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.restore import Only, Order, RestoreRequest
-from penstock.kernel.messages.restore_options import RestoreOptions
+from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
 from penstock.kernel.pipeline.pipeline import Pipeline
@@ -105,34 +105,54 @@ class Operations:
         await life.start(task, Milestone.STAGED if until_staged else Milestone.PLANNED)
         return task.future
 
-    async def restore(self, path: Path, like: Any, as_type: object, keywords: RestoreKeywords) -> Any:
+    async def restore(
+        self,
+        path: Path,
+        like: Any,
+        as_type: object,
+        *,
+        mmap: bool,
+        verify: bool | None,
+        split: str | None,
+        item: str | None,
+        prioritise: First | None,
+        pipeline: Pipeline[RestoreRun] | None,
+        on_report: Callable[[RestoreReport], object] | None,
+        only: Only | None,
+        rename: Rename | None,
+        transforms: Mapping[str, Transform] | None,
+        transforms_default_to_original: bool,
+        dtype: Any,
+        strict: bool,
+        on_missing: Literal["raise", "keep"],
+        on_unexpected: Literal["raise", "skip"],
+        max_expansion: int | None,
+    ) -> Any:
         """Restore a tree."""
         threads = self.life.reading()
         final, has_like = absolute_path(path), like is not ...
         check = result_check(final, as_type)
         target, finish = message_target(like, final)
         options = RestoreOptions(
-            rename=keywords["rename"],
-            transforms=keywords["transforms"],
-            transforms_default_to_original=keywords["transforms_default_to_original"],
-            dtype=keywords["dtype"],
-            strict=keywords["strict"],
-            on_missing=keywords["on_missing"],
-            on_unexpected=keywords["on_unexpected"],
+            rename=rename,
+            transforms=transforms,
+            transforms_default_to_original=transforms_default_to_original,
+            dtype=dtype,
+            strict=strict,
+            on_missing=on_missing,
+            on_unexpected=on_unexpected,
         )
         asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
-        given = self._restore_pipeline if keywords["pipeline"] is None else keywords["pipeline"]
-        given = pipelines.prioritised(given, keywords["prioritise"])
-        given = pipelines.expanding(given, keywords["max_expansion"])
-        chosen, compared = pipelines.verifying(given, keywords["verify"])
-        mmap, split, item, only = (keywords["mmap"], keywords["split"], keywords["item"], keywords["only"])
+        given = self._restore_pipeline if pipeline is None else pipeline
+        given = pipelines.prioritised(given, prioritise)
+        given = pipelines.expanding(given, max_expansion)
+        chosen, compared = pipelines.verifying(given, verify)
         request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only, compared)
         chosen.check(RestoreRequest)
         task = RestoreTask(self.engine, threads, with_derive(chosen, asked), request)
         tree, report = await self.life.calmly(task)
         result = finish(tree)
         check(result)
-        on_report = keywords["on_report"]
         if on_report is not None:
             on_report(report)
 
