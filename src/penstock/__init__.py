@@ -124,5 +124,5 @@ else:
     # A program calls these first in its event loop, where nothing should be imported.
     import penstock.api
     import penstock.items
-    import penstock.steps.manager
-    import penstock.steps.step_watch  # noqa: F401
+    import penstock.steps.step_watch
+    import penstock.warming  # noqa: F401
