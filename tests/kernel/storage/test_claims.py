@@ -122,10 +122,11 @@ def test_the_claim_that_follows_a_dead_one_is_not_removed(files: StoreClaimFiles
     others: list[Claim] = []
 
     def another_is_faster() -> None:
+        files.remove(FILE)
         others.append(Claim(files, FILE, PATH))
 
     # Between the look at the dead claim and the second one, when its removal is claimed.
-    overtaken = Overtaken(files, 2, lambda: (files.remove(FILE), another_is_faster()))
+    overtaken = Overtaken(files, 2, another_is_faster)
     with pytest.raises(InUseError):
         Claim(overtaken, FILE, PATH)
 
