@@ -85,10 +85,10 @@ async def test_of_two_savers_at_one_path_the_second_is_refused_and_told_whose_cl
                 with pytest.raises(InUseError) as caught:
                     await save(other, path, 3)
                 hang.release()
+                claim = path.parent / ".latest.orbax-checkpoint-tmp.penstock-claim"
+                assert f"process {os.getpid()} of " in caught.value.more
+                assert f"remove {claim}" in caught.value.more
 
-            claim = path.parent / ".latest.orbax-checkpoint-tmp.penstock-claim"
-            assert f"process {os.getpid()} of " in caught.value.more
-            assert f"remove {claim}" in caught.value.more
             assert await restored(path) == 2
 
         await save(other, path, 3)
