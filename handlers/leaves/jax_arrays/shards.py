@@ -163,7 +163,7 @@ def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) ->
     cut = next((axis for axis, size in enumerate(shape) if part[axis] != size), None)
     if cut is None:
         for at, holders in zip(grid.indices, grid.holders, strict=True):
-            yield _Source(at, nowhere, shape, cast("jax.Array", value.addressable_data(holders[0])))
+            yield _Source(at, nowhere, shape, value.addressable_data(holders[0]))
 
         return
 

@@ -39,51 +39,60 @@ def whole_chunks(
         directory: What the data files are relative to.
         numbers: Which of `leaves`.
     """
-    rows, counts = leaves.table.chunk_rows.of(np.asarray(numbers, np.int64))
+    chosen = np.asarray(numbers, np.int64)
+    rows, counts = leaves.table.chunk_rows.of(chosen)
     stored = np.flatnonzero(counts)  # others have nothing in the columns of chunks
-    ids, offsets, crc32cs = (np.full(len(counts), default, np.int64) for default in (-1, 0, -1))
-    if not len(stored):
-        return WholeChunks((), ids.tolist(), offsets.tolist(), crc32cs.tolist())
-
-    counts = counts[stored]
-    known = {id(spec): spec.chunk_nbytes for spec in {id(spec): spec for spec in leaves.specs}.values()}
-    sizes = np.repeat(np.array([known[id(leaves.specs[numbers[at]])] for at in stored], np.int64), counts)
-    starts = np.cumsum(counts) - counts
-    firsts = rows[starts]
-    there = np.repeat(index.offsets[firsts], counts) + _within(sizes, starts, counts)
-    together = (
-        (index.lengths[rows] == sizes)
-        & (sizes > 0)
-        & (index.ids[rows] == np.repeat(index.ids[firsts], counts))
-        & (index.offsets[rows] == there)
-    )
-    found = np.logical_and.reduceat(together, starts)
-    offsets[stored] = index.offsets[firsts]
-    ids[stored] = np.where(found, index.ids[firsts], -1)
+    ids, offsets, crc32cs = (np.full(len(chosen), default, np.int64) for default in (-1, 0, -1))
     files = [os.path.join(directory, file) for file in index.files]
-    for number, file in enumerate(files):
-        if file in recorded:
-            mine = np.flatnonzero(ids[stored] == number)
-            chosen = np.flatnonzero(np.repeat(ids[stored] == number, counts))
-            of_chunks = recorded[file].exactly(index.offsets[rows[chosen]], sizes[chosen])
-            crc32cs[stored[mine]] = _of_leaves(of_chunks, sizes[chosen], counts[mine])
-            ids[stored[mine[crc32cs[stored[mine]] < 0]]] = -1
+    if len(stored):
+        counts = counts[stored]
+        of_leaves = np.cumsum(counts) - counts  # the first chunk of each
+        sizes = np.repeat(_chunk_nbytes(leaves, chosen[stored]), counts)
+        found, firsts = _follow_each_other(index, rows, sizes, counts), rows[of_leaves]
+        there = np.where(found, index.ids[firsts], -1)
+        sums = np.full(len(stored), -1, np.int64)
+        for number, file in enumerate(files):
+            if file in recorded:
+                mine, chunks = (
+                    np.flatnonzero(there == number),
+                    np.flatnonzero(np.repeat(there == number, counts)),
+                )
+                known = recorded[file].exactly(index.offsets[rows[chunks]], sizes[chunks])
+                sums[mine] = _joined(known, sizes[chunks], counts[mine])
+                there[mine[sums[mine] < 0]] = -1
+
+        ids[stored], offsets[stored], crc32cs[stored] = there, index.offsets[firsts], sums
 
     return WholeChunks(files, ids.tolist(), offsets.tolist(), crc32cs.tolist())
 
 
-def _within(sizes: _Column, starts: _Column, counts: _Column) -> _Column:
-    """Where each chunk begins in its leaf."""
-    before = np.cumsum(sizes) - sizes
-    return before - np.repeat(before[starts], counts)
+def _chunk_nbytes(leaves: StoredLeaves, numbers: _Column) -> _Column:
+    specs = [leaves.specs[at] for at in numbers.tolist()]
+    known = {id(spec): spec.chunk_nbytes for spec in {id(spec): spec for spec in specs}.values()}
+    return np.array([known[id(spec)] for spec in specs], np.int64)
 
 
-def _of_leaves(crc32cs: _Column, sizes: _Column, counts: _Column) -> _Column:
-    """The checksum of each leaf, from those of its chunks; -1 if one is not known."""
+def _follow_each_other(index: Index, rows: _Column, sizes: _Column, counts: _Column) -> npt.NDArray[np.bool_]:
+    """Whether all chunks of a leaf have their sizes, and lie one after another in one data file."""
     starts = np.cumsum(counts) - counts
-    known = np.logical_and.reduceat(crc32cs >= 0, starts) if len(counts) else np.zeros(0, np.bool_)
-    behind = np.repeat(starts + counts, counts) - np.arange(len(sizes)) - 1  # chunks of the same leaf
-    whole = np.where(crc32cs < 0, 0, crc32cs).astype(np.uint32)
-    moved = append_zeros_to_each(whole, behind * sizes)
-    combined: _Column = np.bitwise_xor.reduceat(moved, starts) if len(counts) else moved
-    return np.where(known, combined.astype(np.int64), -1)
+    firsts, before = rows[starts], np.cumsum(sizes) - sizes
+    expected = np.repeat(index.offsets[firsts] - before[starts], counts) + before
+    right: npt.NDArray[np.bool_] = (
+        (index.lengths[rows] == sizes)
+        & (sizes > 0)
+        & (index.ids[rows] == np.repeat(index.ids[firsts], counts))
+        & (index.offsets[rows] == expected)
+    )
+    return np.logical_and.reduceat(right, starts)
+
+
+def _joined(crc32cs: _Column, sizes: _Column, counts: _Column) -> _Column:
+    """The checksum of each leaf, from those of its chunks; -1 if one is not known."""
+    if not len(counts):
+        return counts
+
+    starts, ends = np.cumsum(counts) - counts, np.cumsum(counts)
+    n_behind = np.repeat(ends, counts) - np.arange(len(sizes)) - 1  # chunks of the same leaf
+    moved = append_zeros_to_each(np.maximum(crc32cs, 0).astype(np.uint32), n_behind * sizes)
+    known = np.logical_and.reduceat(crc32cs >= 0, starts)
+    return np.where(known, np.bitwise_xor.reduceat(moved, starts).astype(np.int64), -1)
