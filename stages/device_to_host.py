@@ -83,20 +83,20 @@ class _Stager:
 
             return
 
-        leaves = in_columns(batch.leaves)
-        if not leaves.are_described:
+        columns = in_columns(batch.leaves)
+        if not columns.are_described:
             changed = [leaf for leaf in batch.leaves if not leaf.is_described]
             await threads.run(_check_changed, changed)
 
         room = _Room(plan)
-        small, rest = self._divide(leaves, room)
-        sizes = leaves.sizes
+        small, rest = self._divide(columns, room)
+        sizes = columns.sizes
         for start, stop in cuts([sizes[at] for at in small], self._most):
-            pack = leaves.part(small[start:stop])
+            pack = columns.part(small[start:stop])
             yield replace(await self._stage_pack(pack, room, prioritised=prioritised), plan=plan)
 
         if rest:
-            free, planned = await threads.run(_plan, leaves.part(rest), self._most, room)
+            free, planned = await threads.run(_plan, columns.part(rest), self._most, room)
             if free is not None:
                 yield replace(free, plan=plan)
 

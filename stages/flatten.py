@@ -18,8 +18,8 @@ from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.batching import batched_columns
 from penstock.stages.common.free_space import check_room
-from penstock.stages.pytree.description_cache import SavedTrees
 from penstock.stages.pytree.describing import Describer
+from penstock.stages.pytree.description_cache import SavedTrees
 from penstock.stages.pytree.node_types import NodeTypes
 from penstock.stages.pytree.save_args import each_leaf
 from penstock.stages.pytree.structure_cache import StructureCache

@@ -72,7 +72,7 @@ class Leaves(Sequence[Leaf]):
             [leaf.value for leaf in rows],
             {leaf.index: leaf.info for leaf in rows},
             {leaf.index: leaf.handler for leaf in rows},
-            all([leaf.is_described for leaf in rows]),
+            all(leaf.is_described for leaf in rows),
         )
 
     @property

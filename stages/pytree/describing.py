@@ -72,7 +72,7 @@ class Describer:
             if all(map(is_, specs, before)):
                 return known
 
-        coded = any([spec.codec is not None for spec in {id(spec): spec for spec in specs}.values()])
+        coded = any(spec.codec is not None for spec in {id(spec): spec for spec in specs}.values())
         found = {id(kind.handler): kind.signed for kind in kinds.values()}
         return SavedTree(infos, specs, handlers, self._asked, coded, found)
 

@@ -201,7 +201,7 @@ def _infos(marks: Sequence[_Mark], n_leaves: int) -> Sequence[ParamInfo] | None:
     following = iter(marks)
     stack: list[tuple[TreeNode, int]] = []  # each container, and the number of its next child
     inner = next(following, None)
-    opened = _Outer((), (), "")
+    opened: _Outer | None = _Outer((), (), "")
     while inner is not None or stack:
         if inner is not None and opened is not None:
             children = _children(inner)

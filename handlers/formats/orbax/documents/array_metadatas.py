@@ -56,7 +56,9 @@ def encode(names: Sequence[str], specs: Sequence[LeafSpec]) -> Iterator[bytes]:
     yield _START
     for at in range(0, len(names), SLICE):
         rows = zip(names[at : at + SLICE], specs[at : at + SLICE], strict=True)
-        entries = [f'{{"array_metadata": {{"param_name": {_quoted(name)}{rests[id(spec)]}' for name, spec in rows]
+        entries = [
+            f'{{"array_metadata": {{"param_name": {_quoted(name)}{rests[id(spec)]}' for name, spec in rows
+        ]
         yield f"{comma}{', '.join(entries)}".encode()
         comma = ", "
 

@@ -99,8 +99,8 @@ def _entries(run: InfoRun, values: Sequence[str]) -> list[str]:
     kinds = {kind: _step("", kind).partition('""')[2] for kind in KeyKind}
     rows = zip(run.keys, run.kinds, values, strict=True)
     return [
-        f'{name}{_quoted(repr(key))[1:-1]}{end}": {{"key_metadata": [{path}{{"key": {_quoted(key)}{kinds[kind]}],'
-        f' "value_metadata": {value}}}'
+        f'{name}{_quoted(repr(key))[1:-1]}{end}": {{"key_metadata": [{path}{{"key": {_quoted(key)}'
+        f'{kinds[kind]}], "value_metadata": {value}}}'
         for key, kind, value in rows
     ]
 

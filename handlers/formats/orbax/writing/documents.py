@@ -172,7 +172,9 @@ def _tree(tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any
     """Encode what is recorded about the leaves, except where they lie."""
     documents = [_joined(METADATA, metadata.encode(tree.infos, tree.specs, form, custom_metadata))]
     specs = tree.specs
-    on_devices = [at for at, spec in enumerate(specs) if spec.typestr == "jax.Array" and spec.shape is not None]
+    on_devices = [
+        at for at, spec in enumerate(specs) if spec.typestr == "jax.Array" and spec.shape is not None
+    ]
     names = tree.names() if on_devices else []
     shardings = [specs[at].sharding for at in on_devices]
     known = [text for text in shardings if text is not None]
