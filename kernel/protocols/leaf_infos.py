@@ -110,7 +110,7 @@ class LeafInfos(Sequence[ParamInfo]):
 
     def _bounded(self) -> Iterator[tuple[int, TreeNode, int]]:
         """Yield how many leaves each run has, their container, and the number of the first."""
-        ends = [*self._starts[1:], self._n_leaves]
+        ends = [*self._starts, self._n_leaves][1:]
         for (start, node, first), end in zip(self._runs, ends, strict=True):
             yield end - start, node, first
 
