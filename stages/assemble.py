@@ -71,6 +71,7 @@ class _Assembler:
 
         large = [at for at, value in enumerate(values) if getattr(value, "nbytes", 0) >= REMEMBERED_FROM]
         lookup = self._run.registry.lookup
+        chosen = [values[at] for at in large]
         return references_to(
-            [(plan.infos[at].name, values[at], lookup(type(values[at]), "")) for at in large]
+            [plan.infos[at] for at in large], chosen, [lookup(type(value), "") for value in chosen]
         )

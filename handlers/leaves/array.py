@@ -143,10 +143,9 @@ class ArrayHandler:
 
         return value.shape, cast("object", value.dtype), value.sharding
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
+    def buffer(self, value: Any, spec: LeafSpec) -> Any:
         """The array or a NumPy view of it, if one CPU device holds its bytes as stored; else None."""
-        value = cast("jax.Array", leaf.value)
-        spec, sharding = leaf.spec, value.sharding
+        sharding = cast("jax.Array", value).sharding
         if (
             not self.alias_host
             or spec.random_key_impl is not None

@@ -74,11 +74,12 @@ class NumpyHandler:
         array: npt.NDArray[Any] = value
         return array.shape, array.dtype
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
+    def buffer(self, value: Any, spec: LeafSpec) -> Any:
         """The array itself if its memory holds the stored bytes: C order, native byte order, no cast."""
-        array = cast("npt.NDArray[Any]", leaf.value)
-        plain = array.flags.c_contiguous and array.dtype.isnative
-        return array if plain and dtype_name(array.dtype) == leaf.spec.dtype else None
+        array = cast("npt.NDArray[Any]", value)
+        dtype = array.dtype
+        plain = array.flags.c_contiguous and dtype.isnative
+        return array if plain and dtype_name(dtype) == spec.dtype else None
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.

@@ -128,12 +128,11 @@ class StoredValueHandler:
 
         return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
+    def buffer(self, value: Any, spec: LeafSpec) -> Any:
         """Read a leaf that is one range of a file; None for any other leaf."""
-        value = leaf.value
         assert isinstance(value, StoredValue)
-        bounds = tuple([(0, size) for size in leaf.spec.shape or ()])
-        reads = _tiling(_reads(value, bounds, leaf.spec.nbytes), leaf.spec.nbytes)
+        bounds = tuple([(0, size) for size in spec.shape or ()])
+        reads = _tiling(_reads(value, bounds, spec.nbytes), spec.nbytes)
         return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:

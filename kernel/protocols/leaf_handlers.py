@@ -195,11 +195,15 @@ class PackingHandler(LeafHandler, Protocol):
 class BufferHandler(Protocol):
     """A `LeafHandler` whose small leaves can be packed instead of staged one by one."""
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """Return an object whose buffer (PEP 688) is the only chunk of `leaf`, to be copied at once.
+    def buffer(self, value: Any, spec: LeafSpec) -> Any:
+        """Return an object whose buffer (PEP 688) is the only chunk of a leaf, to be copied at once.
 
         On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
         Blocking.
+
+        Args:
+            value: Of the leaf.
+            spec: How it is stored.
         """
         ...
 

@@ -7,18 +7,20 @@ __all__ = ("ChunkIndex",)
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import cast, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_keys, prefix_of
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.btree_encoding import Places
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.protocols.views import PackedLeaves, StagedLeaf, WrittenLeaves
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.views import PackedLeaves, WrittenLeaves
 from penstock.kernel.protocols.written import Written
 
 
@@ -48,15 +50,18 @@ class ChunkIndex:
         "_starts",
     )
 
-    def __init__(self, arrays: Sequence[StagedLeaf], version: int = 2) -> None:
+    def __init__(self, arrays: TreeColumns, version: int = 2) -> None:
         self._arrays = arrays
-        self._places = {leaf.index: at for at, leaf in enumerate(arrays)}  #: in `arrays`, by index
-        grids = {id(spec): spec.grid_shape for spec in {id(leaf.spec): leaf.spec for leaf in arrays}.values()}
-        self._grids = [grids[id(leaf.spec)] for leaf in arrays]
+        self._places = np.full(max(arrays.indices) + 1, -1, np.int64)  #: in `arrays`, by index
+        self._places[_column(arrays.indices)] = np.arange(len(arrays))
+        specs = arrays.specs
+        known = {id(spec): spec for spec in specs}  # most arrays share a few
+        grids = {number: spec.grid_shape for number, spec in known.items()}
+        self._grids = [grids[id(spec)] for spec in specs]
         self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
         self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
-        self._chunk_nbytes = _column([leaf.spec.chunk_nbytes for leaf in arrays])
-        names = [prefix_of(leaf.info.name).encode() for leaf in arrays]
+        self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
+        names = [prefix_of(name).encode() for name in arrays.names()]
         keys: list[bytes] = []
         suffixes = {grid: [key.encode() for key in chunk_keys(grid, version)] for grid in set(self._grids)}
         for name, grid in zip(names, self._grids, strict=True):
@@ -64,7 +69,8 @@ class ChunkIndex:
 
         lengths: list[int] = np.repeat(self._chunk_nbytes, self._counts).tolist()
         key = METADATA_KEYS[version - 2].encode()
-        documents = [array_metadata(leaf.spec, version) for leaf in arrays]
+        encoded = {number: array_metadata(spec, version) for number, spec in known.items()}
+        documents = [encoded[id(spec)] for spec in specs]
         long = [at for at, document in enumerate(documents) if len(document) > MAX_INLINE_BYTES]
         self._spilled = [documents[at] for at in long]
         short = [at for at, document in enumerate(documents) if len(document) <= MAX_INLINE_BYTES]
@@ -72,7 +78,7 @@ class ChunkIndex:
         self._inline = [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)]
         self._lengths = [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)]
         # The encoded length of a chunk differs from save to save.
-        coded = any(leaf.spec.codec is not None for leaf in arrays)
+        coded = any(spec.codec is not None for spec in known.values())
         self._plan = None if coded else IndexPlan(self._keys, self._inline, self._lengths)
 
     def encode(
@@ -93,13 +99,13 @@ class ChunkIndex:
             PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing. That is an error
                 in the pipeline, and the checkpoint must not be published.
         """
-        n_chunks = int(self._counts.sum())
+        arrays, n_chunks = self._arrays, int(self._counts.sum())
         located = _Located(self._lengths[: n_chunks + len(self._spilled)])
         self._locate(batches, located)
         missing = np.flatnonzero(located.file_ids[:n_chunks] < 0)
         if missing.size:
-            leaf, index = self._chunk_at(int(missing[0]))
-            raise _broken(leaf, index, f"0 of {leaf.spec.chunk_nbytes} bytes were written")
+            at, index = self._chunk_at(int(missing[0]))
+            raise _broken(arrays.infos[at], index, f"0 of {arrays.specs[at].chunk_nbytes} bytes were written")
 
         spill = b"".join(self._spilled)
         starts = _column(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
@@ -131,8 +137,8 @@ class ChunkIndex:
         # Chunks in pieces are few and large, or many in few files: one assignment for each file.
         rows: dict[str, list[tuple[int, int, int]]] = {}
         for slot, pieces in parts.items():
-            leaf, index = self._arrays[self._places[pieces[0].leaf]], pieces[0].chunk
-            file, offset, length = _joined(leaf, index, pieces)
+            at, index = int(self._places[pieces[0].leaf]), pieces[0].chunk
+            file, offset, length = _joined(self._arrays.infos[at], self._arrays.specs[at], index, pieces)
             rows.setdefault(file, []).append((slot, offset, length))
 
         for file, found in rows.items():
@@ -141,10 +147,11 @@ class ChunkIndex:
             located.lengths[slots] = lengths
 
     def _locate_pack(self, pack: PackedLeaves, located: _Located) -> None:
-        try:
-            ats = _column([self._places[leaf.index] for leaf in pack.leaves])
-        except KeyError as error:
-            raise _unknown(cast("int", error.args[0])) from None
+        indices = _column(pack.indices)
+        ats = self._places[np.minimum(indices, len(self._places) - 1)]
+        unknown = np.flatnonzero((ats < 0) | (indices >= len(self._places)))
+        if unknown.size:
+            raise _unknown(int(indices[unknown[0]]))
 
         counts = self._counts[ats]
         sizes = np.repeat(self._chunk_nbytes[ats], counts)
@@ -153,8 +160,8 @@ class ChunkIndex:
 
     def _slot(self, part: Written) -> int:
         """The slot of a part's chunk."""
-        at = self._places.get(part.leaf)
-        if at is None:
+        at = int(self._places[part.leaf]) if part.leaf < len(self._places) else -1
+        if at < 0:
             raise _unknown(part.leaf, part.chunk)
 
         grid, flat = self._grids[at], 0
@@ -168,12 +175,11 @@ class ChunkIndex:
 
         return int(self._starts[at]) + flat
 
-    def _chunk_at(self, slot: int) -> tuple[StagedLeaf, tuple[int, ...]]:
+    def _chunk_at(self, slot: int) -> tuple[int, tuple[int, ...]]:
         # Of arrays that begin at one slot only the last has chunks.
         at = int(np.searchsorted(self._starts, slot, side="right")) - 1
-        leaf = self._arrays[at]
         index = np.unravel_index(slot - int(self._starts[at]), self._grids[at])
-        return leaf, tuple(map(int, index))
+        return at, tuple(map(int, index))
 
 
 @final
@@ -208,14 +214,16 @@ def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
-def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
+def _joined(
+    info: ParamInfo, spec: LeafSpec, index: tuple[int, ...], pieces: Iterable[Written]
+) -> tuple[str, int, int]:
     """Return the file, offset and length of a chunk, after checking that its pieces cover it."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     coded = ordered[0].coded
-    if (coded is None) != (leaf.spec.codec is None) or any(piece.coded != coded for piece in ordered):
-        raise _broken(leaf, index, f"its codec is {leaf.spec.codec}, and not all of it was encoded so")
+    if (coded is None) != (spec.codec is None) or any(piece.coded != coded for piece in ordered):
+        raise _broken(info, index, f"its codec is {spec.codec}, and not all of it was encoded so")
 
-    whole = leaf.spec.chunk_nbytes if coded is None else coded
+    whole = spec.chunk_nbytes if coded is None else coded
     end = 0
     for piece in ordered:
         # All pieces agree on where their chunk begins, so they are contiguous if they tile it.
@@ -223,18 +231,18 @@ def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written])
         together = piece.file == first.file and piece.offset - piece.start == first.offset
         if piece.start != end or not together:
             problem = f"byte {end}: next is a piece at {piece.start}, at {piece.offset} of {piece.file!r}"
-            raise _broken(leaf, index, problem)
+            raise _broken(info, index, problem)
         end += piece.nbytes
 
     if end != whole:
-        raise _broken(leaf, index, f"{end} of {whole} bytes were written")
+        raise _broken(info, index, f"{end} of {whole} bytes were written")
 
     return ordered[0].file, ordered[0].offset, end
 
 
-def _broken(leaf: StagedLeaf, index: tuple[int, ...], problem: str) -> PenstockError:
-    error = PenstockError(f"{leaf.info.key_path}: chunk {index} is not whole: {problem}")
-    error.key_path = leaf.info.key_path
+def _broken(info: ParamInfo, index: tuple[int, ...], problem: str) -> PenstockError:
+    error = PenstockError(f"{info.key_path}: chunk {index} is not whole: {problem}")
+    error.key_path = info.key_path
     return error
 
 
