@@ -20,6 +20,7 @@ from penstock.handlers.leaves.jax_arrays.devices import on_host
 from penstock.handlers.leaves.jax_arrays.placement import make_arrays
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.handlers.leaves.jax_arrays.restore_target import array_target
+from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
 from penstock.handlers.leaves.jax_arrays.sharding import encode
 from penstock.handlers.leaves.jax_arrays.shards import PACKED, shard_pieces
 from penstock.handlers.leaves.jax_arrays.small_arrays import make_pack, pack_placements
@@ -144,20 +145,39 @@ class ArrayHandler:
         return value.shape, cast("object", value.dtype), value.sharding
 
     def buffer(self, value: Any, spec: LeafSpec) -> Any:
-        """The array or a NumPy view of it, if one CPU device holds its bytes as stored; else None."""
-        sharding = cast("jax.Array", value).sharding
-        if (
-            not self.alias_host
-            or spec.random_key_impl is not None
-            or spec.dtype in PACKED
-            or spec.dtype != dtype_name(value.dtype)
-            or sharding.num_devices != 1
-            or not on_host(sharding)
-        ):
+        """The array or a NumPy view of it, if a CPU device holds its bytes as stored; else None."""
+        array = cast("jax.Array", value)
+        if array.sharding.num_devices != 1:  # each device has all of it
+            buffers = self.chunk_buffers(value, spec)
+            return None if buffers is None else buffers[0]
+        if not self._lies_as_stored(array, spec):
             return None
 
         # The array itself costs half as much as a numpy view, but only these dtypes have a buffer format.
-        return value if spec.dtype in _BUFFERED else np.asarray(cast("Any", value))
+        return array if spec.dtype in _BUFFERED else np.asarray(cast("Any", array))
+
+    def chunk_buffers(self, value: Any, spec: LeafSpec) -> Sequence[Any] | None:
+        """The distinct shards, or NumPy views of them, if CPU devices hold them as stored; else None."""
+        array = cast("jax.Array", value)
+        if not self._lies_as_stored(array, spec):
+            return None
+
+        grid = shard_grid(array.sharding, array.shape)
+        if grid is None or grid.shape != spec.chunk_shape:
+            return None
+
+        shards = [array.addressable_data(holders[0]) for holders in grid.holders]
+        return shards if spec.dtype in _BUFFERED else [np.asarray(cast("Any", shard)) for shard in shards]
+
+    def _lies_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
+        """Whether its elements lie in the memory of CPU devices as they are stored."""
+        return (
+            self.alias_host
+            and spec.random_key_impl is None
+            and spec.dtype not in PACKED
+            and spec.dtype == dtype_name(array.dtype)
+            and on_host(array.sharding)
+        )
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Decide where to place the array, and read each distinct shard once.

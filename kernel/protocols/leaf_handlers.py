@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "BufferHandler",
+    "ChunkBuffersHandler",
     "ChunkingHandler",
     "HandlerLookup",
     "LeafHandler",
@@ -197,6 +198,23 @@ class BufferHandler(Protocol):
 
     def buffer(self, value: Any, spec: LeafSpec) -> Any:
         """Return an object whose buffer (PEP 688) is the only chunk of a leaf, to be copied at once.
+
+        On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
+        Blocking.
+
+        Args:
+            value: Of the leaf.
+            spec: How it is stored.
+        """
+        ...
+
+
+@runtime_checkable
+class ChunkBuffersHandler(Protocol):
+    """A `BufferHandler` whose small leaves can be packed even if they are stored in several chunks."""
+
+    def chunk_buffers(self, value: Any, spec: LeafSpec) -> Sequence[Any] | None:
+        """Return objects whose buffers are the chunks of a leaf, in C order of its grid; they are copied.
 
         On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
         Blocking.

@@ -6,7 +6,6 @@ __all__ = ("ChunkRows", "LeafTable", "StoredArray", "StoredLeaves")
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, final, overload
@@ -67,20 +66,22 @@ class LeafTable:
         grids = {id(form): _grid_keys(form) for form in {id(form): form for form in self.formats}.values()}
         rows: list[int] = []
         counts: list[int] = []
-        row_of = self.rows
+        row_of = self.rows.__getitem__
         for path, form in zip(self.keys, self.formats, strict=True):
             keys, before = grids[id(form)], len(rows)
             if keys is not None:
-                prefix = prefix_of(".".join(path))
-                with suppress(KeyError):  # a missing one is told when the leaf is restored on its own
-                    rows += [row_of[(prefix + key).encode()] for key in keys]
+                prefix = prefix_of(".".join(path)).encode()
+                try:
+                    rows.extend(map(row_of, map(prefix.__add__, keys)))
+                except KeyError:  # it is told when the leaf is restored on its own
+                    del rows[before:]
 
             counts.append(len(rows) - before)
 
         return ChunkRows(np.array(rows, np.int64), np.array(counts, np.int64))
 
 
-def _grid_keys(form: ArrayFormat | None) -> Iterable[str] | None:
+def _grid_keys(form: ArrayFormat | None) -> Iterable[bytes] | None:
     """The keys of an array's chunks; None if they are too many, have a codec, or jut out of the array."""
     if form is None or not form.plain or math.prod(form.grid_shape) > MOST_CHUNKS:
         return None
