@@ -144,8 +144,10 @@ class _Stager:
         if nbytes > min(PACKED_TOGETHER_BELOW, self._most) or (is_odd and nbytes >= at.page_bytes):
             return None
 
-        wanted = BufferHandler if spec.is_single_chunk else ChunkBuffersHandler
-        return is_odd if isinstance(handler, wanted) else None
+        if spec.is_single_chunk:
+            return is_odd if isinstance(handler, BufferHandler) else None
+
+        return is_odd if isinstance(handler, ChunkBuffersHandler) else None
 
     async def _stage_pack(self, leaves: Leaves, room: _Room, *, prioritised: bool) -> StagedBatch:
         cost = sum(leaves.sizes)
