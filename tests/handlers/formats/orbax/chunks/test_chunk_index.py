@@ -97,13 +97,17 @@ def test_the_chunks_of_a_packed_leaf_follow_each_other(leaves: list[Leaf], tmp_p
 def test_a_chunk_outside_of_the_grid_is_refused(leaves: list[Leaf], chunk: tuple[int, ...]) -> None:
     written = WrittenBatch((), (*all_parts(), part(5, chunk, 0, 8)))
     with pytest.raises(PenstockError, match="of leaf 5 was written, but no leaf of the tree has it"):
-        ChunkIndex(TreeColumns.of(leaves)).encode([written], node_file=NODES, uuid=bytes(16), commit_time_ns=1)
+        ChunkIndex(TreeColumns.of(leaves)).encode(
+            [written], node_file=NODES, uuid=bytes(16), commit_time_ns=1
+        )
 
 
 def test_a_pack_with_a_leaf_that_the_tree_has_not_is_refused(leaves: list[Leaf]) -> None:
     written = WrittenBatch((), tuple(all_parts()), (WrittenPack((leaves[0],), "d/pack", 0, 16, (0,)),))
     with pytest.raises(PenstockError, match="a pack of leaf 2 was written"):
-        ChunkIndex(TreeColumns.of(leaves[1:])).encode([written], node_file=NODES, uuid=bytes(16), commit_time_ns=1)
+        ChunkIndex(TreeColumns.of(leaves[1:])).encode(
+            [written], node_file=NODES, uuid=bytes(16), commit_time_ns=1
+        )
 
 
 @pytest.mark.parametrize(("absent", "named"), [((5, (1, 2)), r"'b'.*\(1, 2\)"), ((7, (0,)), r"'s'.*\(0,\)")])
