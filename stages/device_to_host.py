@@ -220,12 +220,20 @@ def _gather(leaves: Leaves) -> Pack:
 
 
 def _buffers(leaves: Leaves) -> list[Any]:
-    assert leaves.values is not None
-    rows = zip(leaves.handlers, leaves.values, leaves.specs, strict=True)
-    buffers = [cast("BufferHandler", handler).buffer(value, spec) for handler, value, spec in rows]
-    for number, buffer in enumerate(buffers):
-        if buffer is None:
-            buffers[number] = _copied(leaves[number])
+    values, handlers, specs = leaves.values, leaves.handlers, leaves.specs
+    assert values is not None
+    # Leaves that share a spec have one signature, unless a stage made them.
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number, (spec, each) in enumerate(zip(specs, handlers, strict=True)):
+        kind = (id(spec), id(each)) if leaves.are_described else (number,)
+        alike.setdefault(kind, []).append(number)
+
+    buffers: list[Any] = [None] * len(values)
+    for numbers in alike.values():
+        handler = cast("BufferHandler", handlers[numbers[0]])
+        found = handler.buffers([values[number] for number in numbers], specs[numbers[0]])
+        for number, buffer in zip(numbers, found, strict=True):
+            buffers[number] = _copied(leaves[number]) if buffer is None else buffer
 
     return buffers
 

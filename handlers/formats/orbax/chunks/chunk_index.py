@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import final
 
 import numpy as np
@@ -67,8 +68,8 @@ class ChunkIndex:
 
         entries = _Entries()
         kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
-        for at, spec in zip(order, specs, strict=True):
-            entries.add(names[at], kinds[id(spec)])
+        for number, group in itertools.groupby(zip(map(id, specs), order, strict=True), itemgetter(0)):
+            entries.add([names[at] for _, at in group], kinds[number])
 
         spilling = {number: kind for number, kind in kinds.items() if kind.spilled is not None}
         chosen = [
@@ -220,11 +221,11 @@ class _Entries:
         self.inline: list[bytes | None] = []
         self.lengths: list[int] = []
 
-    def add(self, name: bytes, kind: _Kind) -> None:
-        """Add the entries of an array."""
-        self.keys += [name + suffix for suffix in kind.suffixes]
-        self.inline += kind.inline
-        self.lengths += kind.lengths
+    def add(self, names: Sequence[bytes], kind: _Kind) -> None:
+        """Add the entries of arrays of one kind."""
+        self.keys += [name + suffix for name in names for suffix in kind.suffixes]
+        self.inline += [*kind.inline] * len(names)
+        self.lengths += [*kind.lengths] * len(names)
 
     def spill(self, arrays: Sequence[tuple[bytes, _Kind]], key: bytes) -> list[bytes]:
         """Add the metadata of arrays that is too long for the index; return it."""
