@@ -220,18 +220,25 @@ def _gather(leaves: Leaves) -> Pack:
 
 
 def _buffers(leaves: Leaves) -> list[Any]:
-    assert leaves.values is not None
-    single = {id(spec): spec.is_single_chunk for spec in {id(spec): spec for spec in leaves.specs}.values()}
-    rows = zip(leaves.handlers, leaves.values, leaves.specs, strict=True)
-    buffers: list[Any] = []
-    for number, (handler, value, spec) in enumerate(rows):
-        if single[id(spec)]:
-            buffer = cast("BufferHandler", handler).buffer(value, spec)
-            buffers.append(_copied(leaves[number]) if buffer is None else buffer)
+    values, handlers, specs = leaves.values, leaves.handlers, leaves.specs
+    assert values is not None
+    # Leaves that share a spec have one signature, unless a stage made them.
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number, (spec, each) in enumerate(zip(specs, handlers, strict=True)):
+        kind = (id(spec), id(each)) if leaves.are_described else (number,)
+        alike.setdefault(kind, []).append(number)
+
+    buffers: list[Any] = [None] * len(values)
+    for numbers in alike.values():
+        handler, spec = handlers[numbers[0]], specs[numbers[0]]
+        if spec.is_single_chunk:
+            of_values = cast("BufferHandler", handler).buffers
         else:
-            chunks = cast("ChunkBuffersHandler", handler).chunk_buffers(value, spec)
-            # Joined at once, since each is an object that the garbage collector would look at.
-            buffers.append(_copied(leaves[number]) if chunks is None else b"".join(chunks))
+            of_values = cast("ChunkBuffersHandler", handler).chunk_buffers
+
+        found = of_values([values[number] for number in numbers], spec)
+        for number, buffer in zip(numbers, found, strict=True):
+            buffers[number] = _copied(leaves[number]) if buffer is None else buffer
 
     return buffers
 

@@ -12,6 +12,7 @@ from typing import Any, Final, cast, final
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Sharding
 
 from penstock.handlers.dtypes import dtype_name, storable
 from penstock.handlers.leaves.common.mismatches import type_name
@@ -20,7 +21,7 @@ from penstock.handlers.leaves.jax_arrays.devices import on_host
 from penstock.handlers.leaves.jax_arrays.placement import make_arrays
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.handlers.leaves.jax_arrays.restore_target import array_target
-from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
+from penstock.handlers.leaves.jax_arrays.shard_grids import ShardGrid, shard_grid
 from penstock.handlers.leaves.jax_arrays.sharding import encode
 from penstock.handlers.leaves.jax_arrays.shards import PACKED, shard_pieces
 from penstock.handlers.leaves.jax_arrays.small_arrays import make_pack, pack_placements
@@ -144,30 +145,35 @@ class ArrayHandler:
 
         return value.shape, cast("object", value.dtype), value.sharding
 
-    def buffer(self, value: Any, spec: LeafSpec) -> Any:
-        """The array or a NumPy view of it, if a CPU device holds its bytes as stored; else None."""
-        array = cast("jax.Array", value)
-        if array.sharding.num_devices != 1:  # each device has all of it
-            buffers = self.chunk_buffers(value, spec)
-            return None if buffers is None else buffers[0]
-        if not self._lies_as_stored(array, spec):
-            return None
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """The arrays or NumPy views of them, if CPU devices hold their bytes as stored; else None."""
+        first = cast("jax.Array", values[0])  # the others have its dtype and sharding
+        if first.sharding.num_devices != 1:  # and each of them all of the array
+            return self.chunk_buffers(values, spec)
+        if not self._lies_as_stored(first, spec):
+            return [None] * len(values)
 
         # The array itself costs half as much as a numpy view, but only these dtypes have a buffer format.
-        return array if spec.dtype in _BUFFERED else np.asarray(cast("Any", array))
+        return values if spec.dtype in _BUFFERED else [np.asarray(value) for value in values]
 
-    def chunk_buffers(self, value: Any, spec: LeafSpec) -> Sequence[Any] | None:
-        """The distinct shards, or NumPy views of them, if CPU devices hold them as stored; else None."""
-        array = cast("jax.Array", value)
-        if not self._lies_as_stored(array, spec):
-            return None
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Copies of each array's distinct shards, if they are chunks and CPU devices hold them as stored."""
+        buffers: list[Any] = []
+        sharding: Sharding | None = None
+        grid: ShardGrid | None = None
+        for value in cast("Sequence[jax.Array]", values):
+            if value.sharding is not sharding:
+                sharding = value.sharding
+                grid = shard_grid(sharding, value.shape) if self._lies_as_stored(value, spec) else None
+            if grid is None or grid.shape != spec.chunk_shape:
+                buffers.append(None)
+                continue
 
-        grid = shard_grid(array.sharding, array.shape)
-        if grid is None or grid.shape != spec.chunk_shape:
-            return None
+            shards: list[Any] = [value.addressable_data(holders[0]) for holders in grid.holders]
+            # Joined at once: each shard is an object, at which the garbage collector would look.
+            buffers.append(b"".join(shards if spec.dtype in _BUFFERED else map(np.asarray, shards)))
 
-        shards = [array.addressable_data(holders[0]) for holders in grid.holders]
-        return shards if spec.dtype in _BUFFERED else [np.asarray(cast("Any", shard)) for shard in shards]
+        return buffers
 
     def _lies_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
         """Whether its elements lie in the memory of CPU devices as they are stored."""

@@ -70,17 +70,21 @@ class ScalarHandler:
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan one piece of a few bytes, too few to count as a cost."""
-        data = memoryview(self.buffer(leaf.value, leaf.spec).tobytes())
+        (number,) = self.buffers([leaf.value], leaf.spec)
+        data = memoryview(number.tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
 
     def signature(self, value: Any) -> object:
         """Its type, all that `describe` depends on; None for an int that does not fit int64."""
         return None if type(value) is int and not _fits_int64(value) else type_of(value)
 
-    def buffer(self, value: Any, spec: LeafSpec) -> Any:
-        """The number as a 0-d array."""
-        number = np.asarray(value, _STORED_AS.get(type_of(value)))
-        return number if dtype_name(number.dtype) == spec.dtype else cast_to(number, spec.dtype)
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """The numbers as 0-d arrays."""
+        numbers = [np.asarray(value, _STORED_AS.get(type_of(value))) for value in values]
+        return [
+            number if dtype_name(number.dtype) == spec.dtype else cast_to(number, spec.dtype)
+            for number in numbers
+        ]
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept a number or a number type of the stored kind; a numpy type must match the stored dtype."""

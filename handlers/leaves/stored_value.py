@@ -128,8 +128,11 @@ class StoredValueHandler:
 
         return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
 
-    def buffer(self, value: Any, spec: LeafSpec) -> Any:
-        """Read a leaf that is one range of a file; None for any other leaf."""
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Read leaves that are one range of a file each; None for any other leaf."""
+        return [self._buffer(value, spec) for value in values]
+
+    def _buffer(self, value: object, spec: LeafSpec) -> memoryview | None:
         assert isinstance(value, StoredValue)
         bounds = tuple([(0, size) for size in spec.shape or ()])
         reads = _tiling(_reads(value, bounds, spec.nbytes), spec.nbytes)

@@ -196,15 +196,15 @@ class PackingHandler(LeafHandler, Protocol):
 class BufferHandler(Protocol):
     """A `LeafHandler` whose small leaves can be packed instead of staged one by one."""
 
-    def buffer(self, value: Any, spec: LeafSpec) -> Any:
-        """Return an object whose buffer (PEP 688) is the only chunk of a leaf, to be copied at once.
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer (PEP 688) is its only chunk, to be copied at once.
 
-        On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
+        A leaf with None goes through `pieces`; so do all of them on an error while the bytes are copied.
         Blocking.
 
         Args:
-            value: Of the leaf.
-            spec: How it is stored.
+            values: Of leaves that have one signature, if the handler gives signatures.
+            spec: How they are stored, all alike.
         """
         ...
 
@@ -213,15 +213,10 @@ class BufferHandler(Protocol):
 class ChunkBuffersHandler(Protocol):
     """A `BufferHandler` whose small leaves can be packed even if they are stored in several chunks."""
 
-    def chunk_buffers(self, value: Any, spec: LeafSpec) -> Sequence[Any] | None:
-        """Return objects whose buffers are the chunks of a leaf, in C order of its grid; they are copied.
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer is its chunks, one after another in C order.
 
-        On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
-        Blocking.
-
-        Args:
-            value: Of the leaf.
-            spec: How it is stored.
+        All else is as for `buffers`.
         """
         ...
 
