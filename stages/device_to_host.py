@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("DeviceToHost",)
 
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -214,7 +215,7 @@ def _gather(leaves: Leaves) -> Pack:
     try:
         data = b"".join(_buffers(leaves))
     except Exception:  # one by one, to find out which leaf failed, and why
-        data = b"".join([_copied(leaf) for leaf in leaves])
+        data = b"".join([_copied([leaf])[0] for leaf in leaves])
 
     return Pack(leaves.without_values(), memoryview(data))
 
@@ -238,14 +239,26 @@ def _buffers(leaves: Leaves) -> list[Any]:
 
         found = of_values([values[number] for number in numbers], spec)
         for number, buffer in zip(numbers, found, strict=True):
-            buffers[number] = _copied(leaves[number]) if buffer is None else buffer
+            buffers[number] = buffer
+
+    absent = [number for number, buffer in enumerate(buffers) if buffer is None]
+    for number, data in zip(absent, _copied([leaves[number] for number in absent]), strict=True):
+        buffers[number] = data
 
     return buffers
 
 
-def _copied(leaf: Leaf) -> bytes:
-    plans = sorted(leaf.handler.pieces(leaf, leaf.spec.nbytes), key=attrgetter("chunk", "start"))
-    return b"".join([plan.take() for plan in plans])
+def _copied(leaves: Sequence[Leaf]) -> list[bytes]:
+    """Copy the chunks of each leaf; copies from devices overlap, those of one leaf and of several."""
+    plans = [
+        sorted(leaf.handler.pieces(leaf, leaf.spec.nbytes), key=attrgetter("chunk", "start"))
+        for leaf in leaves
+    ]
+    for plan in itertools.chain.from_iterable(plans):
+        if plan.begin is not None:
+            plan.begin()
+
+    return [b"".join([plan.take() for plan in of_leaf]) for of_leaf in plans]
 
 
 @final

@@ -171,7 +171,10 @@ class ArrayHandler:
 
             shards: list[Any] = [value.addressable_data(holders[0]) for holders in grid.holders]
             # Joined at once: each shard is an object, at which the garbage collector would look.
-            buffers.append(b"".join(shards if spec.dtype in _BUFFERED else map(np.asarray, shards)))
+            if spec.dtype not in _BUFFERED:
+                shards = [np.asarray(shard) for shard in shards]
+
+            buffers.append(b"".join(shards))
 
         return buffers
 
