@@ -1,10 +1,11 @@
-"""What a leaf costs does not grow with their number: Python's calls are counted, and no second is measured."""
+"""What a leaf costs does not grow with their number: calls are counted, and no second is measured."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -67,12 +68,9 @@ def test_the_calls_for_a_leaf_are_few_and_do_not_grow(tmp_path: Path, make: Call
     calls: dict[str, list[int]] = {"save": [], "metadata": [], "restore": []}
     for n in (FEW, MANY):
         path, tree = tmp_path / str(n), make(n)
-        for what, work in {
-            "save": lambda path=path, tree=tree: penstock.save(path, tree),
-            "metadata": lambda path=path: penstock.metadata(path),
-            "restore": lambda path=path: penstock.restore(path),
-        }.items():
-            calls[what].append(calls_of(work))
+        calls["save"].append(calls_of(partial(penstock.save, path, tree)))
+        calls["metadata"].append(calls_of(partial(penstock.metadata, path)))
+        calls["restore"].append(calls_of(partial(penstock.restore, path)))
 
     # The few also pay for what is done once. If the work grew with the square, the many would be far above.
     cost = {what: (many - few) / (MANY - FEW) for what, (few, many) in calls.items()}
