@@ -102,7 +102,7 @@ async def test_without_a_target_and_into_numpy(source: str, tmp_path: Path) -> N
     await penstock.save(tmp_path / "c", tree)
 
     check_equal(await penstock.restore(tmp_path / "c"), tree, SHARDINGS[source])
-    host = await penstock.restore(tmp_path / "c", like=dict.fromkeys(tree, np.ndarray))
+    host: dict[str, Any] = await penstock.restore(tmp_path / "c", like=dict.fromkeys(tree, np.ndarray))
     assert {name: (type(array), array.tobytes()) for name, array in host.items()} == {
         name: (np.ndarray, bits(array)) for name, array in tree.items()
     }

@@ -15,6 +15,7 @@ from penstock.handlers.leaves.jax_arrays import batched_put as fast_put
 from penstock.handlers.leaves.jax_arrays.batched_put import PUBLIC_VARIABLE, put_publicly, put_small
 
 _jax: Any = jax
+P: Any = PartitionSpec
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -32,14 +33,14 @@ def on_mesh(spec: PartitionSpec, *shape: int, backwards: bool = False) -> NamedS
 
 
 SHARDED = {
-    "rows": on_mesh(PartitionSpec("x"), 8, 1),
-    "rows, last device first": on_mesh(PartitionSpec("x"), 8, 1, backwards=True),
-    "columns": on_mesh(PartitionSpec(None, "x"), 4, 2),
-    "both": on_mesh(PartitionSpec("y", "x"), 4, 2),
-    "both on one axis": on_mesh(PartitionSpec(("y", "x")), 4, 2),
-    "replicated": on_mesh(PartitionSpec(), 4, 2),
-    "partly replicated": on_mesh(PartitionSpec(None, "y"), 4, 2, backwards=True),
-    "on some devices": on_mesh(PartitionSpec("y"), 1, 4),
+    "rows": on_mesh(P("x"), 8, 1),
+    "rows, last device first": on_mesh(P("x"), 8, 1, backwards=True),
+    "columns": on_mesh(P(None, "x"), 4, 2),
+    "both": on_mesh(P("y", "x"), 4, 2),
+    "both on one axis": on_mesh(P(("y", "x")), 4, 2),
+    "replicated": on_mesh(P(), 4, 2),
+    "partly replicated": on_mesh(P(None, "y"), 4, 2, backwards=True),
+    "on some devices": on_mesh(P("y"), 1, 4),
 }
 
 
