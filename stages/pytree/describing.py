@@ -54,7 +54,7 @@ class Describer:
         """
         specs: list[LeafSpec] = []
         handlers: list[LeafHandler] = []
-        kinds, signed = self._kinds, {} if known is None else known.signed
+        kinds, signed = self._kinds, dict[int, Mapping[object, LeafSpec]]() if known is None else known.signed
         for index, value in enumerate(values):
             kind = kinds.get(type(value))
             if kind is None:

@@ -7,7 +7,7 @@ __all__ = ("TreeColumns",)
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import cast, final
+from typing import final
 
 from penstock.kernel.memory.bounded_cache import ByIdentity
 from penstock.kernel.messages.leaves import Leaves
@@ -29,7 +29,7 @@ class TreeColumns:
     def of(cls, leaves: Sequence[StagedLeaf]) -> TreeColumns:
         """Put leaves into columns, in order. Those of a whole plan are taken as they are."""
         if isinstance(leaves, Leaves) and isinstance(leaves.infos, Sequence):
-            infos = cast("Sequence[ParamInfo]", leaves.infos)
+            infos: Sequence[ParamInfo] = leaves.infos
             if leaves.indices == range(len(infos)):
                 return cls(leaves.indices, infos, leaves.specs)
 
