@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Opening", "own_or_given", "prepare_root")
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -47,13 +47,23 @@ def own_or_given(given: Checkpointer | None, options: Mapping[str, Any]) -> Chec
     return given
 
 
-def prepare_root(store: Store, root: str, names: NameFormat, events: BoundLogger, opening: Opening) -> None:
-    """Write the metadata of a root that is held, and remove what crashed saves left there. Blocking."""
+def prepare_root(
+    store: Store, root: str, names: NameFormat, events: BoundLogger, opening: Opening
+) -> Sequence[str]:
+    """Write the metadata of a root that is held, and remove what crashed saves left there. Blocking.
+
+    Returns:
+        What was listed in it. With 20,000 steps, listing is most of the work.
+    """
     if opening.metadata is not None:
         on_disk.write_root_metadata(store, root, opening.metadata)
+
+    listed = on_disk.list_root(store, root)
     if opening.clean:
-        for name in on_disk.leftovers(store, root, names):
+        for name in on_disk.leftovers(listed, names):
             _clean_up(store, os.path.join(root, name), events)
+
+    return listed
 
 
 def _clean_up(store: Store, path: str, events: BoundLogger) -> None:

@@ -134,8 +134,7 @@ class StepSaves:
         """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
         async with nullcontext() if opening.owned is None else opening.owned:
             try:
-                await self.threads.run(self._prepare, opening)
-                await self.load()
+                await self.load(await self.threads.run(self._prepare, opening))
                 async with own_tasks(self._raise_on_leaving) as tasks:
                     tasks.start_soon(self.retention.deleter.run)
                     if opening.sigterm:
@@ -158,9 +157,9 @@ class StepSaves:
         """Take no more calls."""
         self._tasks = None
 
-    async def load(self) -> None:
-        """List the steps in the root, except those that are to be deleted."""
-        found = await self.reading.run(on_disk.find_steps, self._store, self._root, self._names)
+    async def load(self, listed: Sequence[str] | None = None) -> None:
+        """List the steps in the root, unless that was just done, except those that are to be deleted."""
+        found = await self.reading.run(on_disk.find_steps, self._store, self._root, self._names, listed)
         waiting = self.retention.deleter.waiting
         self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
 
@@ -375,15 +374,18 @@ class StepSaves:
         latest = self.catalogue.latest
         return max([-1 if latest is None else latest, *self._pending])
 
-    def _prepare(self, opening: Opening) -> None:
+    def _prepare(self, opening: Opening) -> Sequence[str] | None:
+        """Make the root ready; return what was listed in it, if it was."""
         on_disk.check_root(self._store, self._root)
         if not opening.writes:
-            return
+            return None
 
         self._store.make_directory(self._root)
-        if self._checkpointer.engine.coordinator.is_primary:
-            self._writing.take()
-            prepare_root(self._store, self._root, self._names, self._events, opening)
+        if not self._checkpointer.engine.coordinator.is_primary:
+            return None
+
+        self._writing.take()
+        return prepare_root(self._store, self._root, self._names, self._events, opening)
 
     async def _end_writing(self) -> None:
         # Left to its thread if the medium hangs: the hold ends when it goes on, or with the process.

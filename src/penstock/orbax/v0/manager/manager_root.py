@@ -73,6 +73,7 @@ class Root:
         self._path = path_text(self.directory)
         self._options = options
         self._store = LocalStore()
+        self._reader = on_disk.StepReader(self._store)
         self._given = options.step_name_format is not None
         self._names = as_name_format(options.step_name_format) if self._given else _standard(options)
         self._unwritten: Mapping[str, Any] | None = None
@@ -154,7 +155,7 @@ class Root:
 
     def metrics(self, step: int) -> Any:
         """Return the metrics of a step; None if it has none."""
-        return on_disk.read_metrics(self._store, path_text(self.path(step)))
+        return self._reader.metrics(path_text(self.path(step)))
 
     def metadata(self) -> RootMetadata:
         """Return the metadata of the directory."""
@@ -234,7 +235,7 @@ class Root:
 
         path = path_text(found.path)
         try:
-            metrics = on_disk.read_metrics(self._store, path)
+            metrics = self._reader.metrics(path)
             return CheckpointInfo(found.step, found.commit_timestamp, metrics)
         except FileNotFoundError:
             if self._store.kind(path) is not None:
