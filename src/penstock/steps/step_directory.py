@@ -28,7 +28,7 @@ from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checked_json import parse_object
-from penstock.handlers.formats.common.integrity import digest_of
+from penstock.handlers.formats.common.integrity import Digest, digest_of
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_checkpoint,
@@ -174,8 +174,9 @@ class StepReader:
         """
         file, record = os.path.join(path, _METRICS_FILE), os.path.join(path, INTEGRITY)
         data, recorded = self._read_files((file, record))
-        documents = {} if recorded is None else integrity.decode_documents(record, recorded)
-        expected = documents.get(_METRICS_FILE)
+        expected: Digest | None = None
+        if recorded is not None:
+            expected = integrity.decode_documents(record, recorded).get(_METRICS_FILE)
         if data is not None and expected is not None:
             # If the digest fits, the record is right in this, and need not be compared itself.
             if digest_of(data) != expected:
