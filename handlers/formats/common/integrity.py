@@ -209,7 +209,7 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
 
         for pack in batch.packs:
             offsets, lengths, checksums = files.setdefault(pack.file, ([], [], []))
-            sizes = [leaf.spec.nbytes for leaf in pack.leaves]
+            sizes = pack.sizes
             offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)

@@ -6,7 +6,6 @@ __all__ = ("ChunkRows", "LeafTable", "StoredArray", "StoredLeaves")
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, final, overload
@@ -64,20 +63,45 @@ class LeafTable:
     @cached_property
     def chunk_rows(self) -> ChunkRows:
         """The rows of the chunks of every leaf that is stored raw, in not too many whole chunks."""
-        grids = {id(form): _grid_keys(form) for form in {id(form): form for form in self.formats}.values()}
-        rows: list[int] = []
-        counts: list[int] = []
-        row_of = self.rows
-        for path, form in zip(self.keys, self.formats, strict=True):
-            keys, before = grids[id(form)], len(rows)
-            if keys is not None:
-                prefix = prefix_of(".".join(path))
-                with suppress(KeyError):  # a missing one is told when the leaf is restored on its own
-                    rows += [row_of[(prefix + key).encode()] for key in keys]
+        alike: dict[int, list[int]] = {}
+        for number, form in enumerate(self.formats):
+            alike.setdefault(id(form), []).append(number)
 
-            counts.append(len(rows) - before)
+        counts = np.zeros(len(self.formats), np.int64)
+        first = np.full(len(self.formats), -1, np.int64)
+        others: dict[int, list[int]] = {}
+        for numbers in alike.values():
+            form = self.formats[numbers[0]]
+            keys = _grid_keys(form)
+            if keys is None or form is None:
+                continue
 
-        return ChunkRows(np.array(rows, np.int64), np.array(counts, np.int64))
+            if math.prod(form.grid_shape) == 1:
+                first[numbers] = self._rows_of(numbers, next(iter(keys)))
+            else:
+                others |= {number: self._all_rows(number, keys) for number in numbers}
+
+        counts[first >= 0] = 1
+        counts[list(others)] = list(map(len, others.values()))
+        starts, rows = np.cumsum(counts) - counts, np.zeros(int(counts.sum()), np.int64)
+        rows[starts[first >= 0]] = first[first >= 0]
+        for number, found in others.items():
+            rows[starts[number] : starts[number] + len(found)] = found
+
+        return ChunkRows(rows, counts)
+
+    def _rows_of(self, numbers: Sequence[int], key: str) -> list[int]:
+        """Return the row of the only chunk of each leaf; -1 for one that is missing."""
+        get, paths = self.rows.get, self.keys
+        return [get(f"{prefix_of('.'.join(paths[number]))}{key}".encode(), -1) for number in numbers]
+
+    def _all_rows(self, number: int, keys: Iterable[str]) -> list[int]:
+        """Return the rows of the chunks of a leaf; none if one is missing."""
+        prefix = prefix_of(".".join(self.keys[number]))
+        try:
+            return [self.rows[(prefix + key).encode()] for key in keys]
+        except KeyError:  # it is told when the leaf is restored on its own
+            return []
 
 
 def _grid_keys(form: ArrayFormat | None) -> Iterable[str] | None:
