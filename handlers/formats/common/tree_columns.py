@@ -7,13 +7,35 @@ __all__ = ("TreeColumns",)
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import final
+from typing import final, overload
 
 from penstock.kernel.memory.bounded_cache import ByIdentity
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_infos import names_of
 from penstock.kernel.protocols.views import StagedLeaf
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chosen(Sequence[ParamInfo]):
+    """Some infos, by number. Each is made on access."""
+
+    infos: Sequence[ParamInfo]
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, at: int, /) -> ParamInfo: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> tuple[ParamInfo, ...]: ...
+    def __getitem__(self, at: int | slice, /) -> ParamInfo | tuple[ParamInfo, ...]:
+        if isinstance(at, slice):
+            return tuple([self.infos[number] for number in self.numbers[at]])
+
+        return self.infos[self.numbers[at]]
 
 
 @final
@@ -48,6 +70,10 @@ class TreeColumns:
 
     def names(self) -> list[str]:
         """Return the stored name of each."""
+        if isinstance(self.infos, _Chosen):
+            names = names_of(self.infos.infos)
+            return [names[at] for at in self.infos.numbers]
+
         return names_of(self.infos)
 
     def chosen(self, numbers: Sequence[int]) -> TreeColumns:
@@ -57,7 +83,7 @@ class TreeColumns:
 
         return TreeColumns(
             [self.indices[at] for at in numbers],
-            [self.infos[at] for at in numbers],
+            _Chosen(self.infos, numbers),
             [self.specs[at] for at in numbers],
         )
 

@@ -25,6 +25,8 @@ from penstock.kernel.protocols.leaf_infos import InfoRun, LeafInfos, runs_of
 _DEFAULT: Final = SaveFormat()
 _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is recorded as None
 
+_ENDS: Final = {kind: f', "key_type": {kind:d}}}' for kind in KeyKind}  # of the entry of a key
+
 MOST_STEPS: Final = 1000
 """Keys of one key path: Python's own limit for nested calls, which restoring a deeper tree would pass."""
 
@@ -95,18 +97,14 @@ def _entries(run: InfoRun, values: Sequence[str]) -> list[str]:
     """Encode the entries of siblings."""
     name = _quoted("(" + "".join([f"{key!r}, " for key in run.outer]))[:-1]
     end = ")" if run.outer else ",)"
-    path = "".join([f"{_step(key, kind)}, " for key, kind in zip(run.outer, run.outer_kinds, strict=True)])
-    kinds = {kind: _step("", kind).partition('""')[2] for kind in KeyKind}
+    outer = zip(run.outer, run.outer_kinds, strict=True)
+    path = "".join([f'{{"key": {_quoted(key)}{_ENDS[kind]}, ' for key, kind in outer])
     rows = zip(run.keys, run.kinds, values, strict=True)
     return [
         f'{name}{_quoted(repr(key))[1:-1]}{end}": {{"key_metadata": [{path}{{"key": {_quoted(key)}'
-        f'{kinds[kind]}], "value_metadata": {value}}}'
+        f'{_ENDS[kind]}], "value_metadata": {value}}}'
         for key, kind, value in rows
     ]
-
-
-def _step(key: str, kind: KeyKind) -> str:
-    return f'{{"key": {_quoted(key)}, "key_type": {kind:d}}}'
 
 
 def _values(infos: Sequence[ParamInfo], specs: Sequence[LeafSpec]) -> list[str]:

@@ -42,7 +42,7 @@ from penstock.kernel.protocols.leaf_infos import LeafInfos
 from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
-_BYTES_OF_A_LEAF: Final = 1024
+_BYTES_OF_A_LEAF: Final = 512
 
 
 @final
@@ -50,7 +50,7 @@ class EncodedTrees:
     """Remembers how the last few trees were encoded. Thread-safe.
 
     Args:
-        most: Trees to remember; one of 10,000 leaves takes some 10 MB.
+        most: Trees to remember; one of 10,000 leaves takes some 5 MB.
         form: How they are stored.
     """
 
