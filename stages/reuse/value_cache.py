@@ -54,12 +54,13 @@ class KnownValues:
         self._known.change(path, added)
 
     def moved(self, path: str, to: str, identity: object) -> None:
-        """Record that the only tree at `path` has been moved to `to`.
+        """Record that the only tree at `path` is moved to `to`.
 
         Args:
             path: Where it was saved. Nothing is recorded if no tree is known there.
             to: Its new path.
-            identity: Its `Store.identity` at the new path.
+            identity: Its `Store.identity`, taken where nobody else could have replaced it: before the move,
+                which does not change it.
         """
         _, references = self._known.pop(path) or (None, {})
         if path in references:
