@@ -41,11 +41,13 @@ class CheckpointInfo:
         step: Its number.
         time: When it was complete; for a step that was just saved, when its save began.
         metrics: None if it has none.
+        path: Where it lies, or will; None for a step that is only being considered.
     """
 
     step: int
     time: datetime.datetime
     metrics: Any = None
+    path: Any = None
 
     def __post_init__(self) -> None:
         self.step = operator.index(self.step)
@@ -133,7 +135,7 @@ class Root:
     @contextmanager
     def saving(self, step: int, base: int | None) -> Generator[tuple[Any, StepLinks]]:
         """Let the step that is saved inside share files with another step, which is held meanwhile."""
-        self._begin_writing()
+        self.begin_writing()
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
@@ -192,7 +194,7 @@ class Root:
         self._delete_all(())
         self._writing.release()
 
-    def _begin_writing(self) -> None:
+    def begin_writing(self) -> None:
         """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows."""
         if self._is_shared:
             return
@@ -217,12 +219,12 @@ class Root:
     def _info(self, found: Any) -> CheckpointInfo | None:
         """Return what policies see of a step that was listed; None if it has been deleted since."""
         if self._options.lightweight_initialize:
-            return CheckpointInfo(found.step, _LONG_AGO)
+            return CheckpointInfo(found.step, _LONG_AGO, path=found.path)
 
         path = path_text(found.path)
         try:
             metrics = on_disk.read_metrics(self._store, path)
-            return CheckpointInfo(found.step, found.commit_timestamp, metrics)
+            return CheckpointInfo(found.step, found.commit_timestamp, metrics, found.path)
         except FileNotFoundError:
             if self._store.kind(path) is not None:
                 raise
