@@ -82,7 +82,7 @@ def difference(name: str, mine: Any, other: Any) -> str | None:
     if not isinstance(other, type):
         return compare(name, mine, other)
 
-    problems = [] if issubclass(other, Exception) else [compare(name, mine, other)]
+    problems = [compare(name, mine, other)] if has_constructor(other) else []
     for method, value in vars(other).items():
         if method.startswith("_") or method == "v0" or not callable(value):
             continue
@@ -94,6 +94,16 @@ def difference(name: str, mine: Any, other: Any) -> str | None:
             problems.append(compare(f"{name}.{method}", getattr(mine, method), value))
 
     return "; ".join(problem for problem in problems if problem) or None
+
+
+def has_constructor(class_: type) -> bool:
+    """Whether it has a signature of its own: what typing gives protocols changes when one is made."""
+    makers = [
+        vars(base)["__init__"]
+        for base in class_.__mro__
+        if "__init__" in vars(base) and not getattr(base, "_is_protocol", False)
+    ]
+    return not issubclass(class_, Exception) and any(made is not object.__init__ for made in makers)
 
 
 def compare(name: str, mine: Any, other: Any) -> str | None:

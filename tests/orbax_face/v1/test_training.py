@@ -266,13 +266,10 @@ def test_a_failure_in_the_background_is_raised_once(gated: Any, tmp_path: Path, 
     saving = checkpointer.save_checkpointables_async(1, {"gate": gate})
     assert saving is not None
     gate.open.set()
+    tell = getattr(saving if told == "result" else checkpointer, told)
+    arguments: dict[str, Any] = {"step": 2, "state": TREE, "force": True} if told == "save" else {}
     with pytest.raises(OSError, match="the medium is gone"):
-        if told == "result":
-            saving.result()
-        elif told == "save":
-            checkpointer.save(2, TREE, force=True)
-        else:
-            getattr(checkpointer, told)()
+        tell(**arguments)
 
     assert [found.step for found in checkpointer.checkpoints] == [0]
     assert steps_in(tmp_path) == [0]
