@@ -38,7 +38,7 @@ from penstock.orbax.v1.operations.saving import begin_save, staged
 from penstock.orbax.v1.steps.step_save import StepSave
 from penstock.orbax.v1.steps.training_errors import StepAlreadyExistsError, StepNotFoundError
 from penstock.orbax.v1.steps.training_metadata import CheckpointMetadata, RootMetadata
-from penstock.steps.step_contents import step_number
+from penstock.steps.step_names import step_number
 
 Step: TypeAlias = int | CheckpointMetadata[Any]
 
