@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+_jax: Any = jax
 _jnp: Any = jnp
 
 
@@ -43,8 +44,8 @@ def resume(ocp: Any, directory: str) -> Any:
     manager = _manager(ocp, directory)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = {
-        "params": {"kernel": jax.ShapeDtypeStruct((3, 4), _jnp.bfloat16, sharding=sharding)},
-        "step": jax.ShapeDtypeStruct((), _jnp.int32, sharding=sharding),
+        "params": {"kernel": _jax.ShapeDtypeStruct((3, 4), _jnp.bfloat16, sharding=sharding)},
+        "step": _jax.ShapeDtypeStruct((), _jnp.int32, sharding=sharding),
     }
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     step = manager.latest_step()

@@ -17,7 +17,8 @@ def initial() -> Any:
     """A state before training."""
     model = nn.Dense(3)
     params: Any = model.init(jax.random.key(0), _jnp.ones((1, 4)))["params"]
-    return train_state.TrainState.create(apply_fn=model.apply, params=params, tx=optax.sgd(0.1, momentum=0.9))
+    state: Any = train_state.TrainState
+    return state.create(apply_fn=model.apply, params=params, tx=optax.sgd(0.1, momentum=0.9))
 
 
 def train(ocp: Any, directory: str) -> Any:
