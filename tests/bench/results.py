@@ -51,6 +51,7 @@ class StageTime:
     busy_s: float
     starved_s: float
     blocked_s: float
+    memory_wait_s: float = 0.0
 
 
 @dataclass(frozen=True)

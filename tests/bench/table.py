@@ -176,9 +176,15 @@ def _profiles(results: Results, verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _profile(profile: Profile) -> str:
-    rows = [("stage", "busy", "starved", "blocked")]
+    rows = [("stage", "busy", "starved", "blocked", "memory")]
     rows.extend(
-        (stage.name, seconds(stage.busy_s), seconds(stage.starved_s), seconds(stage.blocked_s))
+        (
+            stage.name,
+            seconds(stage.busy_s),
+            seconds(stage.starved_s),
+            seconds(stage.blocked_s),
+            seconds(stage.memory_wait_s),
+        )
         for stage in profile.stages
     )
 

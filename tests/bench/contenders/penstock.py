@@ -85,7 +85,7 @@ class Penstock:
 
 
 def stage_times(stages: tuple[StageStatistics, ...]) -> tuple[StageTime, ...]:
-    return tuple(StageTime(s.name, s.busy_s, s.starved_s, s.blocked_s) for s in stages)
+    return tuple(StageTime(s.name, s.busy_s, s.starved_s, s.blocked_s, s.memory_wait_s) for s in stages)
 
 
 def n_threads(pipeline: str = "save") -> int:
