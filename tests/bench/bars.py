@@ -163,4 +163,5 @@ BARS = (
     ),
     *[_stall("1 GiB", "large", loop) for loop in LOOPS],
     *[_stall("10,000 leaves", "small", loop) for loop in LOOPS],
+    *[_stall("10,000 leaves from the first call", "first", loop) for loop in LOOPS],
 )

@@ -16,6 +16,9 @@ IDLE = "idle"
 class Operation(StrEnum):
     """What is timed. In this order within a round."""
 
+    WARM_UP = "warm_up"
+    FIRST_SAVE = "first save of a process, one-shot"
+    FIRST_RESTORE = "first restore of a process, one-shot"
     SAVE = "save"
     SECOND_SAVE = "second save, 5 % changed"
     RESTORE_JAX = "restore into jax, warm"

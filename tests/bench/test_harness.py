@@ -100,6 +100,7 @@ def test_trees_have_as_many_leaves_as_the_issue_wants() -> None:
         "large": 8,
         "transformer": 247,
         "small": 10_000,
+        "first": 10_000,
         "many": 100_000,
         "one": 1,
         "sharded": 4,

@@ -143,6 +143,7 @@ SPECIFIED: dict[str, Callable[[float], Any]] = {
     "large": large,
     "transformer": transformer,
     "small": lambda scale: kilobytes(int(10_000 * scale)),
+    "first": lambda scale: kilobytes(int(10_000 * scale)),
     "many": lambda scale: kilobytes(int(100_000 * scale)),
     "one": one,
     "sharded": sharded,

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-LABELS = (
+COLD = (
     "penstock",
+    "penstock, large heap",
+    "penstock, warmed up",
+    "penstock, warmed up, large heap",
+)
+"""Ways to come to the first call of a process."""
+
+LABELS = (
+    *COLD,
     "penstock, first save",
     "penstock, unverified",
     "Orbax",
