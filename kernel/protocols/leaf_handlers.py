@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "BufferHandler",
+    "ChunkBuffersHandler",
     "ChunkingHandler",
     "HandlerLookup",
     "LeafHandler",
@@ -195,11 +196,27 @@ class PackingHandler(LeafHandler, Protocol):
 class BufferHandler(Protocol):
     """A `LeafHandler` whose small leaves can be packed instead of staged one by one."""
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """Return an object whose buffer (PEP 688) is the only chunk of `leaf`, to be copied at once.
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer (PEP 688) is its only chunk, to be copied at once.
 
-        On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
+        A leaf with None goes through `pieces`; so do all of them on an error while the bytes are copied.
         Blocking.
+
+        Args:
+            values: Of leaves that have one signature, if the handler gives signatures.
+            spec: How they are stored, all alike.
+        """
+        ...
+
+
+@runtime_checkable
+class ChunkBuffersHandler(Protocol):
+    """A `BufferHandler` whose small leaves can be packed even if they are stored in several chunks."""
+
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer is its chunks, one after another in C order.
+
+        All else is as for `buffers`.
         """
         ...
 

@@ -19,6 +19,7 @@ LABELS = (
     "Orbax uncompressed",
     "safetensors",
     "numpy",
+    "jax alone",
     "raw buffered",
     "raw O_DIRECT",
     "raw scandir",
