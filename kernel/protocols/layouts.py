@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
 )
@@ -99,7 +100,7 @@ class Arrangement:
 
 
 @runtime_checkable
-class ArrangedLayout(Protocol):
+class ArrangedLayout(Capability, Protocol):
     """A `Layout` whose files begin with a header that says where everything lies."""
 
     def arrange(
@@ -122,7 +123,7 @@ class ArrangedLayout(Protocol):
 
 
 @runtime_checkable
-class FormattedLayout(Protocol):
+class FormattedLayout(Capability, Protocol):
     """A `Layout` that offers a choice of how arrays are stored."""
 
     @property
@@ -151,7 +152,7 @@ class FormattedLayout(Protocol):
 
 
 @runtime_checkable
-class ItemLayout(Protocol):
+class ItemLayout(Capability, Protocol):
     """A `Layout` that can write a tree as an item of a checkpoint."""
 
     def item_documents(
@@ -168,7 +169,7 @@ class ItemLayout(Protocol):
 
 
 @runtime_checkable
-class ItemsLayout(Protocol):
+class ItemsLayout(Capability, Protocol):
     """A `Layout` whose leaves lie in directories below the checkpoint, each with its own data files."""
 
     @property

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, final, runtime_checkable
 
+from penstock.kernel.protocols.capability import Capability
+
 BLOCK_BYTES: Final = 64 * 1024
 """Bytes read at a time of a range that is kept in part."""
 
@@ -40,7 +42,7 @@ class Destination(Protocol):
 
 
 @runtime_checkable
-class Adopting(Protocol):
+class Adopting(Capability, Protocol):
     """A `Destination` that can use memory that is already filled."""
 
     @property
