@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, final
 
@@ -113,34 +112,15 @@ class DirectoryHold:
         self.release()
 
 
-def make_held_directory(path: str, sync_parent: Callable[[], None]) -> DirectoryHold:
-    """Create the directory at `path`, in one that exists, durably, and held before anybody sees it.
+def make_held_directory(path: str) -> DirectoryHold:
+    """Create the directory at `path`, in one that exists, held before it is seen. Its name is not synced.
 
+    It is made under a name of its own, held, and then renamed. Where the file system cannot rename to a free
+    name alone, it is made first and held then; who finds it in between may take it, and this call is refused.
     If it fails, nothing is left there.
-
-    Args:
-        path: Of the directory.
-        sync_parent: Makes its name durable.
 
     Raises:
         InUseError: If something lies at `path`, or another one was faster.
-    """
-    hold = _make_held(path)
-    try:
-        sync_parent()
-    except BaseException:
-        os.rmdir(path)
-        hold.release()
-        raise
-
-    return hold
-
-
-def _make_held(path: str) -> DirectoryHold:
-    """Make it under a name of its own, hold it, and then rename it.
-
-    Where the file system cannot rename to a free name alone, it is made first and held then; who finds it in
-    between may take it, and this call is refused.
     """
     beside = f"{path}-{uuid.uuid4().hex}"
     with translated("mkdir", path):

@@ -167,14 +167,13 @@ class LocalStore:
         return hold
 
     def make_held(self, path: str) -> DirectoryHold:
-        """Create the directory at `path` and its missing parents, durably; it is locked before it is seen.
+        """Create the directory at `path`, locked before it is seen, and its missing parents, durably.
 
         Raises:
             InUseError: If something lies there.
         """
-        parent = os.path.dirname(path)
-        self.make_directory(parent)
-        hold = self._holds[path] = make_held_directory(path, lambda: self.sync_directory(parent))
+        self.make_directory(os.path.dirname(path))
+        hold = self._holds[path] = make_held_directory(path)
         return hold
 
     def hold_reading(self, path: str) -> DirectoryHold:
