@@ -418,12 +418,12 @@ async def test_a_stage_is_opened_with_the_first_message_for_it_or_with_the_end()
 
     opened.clear()
     await run_pipeline(
-        line(Step(nothing, opening=opening("a")), Step(Gather(), opening=opening("b"))), None, 1
+        line(Step(no_message, opening=opening("a")), Step(Gather(), opening=opening("b"))), None, 1
     )
     assert opened == ["a", "b"]
 
 
-async def nothing(_: int) -> None:
+async def no_message(_: int) -> None:
     await checkpoint()
 
 
