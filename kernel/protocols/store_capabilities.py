@@ -187,9 +187,10 @@ class BuildHolds(Capability, Protocol):
         ...
 
     def make_held(self, path: str) -> Hold:
-        """Create the directory at `path` and its missing parents, durably, held exclusively from the first.
+        """Create the directory at `path`, held exclusively from the first, and its missing parents, durably.
 
-        If it fails, nothing is left at `path`.
+        Its own name need not be durable: what is built there is published under another one, which is. If it
+        fails, nothing is left at `path`.
 
         Raises:
             InUseError: If something lies there already. If several create it at once, one succeeds.

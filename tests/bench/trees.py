@@ -145,6 +145,7 @@ SPECIFIED: dict[str, Callable[[float], Any]] = {
     "small": lambda scale: kilobytes(int(10_000 * scale)),
     "many": lambda scale: kilobytes(int(100_000 * scale)),
     "one": one,
+    "beside": lambda scale: large(scale * 3 / 16),
     "sharded": sharded,
     "changed": changing,
     "tiny": lambda scale: {name: _spec((at, 100)) for at, name in enumerate("abcde", 1)},

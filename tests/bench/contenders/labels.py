@@ -5,7 +5,9 @@ from __future__ import annotations
 LABELS = (
     "penstock",
     "penstock, first save",
+    "penstock, one-shot",
     "penstock, unverified",
+    "penstock.orbax async",
     "Orbax",
     "Orbax async",
     "Orbax uncompressed",
@@ -13,5 +15,7 @@ LABELS = (
     "numpy",
     "raw buffered",
     "raw O_DIRECT",
+    "raw O_DIRECT, crc32c",
     "raw scandir",
+    "nothing saved",
 )

@@ -273,7 +273,7 @@ def test_the_defaults() -> None:
     expected = Config(
         MemoryOptions("auto"),
         SaveFlowOptions(16 * MIB, 2048, 4096 * MIB),
-        RestoreFlowOptions(32 * MIB, 2048, 4 * MIB),
+        RestoreFlowOptions(32 * MIB, 2048, 32 * MIB),
         StoreOptions("auto"),
     )
 

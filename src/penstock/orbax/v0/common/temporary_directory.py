@@ -104,7 +104,9 @@ class TemporaryDirectory:
             self._store.sync_tree(place)
 
         mark_complete(self._store, place)
-        if not self._in_place:
+        if self._in_place:
+            self._store.sync_directory(os.path.dirname(place))
+        else:
             self._workspace.publish_now()
             if self._workspace.left_behind is not None:  # the new one is there, and durable
                 error = repr(self._workspace.left_behind)
