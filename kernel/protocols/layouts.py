@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "ArrangedDigests",
     "ArrangedLayout",
     "Arrangement",
     "FormattedLayout",
@@ -10,11 +11,12 @@ __all__ = (
     "ItemsLayout",
     "Layout",
     "Place",
+    "WrittenRange",
 )
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.capability import Capability
@@ -94,9 +96,34 @@ class Place:
 class Arrangement:
     """All places in a checkpoint whose format needs them decided before anything is written."""
 
-    heads: tuple[Document, ...]  #: what each data file begins with
+    heads: tuple[Document, ...]  #: what each data file begins with, of the final length
     places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
     documents: tuple[Document, ...] = ()  #: what lies beside the data files
+
+
+class WrittenRange(NamedTuple):
+    """A range of a file that was written, within one block of a leaf."""
+
+    offset: int  #: bytes from the start of the file
+    nbytes: int
+    crc32c: int
+
+
+class ArrangedDigests(Protocol):
+    """Collects the checksums of what is written, for heads that have them. Thread-safe."""
+
+    @property
+    def block_bytes(self) -> int:
+        """A leaf has a checksum for each so many bytes, from its own beginning."""
+        ...
+
+    def add(self, ranges: Mapping[str, Sequence[WrittenRange]]) -> None:
+        """Take up what was written into each file, in any order; every byte once."""
+        ...
+
+    def head(self, file: str) -> bytes:
+        """Return the head of a file once all of it was written, as long as that of the arrangement."""
+        ...
 
 
 @runtime_checkable
@@ -114,6 +141,15 @@ class ArrangedLayout(Capability, Protocol):
 
         Raises:
             SpecError: If the format cannot hold them.
+        """
+        ...
+
+    def digests(self, arrangement: Arrangement, specs: Sequence[LeafSpec]) -> ArrangedDigests:
+        """Return what collects the checksums of one save.
+
+        Args:
+            arrangement: Of that save.
+            specs: Those that it was made of.
         """
         ...
 

@@ -78,6 +78,11 @@ def save_safetensors(path: Path) -> None:
     penstock.sync.export_safetensors(plain, path.with_suffix(".safetensors"), custom_metadata={"lr": 0.5})
 
 
+def save_shards(path: Path) -> None:
+    tensors = {f"l{at}": np.arange(100 * at, 100 * at + 100, dtype=np.float32) for at in range(6)}
+    penstock.sync.export_safetensors(tensors, path, max_shard_bytes=900, custom_metadata={"lr": 0.5})
+
+
 def save_as_before(path: Path) -> None:
     saving()(path)
     unseal(path)
@@ -155,7 +160,8 @@ KINDS = (
     Kind("items", save_items, items),
     Kind("a manager's step", save_steps, steps),
     Kind("by Orbax, then `penstock seal`", save_with_orbax_and_seal),
-    Kind("safetensors", save_safetensors, safetensors, is_safe=False),
+    Kind("safetensors", save_safetensors, safetensors),
+    Kind("safetensors, several files", save_shards),
     Kind("OCDBT, by penstock 0.1", save_as_before, is_safe=False),
     Kind("OCDBT, by Orbax", save_with_orbax, is_safe=False),
 )

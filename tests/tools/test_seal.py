@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from safetensors.numpy import save_file
 from tests.unsealed import unseal
 
 import penstock
@@ -133,9 +134,17 @@ def test_a_lost_record_is_noticed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_sealed(tmp_path: Path) -> None:
-    penstock.sync.export_safetensors({"a": np.ones(1)}, tmp_path / "x.safetensors")
+    save_file({"a": np.ones(1)}, tmp_path / "x.safetensors")
 
-    with pytest.raises(UnsupportedFormatError, match="no room"):
+    with pytest.raises(UnsupportedFormatError, match="`penstock convert` writes a copy"):
         penstock.sync.seal(tmp_path / "x.safetensors")
     with pytest.raises(NotACheckpointError):
         penstock.sync.seal(tmp_path / "nothing")
+
+
+def test_safetensors_of_ours_are_sealed_already(tmp_path: Path) -> None:
+    penstock.sync.export_safetensors({"a": np.ones(1)}, tmp_path / "x.safetensors")
+    before = (tmp_path / "x.safetensors").read_bytes()
+
+    assert penstock.sync.seal(tmp_path / "x.safetensors").unchanged == (str(tmp_path / "x.safetensors"),)
+    assert (tmp_path / "x.safetensors").read_bytes() == before

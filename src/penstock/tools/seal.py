@@ -23,6 +23,7 @@ from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_META
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, NotACheckpointError, StorageError, UnsupportedFormatError
@@ -66,7 +67,8 @@ async def seal(path: Path, *, store: Store | None = None) -> SealReport:
     Raises:
         ChecksumError: If bytes differ from a checksum that was recorded before. Nothing is sealed then.
         NotACheckpointError: If there is none.
-        UnsupportedFormatError: If it is safetensors, which have no room for digests.
+        UnsupportedFormatError: If it is safetensors without digests: they lie in the header, so that only
+            `convert` adds them, to a copy.
         PenstockError: As `restore`, if it cannot be opened.
 
     Cancellation:
@@ -78,6 +80,9 @@ async def seal(path: Path, *, store: Store | None = None) -> SealReport:
     sealed: list[str] = []
     unchanged: list[str] = []
     count = _Count()
+    if await threads.run(_has_tensors, store, final):
+        return SealReport(final, (), (final,), 0, 0, 0)
+
     for checkpoint in await threads.run(_checkpoints, store, final):
         for directory, work in await threads.run(_directories, store, checkpoint):
             if await threads.run(_seal, store, directory, work, count):
@@ -95,13 +100,26 @@ class _Count:
     nbytes: int = 0
 
 
+def _has_tensors(store: Store, path: str) -> bool:
+    """Whether `path` is safetensors with digests of everything.
+
+    Raises:
+        UnsupportedFormatError: If it is safetensors without.
+    """
+    if not is_safetensors(store, path):
+        return False
+
+    if survey_tensors(store, path).findings:
+        problem = "is safetensors, whose digests lie in the header, before the data; `penstock convert`"
+        raise UnsupportedFormatError(path, f"{problem} writes a copy that has them")
+
+    return True
+
+
 def _checkpoints(store: Store, path: str) -> list[str]:
     """Return `path`, or the finished steps in it."""
     if store.kind(path) is None:
         raise NotACheckpointError(path, "does not exist")
-    if is_safetensors(store, path):
-        raise UnsupportedFormatError(path, "is safetensors, which have no room for digests")
-
     names = frozenset(store.list_directory(path))
     if latest_step(store, path, names) is None:
         return [path]
