@@ -13,6 +13,7 @@ LABELS = (
     "Orbax uncompressed",
     "safetensors",
     "numpy",
+    "jax alone",
     "raw buffered",
     "raw O_DIRECT",
     "raw O_DIRECT, crc32c",

@@ -45,6 +45,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
@@ -132,11 +133,13 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     """Read the caller's own metadata of a directory of steps; None if there is none.
 
     Raises:
-        CorruptCheckpointError: If it is not a JSON object.
+        CorruptCheckpointError: If it is not a JSON object, or a link leads out of `root`.
     """
     folder = os.path.join(root, ROOT_FOLDER)
     if store.kind(folder) == "file":
         raise CorruptCheckpointError(folder, "is a file, not the directory of the metadata of all steps")
+    if isinstance(store, UntrustedFiles) and store.kind(folder) is not None:
+        store.check_links(root, folder)
 
     for name in _ROOT_FILES:
         path = os.path.join(folder, name)
