@@ -20,6 +20,7 @@ __all__ = (
     "digest_of",
     "encode",
     "encode_files",
+    "with_documents",
     "without_documents",
 )
 
@@ -170,6 +171,23 @@ def encode_files(
     return msgpack.packb(members)
 
 
+def with_documents(
+    path: str,
+    data: bytes | None,
+    documents: Mapping[str, Digest],
+    about: Mapping[str, object] | None,
+) -> bytes:
+    """Return the document with other digests of documents; a new one if there is no `data`.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+    """
+    members = {"version": VERSION, "files": {}} if data is None else _members(path, data)
+    return msgpack.packb(
+        {**members, "documents": _encoded(documents) if documents else {}, "about": dict(about or {})}
+    )
+
+
 def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:
     """Return the document without the digests of some documents.
 
@@ -177,8 +195,11 @@ def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]
         CorruptCheckpointError: As `decode`.
     """
     kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
-    members = _as_map(path, cast("object", msgpack.unpackb(data)))
-    return msgpack.packb({**members, "documents": _encoded(kept) if kept else {}})
+    return msgpack.packb({**_members(path, data), "documents": _encoded(kept) if kept else {}})
+
+
+def _members(path: str, data: bytes) -> dict[str, object]:
+    return _as_map(path, cast("object", msgpack.unpackb(data)))
 
 
 def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:

@@ -17,6 +17,7 @@ __all__ = (
     "read_info",
     "read_metrics",
     "read_root_metadata",
+    "seal_root_metadata",
     "write_root_metadata",
 )
 
@@ -34,8 +35,8 @@ from penstock.handlers.formats.orbax.discovery.step_dirs import (
     may_be_finished_step,
     read_root_metadata,
 )
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, INTEGRITY
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing
@@ -184,9 +185,33 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
 
             return
 
-        record = integrity.encode((), {}, [Document(_ROOT_FILE[1], data)])
-        store.write_file(os.path.join(folder, INTEGRITY), record)
-        store.sync_directory(folder)
+        seal_root_metadata(store, root)
+
+
+def seal_root_metadata(store: Store, root: str) -> bool:
+    """Record the digests of the metadata of a directory of steps, as they are now, unless that was done.
+
+    A mark has the digest of the record, as that of a checkpoint has.
+
+    Returns:
+        Whether anything was written.
+
+    Raises:
+        ChecksumError: If they differ from a digest that was recorded before.
+    """
+    folder = os.path.join(root, _ROOT_FILE[0])
+    names = store.list_directory(folder) if store.kind(folder) == "directory" else ()
+    documents = [name for name in names if name not in {INTEGRITY, COMMIT_MARK}]
+    if not documents or {INTEGRITY, COMMIT_MARK} <= set(names):
+        return False
+
+    sealed = SealedDocuments.open(store, folder, names)
+    record = integrity.encode((), {}, [Document(name, sealed.read(name)) for name in documents])
+    store.write_file(os.path.join(folder, INTEGRITY), record)
+    store.sync_directory(folder)  # before the mark that says that it is there
+    store.write_file(os.path.join(folder, COMMIT_MARK), commit_mark_text.encode(record))
+    store.sync_directory(folder)
+    return True
 
 
 def _names_in(store: Store, path: str) -> Sequence[str]:

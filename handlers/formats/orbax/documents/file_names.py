@@ -12,6 +12,7 @@ __all__ = (
     "COMMIT_MARK",
     "COMMIT_MARK_TEXT",
     "DATA_FOLDER",
+    "DELETION",
     "INTEGRITY",
     "LEGACY_MSGPACK",
     "MANIFEST",
@@ -36,6 +37,7 @@ DATA_FOLDER: Final = "d"
 OF_A_PROCESS: Final = "ocdbt.process_"
 """Begins the name of the database of one process, from before all of them are merged."""
 COMMIT_MARK: Final = "commit_success.txt"
+DELETION: Final = "_CHECKPOINT_DELETION"
 COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"

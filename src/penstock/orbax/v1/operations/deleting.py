@@ -6,8 +6,10 @@ __all__ = ("delete", "delete_async")
 
 import os
 
+from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.storage.deletion import delete_file
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.item_names import check_names
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
@@ -34,7 +36,7 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
         FileNotFoundError: If there is nothing, and `missing_ok` is off.
         InvalidLayoutError: If what is there is no checkpoint. It is a ValueError.
         ValueError: If the item is the only one, or its name is not allowed.
-        StorageError: If penstock reads it elsewhere on this machine, or the medium refuses.
+        StorageError: If penstock reads it or saves there elsewhere on this machine, or the medium refuses.
     """
     return finished(_begin(path, checkpointable_name, missing_ok=missing_ok))
 
@@ -72,8 +74,7 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
             raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
 
     if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
-        os.remove(path)
-        LocalStore().sync_directory(os.path.dirname(path))
+        delete_file(LocalStore(), path, temporary_path(path))
         return True
 
     delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)

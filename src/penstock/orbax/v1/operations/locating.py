@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, METADATA, V1_MARK
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.item_names import AUTO, RESERVED, STATE
@@ -148,7 +148,7 @@ def _find(path: str, layout: CheckpointLayout) -> Found:
     if V1_MARK not in names:
         _check_v0(path, names)
 
-    about = checkpoint_metadata.read(store, path, names)
+    about = SealedDocuments.open(store, path, names).about(names)
     return Found(path, Kind.V1 if V1_MARK in names else Kind.V0, names, about)
 
 

@@ -6,6 +6,7 @@ __all__ = (
     "Saving",
     "begin_save",
     "check_state",
+    "prepare_save",
     "save",
     "save_async",
     "save_checkpointables",
@@ -143,6 +144,18 @@ def begin_save(
     custom_metadata: JsonType | None,
 ) -> Operation[None]:
     """Start to save named objects. Raises errors of the arguments at once; see `save_checkpointables`."""
+    saving = prepare_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata)
+    return begin(f"save of {saving.path!r}", saving)
+
+
+def prepare_save(
+    path: PathLike,
+    checkpointables: Mapping[str, Checkpointable],
+    *,
+    overwrite: bool,
+    custom_metadata: JsonType | None,
+) -> Saving:
+    """Check the arguments of a save; see `save_checkpointables`."""
     if not checkpointables:
         raise ValueError(f"`checkpointables` must not be empty, but got {checkpointables!r}")
 
@@ -152,8 +165,7 @@ def begin_save(
     handlers = {
         name: resolve_handler_for_save(registry, item, name=name) for name, item in checkpointables.items()
     }
-    saving = Saving(absolute_path(path), dict(checkpointables), handlers, context, overwrite, custom_metadata)
-    return begin(f"save of {saving.path!r}", saving)
+    return Saving(absolute_path(path), dict(checkpointables), handlers, context, overwrite, custom_metadata)
 
 
 def check_state(state: Any) -> None:
@@ -267,7 +279,7 @@ class Saving:
         )
         self._store.write_file(self._workspace.path(V1_MARK), b"")
         self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)
-        mark_complete(self._store, self._workspace.temporary)
+        mark_complete(self._store, self._workspace.temporary, whole=True)
 
 
 def staged(operation: Operation[None]) -> Operation[None]:
