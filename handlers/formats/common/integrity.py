@@ -175,17 +175,22 @@ def with_documents(
     path: str,
     data: bytes | None,
     documents: Mapping[str, Digest],
-    about: Mapping[str, object] | None,
+    about: Mapping[str, object] | None = None,
 ) -> bytes:
     """Return the document with other digests of documents; a new one if there is no `data`.
+
+    Args:
+        path: Of the document, for the error.
+        data: Its content.
+        documents: All that are to be recorded.
+        about: What `_CHECKPOINT_METADATA` says; by default what was recorded of it.
 
     Raises:
         CorruptCheckpointError: If it is malformed.
     """
     members = {"version": VERSION, "files": {}} if data is None else _members(path, data)
-    return msgpack.packb(
-        {**members, "documents": _encoded(documents) if documents else {}, "about": dict(about or {})}
-    )
+    said = {} if about is None else {"about": dict(about)}
+    return msgpack.packb({**members, "documents": _encoded(documents) if documents else {}, **said})
 
 
 def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:

@@ -30,13 +30,19 @@ from typing import Any, Final
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checked_json import parse_object
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_checkpoint,
     may_be_finished_step,
     read_root_metadata,
 )
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    INTEGRITY,
+    ROOT_METADATA,
+)
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing
@@ -52,8 +58,6 @@ METRICS: Final = "metrics"
 
 DELETED: Final = "deleted_"
 """Prefix of the name of a step that is being deleted."""
-
-_ROOT_FILE: Final = ("metadata", "_ROOT_METADATA")
 
 
 def check_root(store: Store, root: str) -> None:
@@ -173,8 +177,8 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(f"metadata cannot be written as JSON: {error}") from error
 
-    folder = os.path.join(root, _ROOT_FILE[0])
-    file = os.path.join(folder, _ROOT_FILE[1])
+    folder = os.path.join(root, ROOT_FOLDER)
+    file = os.path.join(folder, ROOT_METADATA)
     if store.kind(file) is None:
         store.make_directory(folder)
         try:
@@ -199,17 +203,19 @@ def seal_root_metadata(store: Store, root: str) -> bool:
     Raises:
         ChecksumError: If they differ from a digest that was recorded before.
     """
-    folder = os.path.join(root, _ROOT_FILE[0])
+    folder = os.path.join(root, ROOT_FOLDER)
     names = store.list_directory(folder) if store.kind(folder) == "directory" else ()
     documents = [name for name in names if name not in {INTEGRITY, COMMIT_MARK}]
-    if not documents or {INTEGRITY, COMMIT_MARK} <= set(names):
+    sealed = SealedDocuments.open(store, folder, names)
+    mark = os.path.join(folder, COMMIT_MARK)
+    marked = COMMIT_MARK in names and commit_mark_text.decode(store.read_file(mark)) is not None
+    if not documents or (sealed.is_sealed and marked):
         return False
 
-    sealed = SealedDocuments.open(store, folder, names)
     record = integrity.encode((), {}, [Document(name, sealed.read(name)) for name in documents])
     store.write_file(os.path.join(folder, INTEGRITY), record)
     store.sync_directory(folder)  # before the mark that says that it is there
-    store.write_file(os.path.join(folder, COMMIT_MARK), commit_mark_text.encode(record))
+    store.write_file(mark, commit_mark_text.encode(record))
     store.sync_directory(folder)
     return True
 

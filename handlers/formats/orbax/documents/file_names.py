@@ -19,6 +19,7 @@ __all__ = (
     "MARKS",
     "METADATA",
     "OF_A_PROCESS",
+    "ROOT_METADATA",
     "SHARDING",
     "STRINGS",
     "V1_MARK",
@@ -39,6 +40,8 @@ OF_A_PROCESS: Final = "ocdbt.process_"
 COMMIT_MARK: Final = "commit_success.txt"
 DELETION: Final = "_CHECKPOINT_DELETION"
 COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
+ROOT_METADATA: Final = "_ROOT_METADATA"
+"""In the folder `metadata` of a directory of steps."""
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("documents_below", "record_documents")
+__all__ = ("documents_below", "record_documents", "renew_record")
 
 import os
 from collections.abc import Collection, Iterator
@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.stored_files import digest_of_file
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
@@ -48,15 +48,14 @@ def documents_below(store: Store, directory: str, files: Collection[str], below:
             yield full
 
 
-def record_documents(store: Store, directory: str, *, renew: bool = False) -> bytes:
+def record_documents(store: Store, directory: str) -> bytes:
     """Write the record of a directory that is being built: what it said so far, and every document. Blocking.
 
     The data files of a database are left out: what lies in them has checksums of its own, or none.
 
     Args:
         store: Where.
-        directory: Of a checkpoint, or of a tree in one.
-        renew: Whether documents that are recorded already were changed since.
+        directory: Of a checkpoint.
 
     Returns:
         The content of the record.
@@ -64,9 +63,8 @@ def record_documents(store: Store, directory: str, *, renew: bool = False) -> by
     path = os.path.join(directory, INTEGRITY)
     data = store.read_file(path) if store.kind(path) == "file" else None
     before = integrity.Integrity() if data is None else integrity.decode(path, data)
-    known = {} if renew else before.documents
     documents = {
-        name: known.get(name) or digest_of_file(store, os.path.join(directory, name))
+        name: before.documents.get(name) or digest_of_file(store, os.path.join(directory, name))
         for name in documents_below(store, directory, before.files)
         if name in before.documents or not _is_database_file(name)
     }
@@ -80,6 +78,25 @@ def record_documents(store: Store, directory: str, *, renew: bool = False) -> by
     store.write_file(path, record)
     store.sync_directory(directory)
     return record
+
+
+def renew_record(store: Store, directory: str) -> None:
+    """Record anew the documents of a tree that is being built and was recorded before they changed. Blocking."""
+    path = os.path.join(directory, INTEGRITY)
+    if store.kind(path) != "file":
+        return
+
+    data = store.read_file(path)
+    documents = {
+        name: digest_of_file(store, os.path.join(directory, name))
+        for name in integrity.decode(path, data).documents
+        if store.kind(os.path.join(directory, name)) == "file"
+    }
+    record = integrity.with_documents(path, data, documents)
+    store.write_file(path, record)
+    mark = os.path.join(directory, COMMIT_MARK)
+    if store.kind(mark) == "file":
+        store.write_file(mark, commit_mark_text.encode(record, store.read_file(mark)))
 
 
 def _is_database_file(name: str) -> bool:

@@ -65,7 +65,7 @@ def check_document(directory: Any, name: str) -> None:
 
 
 def sealed_documents(store: LocalStore, directory: str) -> SealedDocuments:
-    """Find the record of the documents in a directory: there, or in the checkpoint that it belongs to. Blocking.
+    """Find the record of the documents in a directory: there, or in the checkpoint around it. Blocking.
 
     Raises:
         CorruptCheckpointError: If the record is lost or damaged.

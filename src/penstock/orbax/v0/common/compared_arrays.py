@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ("compare_arrays",)
 
 import os
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from itertools import groupby
 
 from penstock.handlers.formats.common.checksummed_reads import NONE
@@ -34,7 +35,7 @@ def compare_arrays(infos: Iterable[ParamInfo]) -> None:
         _compare(LocalStore(), directory, names)
 
 
-def _compare(store: LocalStore, directory: str, names: Set[str]) -> None:
+def _compare(store: LocalStore, directory: str, names: AbstractSet[str]) -> None:
     if store.kind(directory) != "directory":
         return  # TensorStore says what is wrong, or reads it from elsewhere
 
@@ -55,7 +56,7 @@ def _compare(store: LocalStore, directory: str, names: Set[str]) -> None:
             raise ChecksumError(path, finding.problem, key_path=finding.key_paths[0])
 
 
-def _in_directories(sealed: SealedDocuments, names: Set[str]) -> Iterator[tuple[str, Checksum, str]]:
+def _in_directories(sealed: SealedDocuments, names: AbstractSet[str]) -> Iterator[tuple[str, Checksum, str]]:
     for file, checksums in sealed.recorded.files.items():
         steps = file.split("/")
         for name in names & {"/".join(steps[:depth]) for depth in range(1, len(steps))}:
@@ -64,7 +65,7 @@ def _in_directories(sealed: SealedDocuments, names: Set[str]) -> Iterator[tuple[
 
 
 def _in_database(
-    store: LocalStore, sealed: SealedDocuments, names: Set[str]
+    store: LocalStore, sealed: SealedDocuments, names: AbstractSet[str]
 ) -> Iterator[tuple[str, Checksum, str]]:
     index = read_index(store, sealed.directory)
     for name in names:

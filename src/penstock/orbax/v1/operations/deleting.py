@@ -4,11 +4,14 @@ from __future__ import annotations
 
 __all__ = ("delete", "delete_async")
 
+import json
 import os
 
-from penstock.handlers.formats.common.temporary_names import temporary_path
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import StorageError
 from penstock.kernel.storage.deletion import delete_file
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.item_names import check_names
@@ -77,8 +80,39 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
         delete_file(LocalStore(), path, temporary_path(path))
         return True
 
-    delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
+    if name is None:
+        delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
+    else:
+        _delete_item(LocalStore(), path, name)
+
     return True
+
+
+def _delete_item(store: LocalStore, path: str, name: str) -> None:
+    """Delete an item that the checkpoint no longer lists by then: one that is listed and lost is damage."""
+    file = os.path.join(path, CHECKPOINT_METADATA)
+    data = store.read_file(file) if store.kind(file) == "file" else b""
+    listed = json.loads(data) if data else {}
+    handlers = listed.get("item_handlers")
+    is_listed = isinstance(handlers, dict) and name in handlers
+    if is_listed:
+        others = {item: handler for item, handler in handlers.items() if item != name}
+        _replace(store, file, json.dumps({**listed, "item_handlers": others}).encode())
+
+    try:
+        delete_step(store, path, name, None)
+    except StorageError:
+        if is_listed:
+            _replace(store, file, data)
+        raise
+
+
+def _replace(store: LocalStore, file: str, data: bytes) -> None:
+    """Replace a document in one step, durably."""
+    new = file + TEMPORARY_SUFFIX
+    store.write_file(new, data)
+    os.replace(new, file)
+    store.sync_directory(os.path.dirname(file))
 
 
 def _absent(path: str, missing_ok: bool) -> bool:

@@ -15,13 +15,14 @@ __all__ = (
 )
 
 import warnings
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeAlias
 
 import jax
 from anyio import to_thread
 from jax.sharding import AbstractMesh, NamedSharding
 
+from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.events import get_logger
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.handler_registration import NoEntryError
@@ -219,15 +220,28 @@ async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
         loading[name] = handler, await handler.load(_path(found, name), abstract)
 
     loaded: dict[str, Any] = {}
-    for name, (handler, one) in loading.items():
-        try:
-            loaded[name] = await one
-        except Exception as error:
-            raise NoEntryError(
-                f"Failed to load checkpointable: {name} with {type(handler)} as {asked[name]!r}: {error}"
-            ) from error
+    waiting = list(loading.items())
+    try:
+        while waiting:
+            name, (handler, one) = waiting.pop(0)
+            loaded[name] = await _loaded(name, handler, one, asked[name])
+    finally:
+        for _, (_, one) in waiting:  # one failed; the others would be said to have been forgotten
+            if isinstance(one, Coroutine):
+                one.close()
 
     return loaded
+
+
+async def _loaded(name: str, handler: Any, one: Awaitable[Any], abstract: Any) -> Any:
+    try:
+        return await one
+    except (ChecksumError, MissingFileError):
+        raise  # it was found, and is damaged
+    except Exception as error:
+        raise NoEntryError(
+            f"Failed to load checkpointable: {name} with {type(handler)} as {abstract!r}: {error}"
+        ) from error
 
 
 def _find_items(path: PathLike, context: Context) -> tuple[Found, list[str]]:

@@ -14,6 +14,7 @@ from penstock.handlers.formats.orbax.documents.checkpoint_metadata import Checkp
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, METADATA, V1_MARK
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.item_names import AUTO, RESERVED, STATE
 from penstock.orbax.v1.common.path_types import PathLike
@@ -72,10 +73,14 @@ def find(path: PathLike, layout: CheckpointLayout) -> Found:
 
     Raises:
         InvalidLayoutError: If it is not a finished checkpoint of the layout.
+        ChecksumError: If what it records of itself is not as it was written.
+        MissingFileError: If that was written and is lost.
     """
     place = absolute_path(path)
     try:
         return _find(place, layout)
+    except (ChecksumError, MissingFileError):
+        raise  # it is of this layout, and damaged
     except (OSError, ValueError) as error:
         raise InvalidLayoutError(
             f"Could not recognize the checkpoint at {place} as a valid {layout.value.capitalize()} "
