@@ -81,7 +81,7 @@ def record_documents(store: Store, directory: str) -> bytes:
 
 
 def renew_record(store: Store, directory: str) -> None:
-    """Record anew the documents of a tree that is being built and was recorded before they changed. Blocking."""
+    """Record anew the documents of a tree that is being built, which changed after they were recorded."""
     path = os.path.join(directory, INTEGRITY)
     if store.kind(path) != "file":
         return
