@@ -6,6 +6,7 @@ __all__ = ("delete", "delete_async")
 
 import json
 import os
+from typing import Any, cast
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
@@ -92,18 +93,18 @@ def _delete_item(store: LocalStore, path: str, name: str) -> None:
     """Delete an item that the checkpoint no longer lists by then: one that is listed and lost is damage."""
     file = os.path.join(path, CHECKPOINT_METADATA)
     data = store.read_file(file) if store.kind(file) == "file" else b""
-    listed = json.loads(data) if data else {}
+    listed: dict[str, Any] = json.loads(data) if data else {}
     handlers = listed.get("item_handlers")
-    is_listed = isinstance(handlers, dict) and name in handlers
-    if is_listed:
-        others = {item: handler for item, handler in handlers.items() if item != name}
-        _replace(store, file, json.dumps({**listed, "item_handlers": others}).encode())
+    if not isinstance(handlers, dict) or name not in handlers:
+        delete_step(store, path, name, None)
+        return
 
+    others = {item: handler for item, handler in cast("dict[str, Any]", handlers).items() if item != name}
+    _replace(store, file, json.dumps({**listed, "item_handlers": others}).encode())
     try:
         delete_step(store, path, name, None)
     except StorageError:
-        if is_listed:
-            _replace(store, file, data)
+        _replace(store, file, data)
         raise
 
 
