@@ -101,6 +101,12 @@ class LeafSpec:
         return self.nbytes > 0 and self.nbytes == self.chunk_nbytes
 
     @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """How many chunks there are along each axis; chunks at the end of an axis may jut out."""
+        shape = self.shape or ()
+        return tuple([-(-size // chunk) for size, chunk in zip(shape, self.chunk_shape, strict=True)])
+
+    @property
     def is_empty_marker(self) -> bool:
         """Whether this stands for None or an empty container."""
         return self.typestr in EMPTY_MARKERS

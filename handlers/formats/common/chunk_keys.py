@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("array_metadata", "chunk_grid", "chunk_key", "prefix_of")
+__all__ = ("array_metadata", "chunk_key", "chunk_keys", "prefix_of")
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from penstock.handlers.formats.common.zarr_metadata import encode_v2, encode_v3
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.views import StagedLeaf
 
 
 def prefix_of(name: str) -> str:
@@ -31,8 +30,10 @@ def array_metadata(spec: LeafSpec, version: int) -> bytes:
     return encode(spec.shape or (), spec.dtype, spec.chunk_shape, spec.codec)
 
 
-def chunk_grid(leaf: StagedLeaf) -> Iterable[tuple[int, ...]]:
-    """Yield the index of every chunk, in order."""
-    shape, chunk_shape = leaf.spec.shape or (), leaf.spec.chunk_shape
-    counts = [-(-n // chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]
-    return itertools.product(*map(range, counts))
+def chunk_keys(grid: Sequence[int], version: int) -> list[str]:
+    """Return the keys of all chunks of a grid, in C order."""
+    indices = itertools.product(*[list(map(str, range(n))) for n in grid])
+    if version == 2:
+        return [".".join(index) or "0" for index in indices]
+
+    return ["/".join(["c", *index]) for index in indices]

@@ -93,7 +93,7 @@ class SafetensorsCheckpoint:
         chunk = StoredChunk(tensor.file, tensor.offset, (0,) * len(shape), shape, stored.spec.itemsize)
         recorded = self.checksums.get(tensor.file, NONE)
         if region.nbytes == stored.spec.nbytes or not len(recorded):
-            reads = chunk_reads(index, chunk, region, piece_bytes)
+            reads: Iterator[Read] = chunk_reads(index, chunk, region, piece_bytes)
         else:
             pieces = cut_at_pieces(chunk, region.bounds, recorded)
             reads = merge_direct(

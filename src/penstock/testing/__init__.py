@@ -42,6 +42,7 @@ __all__ = (
     "SharingConformance",
     "StageConformance",
     "StoreConformance",
+    "lockless_store",
 )
 
 from penstock.testing.capability_conformance import (
@@ -59,6 +60,7 @@ from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore
 from penstock.testing.handler_conformance import HandlerConformance
 from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.lockless_store import lockless_store
 from penstock.testing.memory_store import MemoryStore
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import StoreConformance

@@ -7,11 +7,12 @@ __all__ = ("repair",)
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
+from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
@@ -21,8 +22,9 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
-from penstock.tools.salvage import Salvage, find_damage
+from penstock.tools.salvage import Damage, Salvage, find_damage
 from penstock.tools.stored_steps import find_stored_steps
+from penstock.tools.trial_reads import try_leaves
 from penstock.verification.verify import compare_ranges
 
 
@@ -71,6 +73,10 @@ async def repair(
     return await found.run(final)
 
 
+_SAVED: Final = frozenset({"kept", "unchecked", "taken"})
+_PIECE_BYTES: Final = 4 * 2**20
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Repair:
@@ -92,9 +98,10 @@ class _Repair:
             damage.add(label, findings)
 
         async with self.rewriting.source_files(threads) as files:
+            await self._try_doubtful(damage, files)
             salvage = Salvage(damage, files, others)
             items = await threads.run(salvage.items)
-            if not any(leaf.outcome != "gone" for leaf in salvage.leaves):
+            if not any(leaf.outcome in _SAVED for leaf in salvage.leaves):
                 raise CorruptCheckpointError(
                     start, f"holds nothing that can be saved: {damage.first_problem}"
                 )
@@ -102,6 +109,13 @@ class _Repair:
             report = await self.rewriting.save(unchanged, final, items)
 
         return RepairReport(start, final, report.nbytes, tuple(salvage.leaves))
+
+    async def _try_doubtful(self, damage: Damage, files: SourceFiles) -> None:
+        """Read every leaf that no checksum vouches for: one that cannot be read is gone."""
+        memory = self.rewriting.memory
+        piece_bytes = min(_PIECE_BYTES, memory.limit)
+        for place, opened, leaves in await self.threads.run(damage.doubtful):
+            damage.add(place, await try_leaves(opened, leaves, files, self.threads, memory, piece_bytes))
 
 
 def _steps_of(store: Store, paths: Sequence[str]) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 __all__ = ("ChunkIndex",)
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias, final
+from typing import cast, final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_grid, chunk_key, prefix_of
+from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_keys, prefix_of
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.btree_encoding import Places
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
@@ -19,9 +20,6 @@ from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.views import PackedLeaves, StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Written
-
-_Chunk: TypeAlias = tuple[int, tuple[int, ...]]
-"""Index of a leaf, and of a chunk in its grid."""
 
 
 @final
@@ -38,49 +36,39 @@ class ChunkIndex:
 
     __slots__ = (
         "_arrays",
-        "_chunks",
+        "_chunk_nbytes",
+        "_counts",
+        "_grids",
         "_inline",
         "_keys",
         "_lengths",
+        "_places",
         "_plan",
-        "_single",
         "_spilled",
         "_starts",
     )
 
     def __init__(self, arrays: Sequence[StagedLeaf], version: int = 2) -> None:
         self._arrays = arrays
-        self._single: dict[int, int] = {}  #: slot of the only chunk of a leaf
-        self._chunks: dict[_Chunk, int] = {}  #: slot of every chunk of the others
-        self._starts: list[int] = []  #: first slot of each array
+        self._places = {leaf.index: at for at, leaf in enumerate(arrays)}  #: in `arrays`, by index
+        grids = {id(spec): spec.grid_shape for spec in {id(leaf.spec): leaf.spec for leaf in arrays}.values()}
+        self._grids = [grids[id(leaf.spec)] for leaf in arrays]
+        self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
+        self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
+        self._chunk_nbytes = _column([leaf.spec.chunk_nbytes for leaf in arrays])
+        names = [prefix_of(leaf.info.name).encode() for leaf in arrays]
         keys: list[bytes] = []
-        lengths: list[int] = []
-        zeros: dict[int, str] = {}  # the key of the only chunk, for each number of axes
-        for leaf in arrays:
-            self._starts.append(len(keys))
-            prefix = prefix_of(leaf.info.name)
-            spec = leaf.spec
-            if spec.is_single_chunk:
-                self._single[leaf.index] = len(keys)
-                n_axes = len(spec.chunk_shape)
-                if n_axes not in zeros:
-                    zeros[n_axes] = chunk_key((0,) * n_axes, version)
+        suffixes = {grid: [key.encode() for key in chunk_keys(grid, version)] for grid in set(self._grids)}
+        for name, grid in zip(names, self._grids, strict=True):
+            keys += [name + suffix for suffix in suffixes[grid]]
 
-                keys.append(f"{prefix}{zeros[n_axes]}".encode())
-                lengths.append(spec.chunk_nbytes)
-                continue
-
-            for index in chunk_grid(leaf):
-                self._chunks[leaf.index, index] = len(keys)
-                keys.append(f"{prefix}{chunk_key(index, version)}".encode())
-                lengths.append(spec.chunk_nbytes)
-
+        lengths: list[int] = np.repeat(self._chunk_nbytes, self._counts).tolist()
+        key = METADATA_KEYS[version - 2].encode()
         documents = [array_metadata(leaf.spec, version) for leaf in arrays]
-        names = [f"{prefix_of(leaf.info.name)}{METADATA_KEYS[version - 2]}".encode() for leaf in arrays]
         long = [at for at, document in enumerate(documents) if len(document) > MAX_INLINE_BYTES]
         self._spilled = [documents[at] for at in long]
         short = [at for at, document in enumerate(documents) if len(document) <= MAX_INLINE_BYTES]
-        self._keys = [*keys, *(names[at] for at in long), *(names[at] for at in short)]
+        self._keys = [*keys, *(names[at] + key for at in long), *(names[at] + key for at in short)]
         self._inline = [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)]
         self._lengths = [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)]
         # The encoded length of a chunk differs from save to save.
@@ -105,23 +93,20 @@ class ChunkIndex:
             PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing. That is an error
                 in the pipeline, and the checkpoint must not be published.
         """
-        n_chunks = len(self._single) + len(self._chunks)
+        n_chunks = int(self._counts.sum())
         located = _Located(self._lengths[: n_chunks + len(self._spilled)])
-        unknown = self._locate(batches, located)
+        self._locate(batches, located)
         missing = np.flatnonzero(located.file_ids[:n_chunks] < 0)
         if missing.size:
             leaf, index = self._chunk_at(int(missing[0]))
             raise _broken(leaf, index, f"0 of {leaf.spec.chunk_nbytes} bytes were written")
-        if unknown:
-            number, index = unknown[0]
-            raise PenstockError(f"chunk {index} of leaf {number} was written, but no leaf of the tree has it")
 
         spill = b"".join(self._spilled)
-        starts = itertools.accumulate(map(len, self._spilled), initial=0)
-        located.put_all(list(enumerate(starts, n_chunks))[: len(self._spilled)], node_file)
+        starts = _column(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
+        located.put(np.arange(n_chunks, n_chunks + len(starts)), starts, node_file)
         plan = self._plan
         if plan is None:
-            lengths = [*located.lengths, *self._lengths[len(located.lengths) :]]
+            lengths = [*located.lengths.tolist(), *self._lengths[len(located.lengths) :]]
             plan = IndexPlan(self._keys, self._inline, lengths)
 
         encoded = plan.encode(
@@ -133,57 +118,62 @@ class ChunkIndex:
         )
         return EncodedIndex(spill + encoded.nodes, encoded.manifest)
 
-    def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> list[_Chunk]:
-        """Note where every chunk lies; return chunks that belong to no array."""
-        parts: dict[_Chunk, list[Written]] = {}
-        unknown: list[_Chunk] = []
+    def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> None:
+        """Note where every chunk lies."""
+        parts: dict[int, list[Written]] = {}
         for batch in batches:
             for pack in batch.packs:
-                self._locate_pack(pack, located, unknown)
+                self._locate_pack(pack, located)
 
             for part in batch.written:
-                parts.setdefault((part.leaf, part.chunk), []).append(part)
+                parts.setdefault(self._slot(part), []).append(part)
 
-        for (number, index), pieces in parts.items():
-            slot = self._slot(number, index)
-            if slot is None:
-                unknown.append((number, index))
-                continue
-
-            leaf, _ = self._chunk_at(slot)
+        # Chunks in pieces are few and large, or many in few files: one assignment for each file.
+        rows: dict[str, list[tuple[int, int, int]]] = {}
+        for slot, pieces in parts.items():
+            leaf, index = self._arrays[self._places[pieces[0].leaf]], pieces[0].chunk
             file, offset, length = _joined(leaf, index, pieces)
-            located.put_all([(slot, offset)], file)
-            located.lengths[slot] = length
+            rows.setdefault(file, []).append((slot, offset, length))
 
-        return unknown
+        for file, found in rows.items():
+            slots, offsets, lengths = np.array(found, np.int64).T
+            located.put(slots, offsets, file)
+            located.lengths[slots] = lengths
 
-    def _locate_pack(self, pack: PackedLeaves, located: _Located, unknown: list[_Chunk]) -> None:
-        slots = [self._single.get(leaf.index) for leaf in pack.leaves]
-        offset = pack.offset
-        places: list[tuple[int, int]] = []
-        for leaf, slot in zip(pack.leaves, slots, strict=True):
-            if slot is None:
-                unknown.append((leaf.index, (0,) * len(leaf.spec.chunk_shape)))
-            else:
-                places.append((slot, offset))
+    def _locate_pack(self, pack: PackedLeaves, located: _Located) -> None:
+        try:
+            ats = _column([self._places[leaf.index] for leaf in pack.leaves])
+        except KeyError as error:
+            raise _unknown(cast("int", error.args[0])) from None
 
-            offset += leaf.spec.nbytes
+        counts = self._counts[ats]
+        sizes = np.repeat(self._chunk_nbytes[ats], counts)
+        before = np.repeat(self._starts[ats] - (np.cumsum(counts) - counts), counts)
+        located.put(before + np.arange(len(sizes)), pack.offset + np.cumsum(sizes) - sizes, pack.file)
 
-        located.put_all(places, pack.file)
+    def _slot(self, part: Written) -> int:
+        """The slot of a part's chunk."""
+        at = self._places.get(part.leaf)
+        if at is None:
+            raise _unknown(part.leaf, part.chunk)
 
-    def _slot(self, number: int, index: tuple[int, ...]) -> int | None:
-        if number in self._single:
-            return None if any(index) else self._single[number]
+        grid, flat = self._grids[at], 0
+        if len(grid) != len(part.chunk):
+            raise _unknown(part.leaf, part.chunk)
+        for i, n in zip(part.chunk, grid, strict=True):
+            if not 0 <= i < n:
+                raise _unknown(part.leaf, part.chunk)
 
-        return self._chunks.get((number, index))
+            flat = flat * n + i
+
+        return int(self._starts[at]) + flat
 
     def _chunk_at(self, slot: int) -> tuple[StagedLeaf, tuple[int, ...]]:
+        # Of arrays that begin at one slot only the last has chunks.
         at = int(np.searchsorted(self._starts, slot, side="right")) - 1
         leaf = self._arrays[at]
-        if leaf.index in self._single:
-            return leaf, (0,) * len(leaf.spec.chunk_shape)
-
-        return leaf, next(itertools.islice(chunk_grid(leaf), slot - self._starts[at], None))
+        index = np.unravel_index(slot - int(self._starts[at]), self._grids[at])
+        return leaf, tuple(map(int, index))
 
 
 @final
@@ -196,21 +186,26 @@ class _Located:
 
     __slots__ = ("_files", "file_ids", "lengths", "offsets")
 
-    def __init__(self, lengths: list[int]) -> None:
+    def __init__(self, lengths: Sequence[int]) -> None:
         n_slots = len(lengths)
         self._files: dict[str, int] = {}
-        self.lengths = lengths
+        self.lengths = _column(lengths)
         self.file_ids: npt.NDArray[np.int64] = np.full(n_slots, -1, np.int64)
         self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
 
-    def put_all(self, places: Sequence[tuple[int, int]], file: str) -> None:
-        if places:
-            slots, offsets = zip(*places, strict=True)
-            self.file_ids[list(slots)] = self._files.setdefault(file, len(self._files))
-            self.offsets[list(slots)] = offsets
+    def put(self, slots: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], file: str) -> None:
+        """Note that these values lie at these offsets of a file."""
+        if len(slots):
+            self.file_ids[slots] = self._files.setdefault(file, len(self._files))
+            self.offsets[slots] = offsets
 
     def places(self) -> Places:
+        """All of it, as the encoder takes it."""
         return Places(tuple(self._files), self.file_ids, self.offsets)
+
+
+def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.array(numbers, np.int64)
 
 
 def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
@@ -241,3 +236,8 @@ def _broken(leaf: StagedLeaf, index: tuple[int, ...], problem: str) -> PenstockE
     error = PenstockError(f"{leaf.info.key_path}: chunk {index} is not whole: {problem}")
     error.key_path = leaf.info.key_path
     return error
+
+
+def _unknown(number: int, index: tuple[int, ...] | None = None) -> PenstockError:
+    what = "a pack" if index is None else f"chunk {index}"
+    return PenstockError(f"{what} of leaf {number} was written, but no leaf of the tree has it")

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from penstock.handlers.formats.common import zarr_metadata as zarr
 from penstock.handlers.formats.common.chunk_keys import prefix_of
+from penstock.handlers.formats.common.entered_directories import EnteredDirectories
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
@@ -165,15 +166,23 @@ def _check_inside(directory: str, name: str) -> None:
 
 
 def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
-    """Yield every path below a directory, relative to it, and whether it is a file."""
-    path = os.path.join(directory, name)
-    if store.kind(path) != "directory":
+    """Yield every path below a directory, relative to it, and whether it is a file.
+
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
+    """
+    if store.kind(os.path.join(directory, name)) != "directory":
         return
 
-    for entry in store.list_directory(path):
-        inner = f"{name}/{entry}" if name else entry
-        if store.kind(os.path.join(directory, inner)) == "directory":
-            yield inner, False
-            yield from _entries(store, directory, inner)
-        else:
-            yield inner, True
+    entered = EnteredDirectories(store)
+    pending = [name]
+    while pending:
+        outer = pending.pop()
+        path = os.path.join(directory, outer)
+        entered.enter(path)
+        for entry in store.list_directory(path):
+            inner = f"{outer}/{entry}" if outer else entry
+            is_directory = store.kind(os.path.join(directory, inner)) == "directory"
+            yield inner, not is_directory
+            if is_directory:
+                pending.append(inner)

@@ -6,13 +6,14 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("Structure", "read_structure")
+__all__ = ("Structure", "array_directories", "read_structure")
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from penstock.handlers.formats.common.entered_directories import EnteredDirectories
 from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
@@ -31,7 +32,7 @@ from penstock.kernel.errors import CorruptCheckpointError, MissingFileError, Uns
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath
 from penstock.kernel.protocols.stores import Store
 
-_MOST_LEVELS: Final = 64  # of directories, so that a link to a parent does not recurse for ever
+_MOST_LEVELS: Final = 64  # of directories
 
 
 @final
@@ -56,7 +57,7 @@ def read_structure(
         sealed.check_file(LEGACY_MSGPACK)
         return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
     if place.kind is ItemKind.NAMED:
-        names = _directories(store, place.directory, "", _MOST_LEVELS)
+        names = array_directories(store, place.directory)
         return Structure(_named(place.directory, names, _sharded(place, sealed)))
 
     return _recorded(store, place, remembered, sealed)
@@ -159,14 +160,23 @@ def _tree(columns: Columns) -> TreeMetadata:
     return TreeMetadata(*columns, use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
 
 
-def _directories(store: Store, directory: str, name: str, levels: int) -> Iterator[str]:
-    """Yield the path, from where the search began, of every directory that holds an array."""
-    names = store.list_directory(directory)
-    if any(key in names for key in METADATA_KEYS):
-        yield name
-        return
+def array_directories(store: Store, directory: str) -> Iterator[str]:
+    """Yield the path, from `directory`, of every directory in it that holds an array. Blocking.
 
-    for inner in names if levels else ():
-        below = os.path.join(directory, inner)
-        if store.kind(below) == "directory":
-            yield from _directories(store, below, f"{name}/{inner}" if name else inner, levels - 1)
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
+    """
+    entered = EnteredDirectories(store)
+    pending = [("", 0)]
+    while pending:
+        name, levels = pending.pop()
+        path = os.path.join(directory, name) if name else directory
+        names = store.list_directory(path)
+        if any(key in names for key in METADATA_KEYS):
+            yield name
+            continue
+
+        entered.enter(path)
+        if levels < _MOST_LEVELS:
+            below = [inner for inner in names if store.kind(os.path.join(path, inner)) == "directory"]
+            pending += [(f"{name}/{inner}" if name else inner, levels + 1) for inner in below]

@@ -11,7 +11,7 @@ __all__ = ("check_directories",)
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from penstock.handlers.formats.common.chunk_keys import chunk_grid, chunk_key, prefix_of
+from penstock.handlers.formats.common.chunk_keys import chunk_keys, prefix_of
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.documents.file_names import (
@@ -82,8 +82,8 @@ def check_directories(arrays: Iterable[StagedLeaf], version: int, *, single: boo
 def _keys(leaf: StagedLeaf, version: int) -> Iterator[str]:
     prefix = prefix_of(leaf.info.name)
     yield prefix + METADATA_KEYS[version - 2]
-    for index in chunk_grid(leaf):
-        yield prefix + chunk_key(index, version)
+    for key in chunk_keys(leaf.spec.grid_shape, version):
+        yield prefix + key
 
 
 def _prefixes(steps: Sequence[str]) -> Iterator[str]:

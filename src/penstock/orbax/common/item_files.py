@@ -42,7 +42,7 @@ def find_text(directory: Any, names: Sequence[str]) -> str | None:
         MissingFileError: If it was written and is not there.
         StorageError: If the medium refuses.
     """
-    sealed = sealed_documents(LocalStore(), os.fspath(directory))
+    sealed = sealed_documents(LocalStore(), str(directory))
     for name in names:
         try:
             return sealed.read(name).decode()

@@ -141,8 +141,8 @@ def test_the_checksum_of_a_block_is_that_of_its_parts_in_any_order(data: st.Data
                 parts.append(WrittenRange(offset + start, len(part), crc32c(part)))
 
     digests = WrittenDigests(arrangement, specs)
-    for part in data.draw(st.permutations(parts)):
-        digests.add({"f": [part]})
+    for each in data.draw(st.permutations(parts)):
+        digests.add({"f": [each]})
 
     expected = [crc32c(content[at : at + n]) for at, n in zip(offsets, sizes, strict=True) if n]
     assert found_in(digests.head("f")[8:]).crc32cs.tolist() == expected

@@ -107,7 +107,7 @@ class MetadataStore:
             ChecksumError: If a digest was recorded of it, and it is not as it was written.
             MissingFileError: If it was written and is not there.
         """
-        directory, name = os.path.split(os.fspath(file_path))
+        directory, name = os.path.split(str(file_path))
         sealed = sealed_documents(self._store, directory)
         try:
             data = sealed.read_about() if name == CHECKPOINT_METADATA else sealed.read(name)

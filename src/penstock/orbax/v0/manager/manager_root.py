@@ -199,9 +199,9 @@ class Root:
 
         try:
             self._writing.take()
-        except RootInUseError:
+        except RootInUseError as error:
             self._is_shared = True
-            self._events.warning("step.root_in_use", root=self._path)
+            self._events.warning("step.root_in_use", root=self._path, more=error.more)
 
     def _delete_all(self, steps: Sequence[int]) -> None:
         for step in (*self._left, *steps):
