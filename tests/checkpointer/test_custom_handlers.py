@@ -467,9 +467,9 @@ verify = false
         arguments = {"save": {"stages": ["flatten", "write"], "limit_bytes": {"in_flight_bytes": "1MiB"}}}
         config = Config.load(environ={}, arguments=arguments)
         with pytest.raises(PipelineError, match="no stage is called 'limit_bytes'"):
-            Checkpointer(config=config)
+            await Checkpointer(config=config).__aenter__()
 
     async def test_options_of_one_stage_are_unknown_to_others(self) -> None:
         config = Config.load(environ={}, arguments={"save": {"write": {"verify": True}}})
         with pytest.raises(ConfigError, match=r"write\.verify: no such option"):
-            Checkpointer(config=config)
+            await Checkpointer(config=config).__aenter__()

@@ -23,7 +23,6 @@ from penstock.kernel.errors import (
     CorruptCheckpointError,
     NoSpaceError,
     OlderStepError,
-    SpecError,
     StepExistsError,
     StorageError,
     UnsupportedByStoreError,
@@ -34,12 +33,12 @@ from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, Needs, best_of
-from penstock.steps.manager_opening import Opening, prepare_root
+from penstock.steps.manager_opening import Opening
 from penstock.steps.preemption import hear_sigterm
 from penstock.steps.retention import Retention
 from penstock.steps.save_policies import SaveMoment, SavePolicy
 from penstock.steps.step_contents import step_items
-from penstock.steps.step_deletion import Deleter
+from penstock.steps.step_deletion import Deleter, prepare_root
 from penstock.steps.step_metrics import as_metrics, check_ranked, is_ranked
 from penstock.steps.step_names import NameFormat
 
@@ -83,9 +82,6 @@ class StepSaves:
         trash: str | None,
         link: bool,
     ) -> None:
-        if trash is not None and (not trash or "/" in trash or names.step(trash) is not None):
-            raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")
-
         engine = checkpointer.engine
         self._checkpointer = checkpointer
         self._store = engine.store

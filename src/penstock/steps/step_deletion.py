@@ -1,8 +1,8 @@
-"""Deletion of steps in the background, never while they are read on this machine."""
+"""Deletion of steps in the background, never while they are read here; and of what crashed saves left."""
 
 from __future__ import annotations
 
-__all__ = ("Deleter", "delete_step")
+__all__ = ("Deleter", "delete_step", "prepare_root")
 
 import errno
 import os
@@ -14,10 +14,13 @@ from structlog.stdlib import BoundLogger
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import InUseError, StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
+from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
+from penstock.steps import step_directory as on_disk
+from penstock.steps.manager_opening import Opening
 from penstock.steps.step_directory import DELETED
+from penstock.steps.step_names import NameFormat
 
 RETRY_S: Final = 1.0
 """Seconds until the deletion of a step that was being read is tried again."""
@@ -135,3 +138,23 @@ def delete_step(store: Store, root: str, name: str, trash: str | None) -> Storag
         return move_checkpoint(store, path, os.path.join(root, trash, name))
 
     return delete_checkpoint(store, path, os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}"))
+
+
+def prepare_root(store: Store, root: str, names: NameFormat, events: BoundLogger, opening: Opening) -> None:
+    """Write the metadata of a root that is held, and remove what crashed saves left there. Blocking."""
+    if opening.metadata is not None:
+        on_disk.write_root_metadata(store, root, opening.metadata)
+    if opening.clean:
+        for name in on_disk.leftovers(store, root, names):
+            _clean_up(store, os.path.join(root, name), events)
+
+
+def _clean_up(store: Store, path: str, events: BoundLogger) -> None:
+    try:
+        remove_abandoned(store, path)
+    except InUseError:
+        return  # a live save holds the directory it builds in
+    except StorageError as error:
+        events.warning("step.left_behind", path=path, error=repr(error))
+    else:
+        events.info("step.cleaned_up", path=path)

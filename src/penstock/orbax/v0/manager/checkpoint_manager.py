@@ -41,8 +41,8 @@ from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root
 from penstock.orbax.v0.manager.own_policies import check_metrics, needs_metrics
 from penstock.orbax.v0.manager.preservation_policy import PreservationContext, best_of
 from penstock.orbax.v0.manager.save_decision_policy import DecisionContext
-from penstock.steps.step_contents import step_number
 from penstock.steps.step_directory import METRICS
+from penstock.steps.step_names import step_number
 
 StepAlreadyExistsError = StepExistsError
 
