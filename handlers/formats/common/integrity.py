@@ -188,7 +188,8 @@ def with_documents(
     Raises:
         CorruptCheckpointError: If it is malformed.
     """
-    members = {"version": VERSION, "files": {}} if data is None else _members(path, data)
+    empty: dict[str, object] = {"version": VERSION, "files": {}}
+    members = empty if data is None else _members(path, data)
     said = {} if about is None else {"about": dict(about)}
     return msgpack.packb({**members, "documents": _encoded(documents) if documents else {}, **said})
 
