@@ -103,6 +103,7 @@ flips: $(VENV)/.installed ## Flip bits in every file of every kind of checkpoint
 
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py
+	$(BIN)/python tests/proofs/many_leaves.py
 
 stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio beside a save, a restore and metadata
 	$(BIN)/python -m tests.bench --only-stalls

@@ -143,22 +143,21 @@ class ArrayHandler:
 
         return value.shape, cast("object", value.dtype), value.sharding
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """The array or a NumPy view of it, if one CPU device holds its bytes as stored; else None."""
-        value = cast("jax.Array", leaf.value)
-        spec, sharding = leaf.spec, value.sharding
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """The arrays or NumPy views of them, if one CPU device holds their bytes as stored; else None."""
+        first = cast("jax.Array", values[0])  # the others have its dtype and sharding
         if (
             not self.alias_host
             or spec.random_key_impl is not None
             or spec.dtype in PACKED
-            or spec.dtype != dtype_name(value.dtype)
-            or sharding.num_devices != 1
-            or not on_host(sharding)
+            or spec.dtype != dtype_name(first.dtype)
+            or first.sharding.num_devices != 1
+            or not on_host(first.sharding)
         ):
-            return None
+            return [None] * len(values)
 
         # The array itself costs half as much as a numpy view, but only these dtypes have a buffer format.
-        return value if spec.dtype in _BUFFERED else np.asarray(cast("Any", value))
+        return values if spec.dtype in _BUFFERED else [np.asarray(value) for value in values]
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Decide where to place the array, and read each distinct shard once.

@@ -195,11 +195,15 @@ class PackingHandler(LeafHandler, Protocol):
 class BufferHandler(Protocol):
     """A `LeafHandler` whose small leaves can be packed instead of staged one by one."""
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """Return an object whose buffer (PEP 688) is the only chunk of `leaf`, to be copied at once.
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer (PEP 688) is its only chunk, to be copied at once.
 
-        On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
+        A leaf with None goes through `pieces`; so do all of them on an error while the bytes are copied.
         Blocking.
+
+        Args:
+            values: Of leaves that have one signature, if the handler gives signatures.
+            spec: How they are stored, all alike.
         """
         ...
 

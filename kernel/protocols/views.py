@@ -80,6 +80,16 @@ class PackedLeaves(Protocol):
     @property
     def leaves(self) -> Sequence[StagedLeaf]: ...
     @property
+    def indices(self) -> Sequence[int]:
+        """The places of the leaves in flatten order."""
+        ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each leaf."""
+        ...
+
+    @property
     def file(self) -> str:
         """Relative to the checkpoint directory."""
         ...

@@ -17,6 +17,7 @@ __all__ = (
     "Integrity",
     "columns",
     "decode",
+    "decode_documents",
     "digest_of",
     "encode",
     "encode_files",
@@ -27,6 +28,7 @@ __all__ = (
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import unpack
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
 
 import msgpack
@@ -234,7 +236,7 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
 
         for pack in batch.packs:
             offsets, lengths, checksums = files.setdefault(pack.file, ([], [], []))
-            sizes = [leaf.spec.nbytes for leaf in pack.leaves]
+            sizes = pack.sizes
             offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)
@@ -255,6 +257,36 @@ def decode(path: str, data: bytes) -> Integrity:
         CorruptCheckpointError: If it is malformed.
         UnsupportedFormatError: If a later penstock wrote it.
     """
+    members, version = _members(path, data)
+    files = _as_map(path, members.get("files"))
+    digests = _as_map(path, members.get("digests", {}))
+    if not all(isinstance(digest, bytes) for digest in digests.values()):
+        raise CorruptCheckpointError(path, "has a digest that is no bytes")
+    if version == 1:
+        found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
+    else:
+        found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
+
+    return Integrity(
+        found,
+        cast("dict[str, bytes]", digests),
+        _documents(path, members),
+        _as_map(path, members.get("about", {})),
+    )
+
+
+def decode_documents(path: str, data: bytes) -> Mapping[str, Digest]:
+    """Read the digests of documents alone; what it says of data files is not looked at. Quick.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+        UnsupportedFormatError: If a later penstock wrote it.
+    """
+    return _documents(path, _members(path, data)[0])
+
+
+def _members(path: str, data: bytes) -> tuple[dict[str, object], int]:
+    """Return what the document has, and its version."""
     if not data:
         raise CorruptCheckpointError(path, "is empty")
     try:
@@ -269,28 +301,15 @@ def decode(path: str, data: bytes) -> Integrity:
     if type(version) is not int or version < 1:
         raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
 
-    files = _as_map(path, members.get("files"))
-    digests = _as_map(path, members.get("digests", {}))
-    if not all(isinstance(digest, bytes) for digest in digests.values()):
-        raise CorruptCheckpointError(path, "has a digest that is no bytes")
-    if version == 1:
-        found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
-    else:
-        found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
-
-    return Integrity(
-        found,
-        cast("dict[str, bytes]", digests),
-        _documents(path, _as_map(path, members.get("documents", {}))),
-        _as_map(path, members.get("about", {})),
-    )
+    return members, version
 
 
 def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]:
-    if not members:
+    columns = _as_map(path, members.get("documents", {}))
+    if not columns:
         return {}
 
-    names, nbytes, sums = (members.get(name) for name in ("names", "nbytes", "crc32c"))
+    names, nbytes, sums = (columns.get(name) for name in ("names", "nbytes", "crc32c"))
     listed = cast("list[object]", names) if isinstance(names, list) else [None]
     if (
         not all(isinstance(name, str) for name in listed)
@@ -301,7 +320,7 @@ def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]
     if (len(nbytes), len(sums)) != (8 * len(listed), 4 * len(listed)):
         raise CorruptCheckpointError(path, f"has {len(listed)} documents, and columns of other lengths")
 
-    rows = zip(np.frombuffer(nbytes, "<u8").tolist(), np.frombuffer(sums, "<u4").tolist(), strict=True)
+    rows = zip(unpack(f"<{len(listed)}Q", nbytes), unpack(f"<{len(listed)}I", sums), strict=True)
     return dict(zip(cast("list[str]", listed), map(Digest._make, rows), strict=True))
 
 

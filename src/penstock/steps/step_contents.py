@@ -20,7 +20,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
-from penstock.steps.step_directory import METRICS, TREE, read_metrics
+from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 
 @final
@@ -94,7 +94,7 @@ def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMet
         step,
         os.path.abspath(path),
         items,
-        read_metrics(store, path),
+        StepReader(store).metrics(path),
         about.custom_metadata,
         about.committed_at_ns,
     )

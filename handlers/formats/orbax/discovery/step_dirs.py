@@ -66,7 +66,7 @@ class _Step:
 
 def is_checkpoint(store: Store, path: str) -> bool:
     """Whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
-    return store.kind(path) == "directory" and _is_marked(store.list_directory(path))
+    return any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
 
 
 def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:

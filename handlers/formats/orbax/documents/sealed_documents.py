@@ -5,7 +5,7 @@ What Orbax wrote has no digests, nor what penstock 0.1 wrote: there every docume
 
 from __future__ import annotations
 
-__all__ = ("SealedDocuments",)
+__all__ = ("SealedDocuments", "check_record")
 
 import errno
 import os
@@ -61,14 +61,11 @@ class SealedDocuments:
             and store.kind(os.path.join(directory, COMMIT_MARK)) == "file"
         ):
             expected = commit_mark_text.decode(store.read_file(os.path.join(directory, COMMIT_MARK)))
-        if INTEGRITY not in names:
-            if expected is not None:
-                raise MissingFileError(path, "is missing, and the checksums of the checkpoint with it")
-            return cls(store, directory)
 
-        data = store.read_file(path)
-        if expected is not None and digest_of(data) != expected:
-            raise ChecksumError(path, "differs from what was written, or its digest in the commit mark does")
+        data = store.read_file(path) if INTEGRITY in names else None
+        check_record(path, data, expected)
+        if data is None:
+            return cls(store, directory)
 
         found = integrity.decode(path, data)
         return cls(store, directory, found, is_sealed=bool(found.documents))
@@ -213,3 +210,18 @@ class SealedDocuments:
             return ()
 
         return cast("Mapping[str, Any]", before).keys() - now if isinstance(before, Mapping) and now else ()
+
+
+def check_record(path: str, data: bytes | None, expected: Digest | None) -> None:
+    """Compare the record of digests at `path`, None if there is none, with its own digest, if that is known.
+
+    Raises:
+        MissingFileError: If it is lost.
+        ChecksumError: If it is not as it was written.
+    """
+    if expected is None:
+        return
+    if data is None:
+        raise MissingFileError(path, "is missing, and the checksums of the checkpoint with it")
+    if digest_of(data) != expected:
+        raise ChecksumError(path, "differs from what was written, or its digest in the commit mark does")

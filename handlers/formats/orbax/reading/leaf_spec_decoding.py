@@ -130,11 +130,20 @@ def leaf_table(
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
     details: dict[int, object] = {}
-    rows = zip(names, tree.typestrs, tree.skips, tree.write_shapes, formats, strict=True)
-    for at, (name, typestr, skip, write_shape, form) in enumerate(rows):
-        shared = (typestr, skip, id(form), write_shape, shardings.get(name), random_keys.get(name))
+    rows = zip(
+        tree.typestrs,
+        tree.skips,
+        map(id, formats),
+        tree.write_shapes,
+        map(shardings.get, names),
+        map(random_keys.get, names),
+        strict=True,
+    )
+    for at, shared in enumerate(rows):
         spec = known.get(shared)
         if spec is None:
+            name, form = names[at], formats[at]
+            typestr, skip, _, write_shape, _, _ = shared
             if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
                 raise _absent(directory, tree, at, ocdbt=ocdbt)
             if tree.in_msgpack(at):

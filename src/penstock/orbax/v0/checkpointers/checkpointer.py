@@ -26,6 +26,7 @@ from penstock.orbax.v0.common.step_metadata import (
     step_metadata_file_path,
 )
 from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
+from penstock.orbax.v0.common.unchanged_links import links_in_force
 from penstock.orbax.v0.common.v0_options import (
     AtomicityMode,
     AtomicityOptions,
@@ -212,6 +213,7 @@ class Checkpointer(AbstractCheckpointer):
             overwrite=force,
             atomicity=self._atomicity_options,
             files=self._file_options,
+            links=links_in_force(),
         )
 
     def _create(self, building: TemporaryDirectory) -> None:
