@@ -191,7 +191,7 @@ def with_documents(
         CorruptCheckpointError: If it is malformed.
     """
     empty: dict[str, object] = {"version": VERSION, "files": {}}
-    members = empty if data is None else _members(path, data)
+    members = empty if data is None else _members(path, data)[0]
     said = {} if about is None else {"about": dict(about)}
     return msgpack.packb({**members, "documents": _encoded(documents) if documents else {}, **said})
 
@@ -203,11 +203,7 @@ def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]
         CorruptCheckpointError: As `decode`.
     """
     kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
-    return msgpack.packb({**_members(path, data), "documents": _encoded(kept) if kept else {}})
-
-
-def _members(path: str, data: bytes) -> dict[str, object]:
-    return _as_map(path, cast("object", msgpack.unpackb(data)))
+    return msgpack.packb({**_members(path, data)[0], "documents": _encoded(kept) if kept else {}})
 
 
 def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:
