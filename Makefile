@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -133,6 +133,11 @@ orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (make
 	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/orbax --library orbax \
 	  --used-in build/orbax_tests/penstock
 	$(BIN)/python -m tests.proofs.orbax_tests --table build/orbax_tests/orbax build/orbax_tests/penstock
+
+# Some of the guides need more than the extras: pip install grain aiofiles torch
+orbax-guides: $(VENV)/.installed ## Run the guides of Orbax's documentation on penstock.orbax (make orbax-guides SOURCE=path/to/a/checkout/of/orbax)
+	@test -n "$(SOURCE)" || { echo "make orbax-guides SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
+	$(BIN)/python -m tests.proofs.orbax_guides $(SOURCE)
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

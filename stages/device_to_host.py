@@ -4,9 +4,11 @@ from __future__ import annotations
 
 __all__ = ("DeviceToHost",)
 
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
@@ -20,7 +22,12 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.leaf_handlers import BufferHandler, ChunkingHandler, LeafHandler
+from penstock.kernel.protocols.leaf_handlers import (
+    BufferHandler,
+    ChunkBuffersHandler,
+    ChunkingHandler,
+    LeafHandler,
+)
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import cuts
@@ -31,7 +38,8 @@ from penstock.stages.common.planned_leaves import described
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces (None if it has none), and whether it is the last."""
 
-PACKED_BELOW = 64 * 1024  # for a larger leaf the cost of its own piece is negligible
+PACKED_BELOW = 64 * 1024  # for a larger chunk the cost of its own piece is negligible
+PACKED_TOGETHER_BELOW = 16 * PACKED_BELOW  # for a leaf in several chunks: they are copied
 
 
 TIGHT = 2**30
@@ -63,13 +71,10 @@ class DeviceToHost:
 
 @final
 class _Stager:
-    __slots__ = ("_most", "_run", "_takes_buffers", "_thread")
-
     def __init__(self, run: SaveRun, thread: Threads | OneThread) -> None:
         self._run = run
         self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
-        self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
 
     async def stage(self, batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
         threads, prioritised, plan = self._run.threads, batch.prioritised, batch.plan
@@ -135,19 +140,15 @@ class _Stager:
         """Whether a leaf is packed, and then not of whole cache lines; None if it goes alone."""
         at, nbytes = placement_of(self._run.store), spec.nbytes
         is_odd = bool(nbytes % at.line_bytes)
-        if nbytes > min(PACKED_BELOW, self._most) or not spec.is_single_chunk or spec.codec is not None:
+        if not nbytes or spec.codec is not None or spec.chunk_nbytes > PACKED_BELOW:
             return None
-        if not self._has_buffers(handler) or (nbytes >= at.page_bytes and is_odd):
+        if nbytes > min(PACKED_TOGETHER_BELOW, self._most) or (is_odd and nbytes >= at.page_bytes):
             return None
 
-        return is_odd
+        if spec.is_single_chunk:
+            return is_odd if isinstance(handler, BufferHandler) else None
 
-    def _has_buffers(self, handler: object) -> bool:
-        known = self._takes_buffers.get(id(handler))
-        if known is None:
-            known = self._takes_buffers[id(handler)] = isinstance(handler, BufferHandler)
-
-        return known
+        return is_odd if isinstance(handler, ChunkBuffersHandler) else None
 
     async def _stage_pack(self, leaves: Leaves, room: _Room, *, prioritised: bool) -> StagedBatch:
         cost = sum(leaves.sizes)
@@ -210,11 +211,11 @@ def releasing(lease: ByteLease | None) -> Generator[None]:
 
 
 def _gather(leaves: Leaves) -> Pack:
-    """Copy the bytes of leaves with one chunk each into one buffer. In a worker thread."""
+    """Copy the chunks of small leaves into one buffer, one after another. In a worker thread."""
     try:
         data = b"".join(_buffers(leaves))
     except Exception:  # one by one, to find out which leaf failed, and why
-        data = b"".join([_copied(leaf) for leaf in leaves])
+        data = b"".join([_copied([leaf])[0] for leaf in leaves])
 
     return Pack(leaves.without_values(), memoryview(data))
 
@@ -230,16 +231,34 @@ def _buffers(leaves: Leaves) -> list[Any]:
 
     buffers: list[Any] = [None] * len(values)
     for numbers in alike.values():
-        handler = cast("BufferHandler", handlers[numbers[0]])
-        found = handler.buffers([values[number] for number in numbers], specs[numbers[0]])
+        handler, spec = handlers[numbers[0]], specs[numbers[0]]
+        if spec.is_single_chunk:
+            of_values = cast("BufferHandler", handler).buffers
+        else:
+            of_values = cast("ChunkBuffersHandler", handler).chunk_buffers
+
+        found = of_values([values[number] for number in numbers], spec)
         for number, buffer in zip(numbers, found, strict=True):
-            buffers[number] = _copied(leaves[number]) if buffer is None else buffer
+            buffers[number] = buffer
+
+    absent = [number for number, buffer in enumerate(buffers) if buffer is None]
+    for number, data in zip(absent, _copied([leaves[number] for number in absent]), strict=True):
+        buffers[number] = data
 
     return buffers
 
 
-def _copied(leaf: Leaf) -> bytes:
-    return b"".join([plan.take() for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)])
+def _copied(leaves: Sequence[Leaf]) -> list[bytes]:
+    """Copy the chunks of each leaf; copies from devices overlap, those of one leaf and of several."""
+    plans = [
+        sorted(leaf.handler.pieces(leaf, leaf.spec.nbytes), key=attrgetter("chunk", "start"))
+        for leaf in leaves
+    ]
+    for plan in itertools.chain.from_iterable(plans):
+        if plan.begin is not None:
+            plan.begin()
+
+    return [b"".join([plan.take() for plan in of_leaf]) for of_leaf in plans]
 
 
 @final

@@ -215,8 +215,7 @@ def _cut_packs(packs: tuple[Pack, ...], most: int) -> Iterator[Pack | Piece]:
             if nbytes <= most:
                 yield Pack(leaves, data)
             else:  # one leaf
-                chunk = (0,) * len(leaves[0].spec.chunk_shape)
-                yield from Piece(leaves[0], chunk, 0, data, nbytes).cut(most)
+                yield from _cut(tuple(Pack(leaves, data).pieces()), most)
 
 
 def _sorted_out(group: tuple[Pack | Piece, ...]) -> tuple[tuple[Piece, ...], tuple[Pack, ...]]:

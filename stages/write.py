@@ -319,7 +319,7 @@ def _write(
 
 
 def _written(pack: Pack, target: _OpenFile, offset: int) -> WrittenPack:
-    data, ends = pack.data, list(accumulate(pack.sizes))
+    data, ends = pack.data, list(accumulate(pack.chunk_sizes))
     checksums = array("I", [crc32c(data[start:end]) for start, end in zip([0, *ends], ends, strict=False)])
     return WrittenPack(pack.leaves, target.name, offset, pack.nbytes, checksums)
 

@@ -6,7 +6,7 @@ __all__ = ("ByIndex", "Leaf", "Leaves", "in_columns")
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Protocol, TypeVar, final, overload
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -79,6 +79,13 @@ class Leaves(Sequence[Leaf]):
     def sizes(self) -> list[int]:
         """Array bytes that are stored of each."""
         return [spec.nbytes for spec in self.specs]
+
+    @property
+    def chunk_sizes(self) -> list[int]:
+        """Stored bytes of each chunk, leaf by leaf; of leaves without a codec, which their chunks tile."""
+        specs = {id(spec): spec for spec in self.specs}
+        sizes = {number: [spec.chunk_nbytes] * spec.n_chunks for number, spec in specs.items()}
+        return list(chain.from_iterable([sizes[id(spec)] for spec in self.specs]))
 
     @property
     def handlers(self) -> list[LeafHandler]:

@@ -151,7 +151,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Small leaves of one chunk each, their bytes one after the other in one buffer.
+    """Small leaves, their bytes one after the other in one buffer: of each its chunks, in C order.
 
     What costs a small leaf most is being an object of its own in every message, so thousands of them
     travel, are written and are counted as a few packs.
@@ -168,17 +168,23 @@ class Pack:
             raise ChangedLeafError(first, planned, f"{len(self.data)} bytes")
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield each leaf as a piece; together they cost what the pack costs."""
+        """Yield each chunk as a piece; together they cost what the pack costs."""
         at = 0
         for leaf in self.leaves:
-            nbytes = leaf.spec.nbytes
-            yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, self.data[at : at + nbytes], nbytes)
-            at += nbytes
+            nbytes = leaf.spec.chunk_nbytes
+            for chunk in leaf.spec.chunk_indices():
+                yield Piece(leaf, chunk, 0, self.data[at : at + nbytes], nbytes)
+                at += nbytes
 
     @property
     def sizes(self) -> Sequence[int]:
         """Bytes of each leaf."""
         return in_columns(self.leaves).sizes
+
+    @property
+    def chunk_sizes(self) -> Sequence[int]:
+        """Bytes of each chunk, leaf by leaf."""
+        return in_columns(self.leaves).chunk_sizes
 
     @property
     def nbytes(self) -> int:
@@ -296,7 +302,7 @@ class _Mapping:
         if all(map(is_, before, after)):
             return pack
 
-        return Pack(Leaves.of([one.leaf for one in after]), memoryview(b"".join([one.data for one in after])))
+        return Pack(self.leaves(pack.leaves), memoryview(b"".join([one.data for one in after])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +311,9 @@ class WrittenPack:
 
     leaves: Sequence[Leaf]
     file: str  #: relative to the checkpoint directory
-    offset: int  #: of the first leaf in that file, bytes; the others follow without a gap
+    offset: int  #: of the first chunk in that file, bytes; the others follow without a gap
     nbytes: int
-    crc32cs: Sequence[int]  #: one for each leaf
+    crc32cs: Sequence[int]  #: one for each chunk
 
     @property
     def indices(self) -> Sequence[int]:
@@ -319,13 +325,19 @@ class WrittenPack:
         """Bytes of each leaf."""
         return in_columns(self.leaves).sizes
 
+    @property
+    def chunk_sizes(self) -> Sequence[int]:
+        """Bytes of each chunk, leaf by leaf."""
+        return in_columns(self.leaves).chunk_sizes
+
     def parts(self) -> Iterator[Written]:
-        """Yield where each leaf lies."""
-        offset = self.offset
-        for leaf, crc32c in zip(self.leaves, self.crc32cs, strict=True):
-            spec = leaf.spec
-            yield Written(leaf.index, (0,) * len(spec.chunk_shape), 0, self.file, offset, spec.nbytes, crc32c)
-            offset += spec.nbytes
+        """Yield where each chunk lies."""
+        offset, crc32cs = self.offset, iter(self.crc32cs)
+        for leaf in self.leaves:
+            nbytes = leaf.spec.chunk_nbytes
+            for chunk in leaf.spec.chunk_indices():
+                yield Written(leaf.index, chunk, 0, self.file, offset, nbytes, next(crc32cs))
+                offset += nbytes
 
 
 @dataclass(frozen=True, slots=True)

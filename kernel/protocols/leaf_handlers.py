@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "BufferHandler",
+    "ChunkBuffersHandler",
     "ChunkingHandler",
     "HandlerLookup",
     "LeafHandler",
@@ -204,6 +205,18 @@ class BufferHandler(Protocol):
         Args:
             values: Of leaves that have one signature, if the handler gives signatures.
             spec: How they are stored, all alike.
+        """
+        ...
+
+
+@runtime_checkable
+class ChunkBuffersHandler(Protocol):
+    """A `BufferHandler` whose small leaves can be packed even if they are stored in several chunks."""
+
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer is its chunks, one after another in C order.
+
+        All else is as for `buffers`.
         """
         ...
 

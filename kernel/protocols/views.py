@@ -85,8 +85,8 @@ class PackedLeaves(Protocol):
         ...
 
     @property
-    def sizes(self) -> Sequence[int]:
-        """Bytes of each leaf."""
+    def chunk_sizes(self) -> Sequence[int]:
+        """Bytes of each chunk, leaf by leaf, in C order of each leaf's grid."""
         ...
 
     @property
@@ -96,18 +96,18 @@ class PackedLeaves(Protocol):
 
     @property
     def offset(self) -> int:
-        """Of the first leaf in the file, bytes."""
+        """Of the first chunk in the file, bytes."""
         ...
 
     @property
     def nbytes(self) -> int: ...
     @property
     def crc32cs(self) -> Sequence[int]:
-        """One for each leaf."""
+        """One for each chunk."""
         ...
 
     def parts(self) -> Iterator[Written]:
-        """Yield where each leaf lies."""
+        """Yield where each chunk lies."""
         ...
 
 

@@ -61,9 +61,11 @@ def batched_columns(leaves: Leaves, limits: RunLimits, *, plan: Any = None) -> I
     }
     if owners:
         is_owned = [id(each) in owners for each in handlers]
-        owned = leaves.part([at for at, is_one in enumerate(is_owned) if is_one])
-        yield from _owned(list(owned), plan, prioritised=False)
-        leaves = leaves.part([at for at, is_one in enumerate(is_owned) if not is_one])
+        owned = list(leaves.part([at for at, is_one in enumerate(is_owned) if is_one]))
+        rest = leaves.part([at for at, is_one in enumerate(is_owned) if not is_one])
+        leaves.take(0, len(leaves))  # whoever holds these columns holds no value any more
+        leaves = rest
+        yield from _owned(owned, plan, prioritised=False)
 
     for start, stop in cuts(leaves.sizes, limits.batch_bytes, limits.batch_leaves):
         batch = LeafBatch(leaves.take(start, stop), False, plan)

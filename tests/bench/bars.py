@@ -9,6 +9,7 @@ from tests.bench.loops import LOOPS
 from tests.bench.measures import (
     OURS,
     Measure,
+    beside_jax,
     longest_stall_ms,
     memory_share,
     noise_floor_ms,
@@ -161,6 +162,21 @@ BARS = (
         "steps",
         BEST,
     ),
+    *[
+        _most(
+            f"{n:,} leaves over 8 devices {what}: µs a shard beside jax's own calls",
+            limit,
+            beside_jax(f"shards-{n}", operation, 8, ours),
+            f"shards-{n}",
+            operation,
+        )
+        for n in (1000, 4000)
+        for what, limit, operation, ours in (
+            ("saved", 5, SAVE, OURS),
+            ("saved for the first time", 10, SAVE, FIRST),
+            ("restored", 8, INTO_JAX, OURS),
+        )
+    ],
     *[_stall("1 GiB", "large", loop) for loop in LOOPS],
     *[_stall("10,000 leaves", "small", loop) for loop in LOOPS],
 )

@@ -74,6 +74,21 @@ def per_leaf_growth(many: str, few: str, operation: str) -> Measure:
     return measure
 
 
+def beside_jax(workload: str, operation: str, n_devices: int, ours: str = OURS) -> Measure:
+    """Microseconds for each shard, beside those of jax's own calls."""
+
+    def measure(results: Results) -> float | None:
+        size = results.size(workload)
+        took = median(results.seconds(workload, ours, operation))
+        alone = median(results.seconds(workload, "jax alone", operation))
+        if size is None or took is None or alone is None:
+            return None
+
+        return (took - alone) / (size.n_leaves * n_devices) * 1e6
+
+    return measure
+
+
 def memory_share(workload: str, operation: str) -> Measure:
     """Peak extra memory, as a part of the tree's bytes."""
 

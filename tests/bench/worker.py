@@ -48,7 +48,15 @@ def measured(options: dict[str, Any]) -> Results:
         loop = options["loop"]
         return run_on(loop, measure_stalls, workload, state, rounds, folder, loop)
 
-    results = anyio.run(measure, workload, state, rounds, folder, ours(), others(with_orbax=with_orbax))
+    results = anyio.run(
+        measure,
+        workload,
+        state,
+        rounds,
+        folder,
+        ours(),
+        others(with_orbax=with_orbax, in_shards=workload.in_shards),
+    )
     results.notes.append(Note(workload.name, "raw", raw_ways(n_threads("save"), n_threads("restore"))))
     return results
 

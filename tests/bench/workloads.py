@@ -23,6 +23,7 @@ class Workload:
     nbytes: int  #: about
     quick: float  #: part of the size in a quick run
     devices: int = 1
+    in_shards: bool = False  #: whether each leaf is as many small shards as there are devices
     n_steps: int = 0  #: in a directory of steps, which is what is worked on then
     memory: bool = False  #: whether peak memory is measured, in a process for each operation
     stalls: bool = False  #: whether the event loop is watched
@@ -92,6 +93,21 @@ WORKLOADS = (
         quick=1 / 4,
         devices=8,
     ),
+    *[
+        Workload(
+            name,
+            f"{n:,} leaves of 16 KiB, each sharded over 8 virtual devices",
+            (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESHARD),
+            rounds=5,
+            nbytes=n * 2**14,
+            quick=1 / 10,
+            devices=8,
+            in_shards=True,
+            fewer={"Orbax": 1, "Orbax async": 1, "Orbax uncompressed": 1},
+            skipped={"numpy": EACH_A_FILE},
+        )
+        for name, n in (("shards-1000", 1000), ("shards-4000", 4000))
+    ],
     Workload(
         "changed",
         "100 arrays, of which 5 change between two saves",

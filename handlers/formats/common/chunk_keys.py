@@ -67,15 +67,16 @@ class GridKeys:
         key: Makes the key of a chunk.
     """
 
-    __slots__ = ("_key", "_known", "_rest")
+    __slots__ = ("_known", "_rest")
 
     def __init__(self, grid: Sequence[int], key: Callable[[tuple[int, ...]], str]) -> None:
-        self._key = key
-        self._known: list[str] = []
-        self._rest = grid_indices([(0, n) for n in grid])
+        self._known: list[bytes] = []
+        self._rest = map(str.encode, map(key, grid_indices([(0, n) for n in grid])))
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self._known  # also what another iterator adds meanwhile
-        for index in self._rest:
-            self._known.append(self._key(index))
-            yield self._known[-1]
+    def __iter__(self) -> Iterator[bytes]:
+        return itertools.chain(self._known, self._made())
+
+    def _made(self) -> Iterator[bytes]:
+        for key in self._rest:
+            self._known.append(key)
+            yield key

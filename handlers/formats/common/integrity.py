@@ -232,7 +232,7 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
 
         for pack in batch.packs:
             offsets, lengths, checksums = files.setdefault(pack.file, ([], [], []))
-            sizes = pack.sizes
+            sizes = pack.chunk_sizes
             offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)

@@ -90,21 +90,21 @@ class LeafTable:
 
         return ChunkRows(rows, counts)
 
-    def _rows_of(self, numbers: Sequence[int], key: str) -> list[int]:
+    def _rows_of(self, numbers: Sequence[int], key: bytes) -> list[int]:
         """Return the row of the only chunk of each leaf; -1 for one that is missing."""
         get, paths = self.rows.get, self.keys
-        return [get(f"{prefix_of('.'.join(paths[number]))}{key}".encode(), -1) for number in numbers]
+        return [get(prefix_of(".".join(paths[number])).encode() + key, -1) for number in numbers]
 
-    def _all_rows(self, number: int, keys: Iterable[str]) -> list[int]:
+    def _all_rows(self, number: int, keys: Iterable[bytes]) -> list[int]:
         """Return the rows of the chunks of a leaf; none if one is missing."""
-        prefix = prefix_of(".".join(self.keys[number]))
+        prefix = prefix_of(".".join(self.keys[number])).encode()
         try:
-            return [self.rows[(prefix + key).encode()] for key in keys]
+            return list(map(self.rows.__getitem__, map(prefix.__add__, keys)))
         except KeyError:  # it is told when the leaf is restored on its own
             return []
 
 
-def _grid_keys(form: ArrayFormat | None) -> Iterable[str] | None:
+def _grid_keys(form: ArrayFormat | None) -> Iterable[bytes] | None:
     """The keys of an array's chunks; None if they are too many, have a codec, or jut out of the array."""
     if form is None or not form.plain or math.prod(form.grid_shape) > MOST_CHUNKS:
         return None

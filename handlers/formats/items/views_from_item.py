@@ -33,7 +33,7 @@ class LeafInItem:
 class _PackInItem:
     leaves: Sequence[StagedLeaf]
     indices: Sequence[int]
-    sizes: Sequence[int]
+    chunk_sizes: Sequence[int]
     file: str
     offset: int
     nbytes: int
@@ -68,7 +68,7 @@ def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[Written
             _PackInItem(
                 pack.leaves,
                 pack.indices,
-                pack.sizes,
+                pack.chunk_sizes,
                 pack.file[n:],
                 pack.offset,
                 pack.nbytes,

@@ -11,6 +11,7 @@ LABELS = (
     "Orbax uncompressed",
     "safetensors",
     "numpy",
+    "jax alone",
     "raw buffered",
     "raw O_DIRECT",
     "raw scandir",

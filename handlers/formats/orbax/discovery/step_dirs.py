@@ -46,6 +46,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
@@ -133,7 +134,8 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     """Read the caller's own metadata of a directory of steps; None if there is none.
 
     Raises:
-        CorruptCheckpointError: If it is not a JSON object, or not as it was written.
+        CorruptCheckpointError: If it is not a JSON object, or not as it was written, or a link leads out of
+            `root`.
         MissingFileError: If it was written and is not there.
     """
     folder = os.path.join(root, ROOT_FOLDER)
@@ -142,6 +144,8 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
         raise CorruptCheckpointError(folder, "is a file, not the directory of the metadata of all steps")
     if kind is None:
         return None
+    if isinstance(store, UntrustedFiles):
+        store.check_links(root, folder)
 
     names = store.list_directory(folder)
     sealed = SealedDocuments.open(store, folder, names)

@@ -130,32 +130,23 @@ def leaf_table(
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
     details: dict[int, object] = {}
-    rows = zip(
-        tree.typestrs,
-        tree.skips,
-        map(id, formats),
-        tree.write_shapes,
-        map(shardings.get, names),
-        map(random_keys.get, names),
-        strict=True,
-    )
-    for at, shared in enumerate(rows):
+    columns = (map(id, formats), tree.write_shapes, map(shardings.get, names), map(random_keys.get, names))
+    for at, shared in enumerate(zip(tree.typestrs, tree.skips, *columns, strict=True)):
         spec = known.get(shared)
         if spec is None:
-            name, form = names[at], formats[at]
-            typestr, skip, _, write_shape, _, _ = shared
+            name, form, (typestr, skip, _, write_shape, sharding, key_impl) = names[at], formats[at], shared
             if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
                 raise _absent(directory, tree, at, ocdbt=ocdbt)
             if tree.in_msgpack(at):
                 found = packed.get(tree.keys[at])
-                spec, details[at] = packed_spec(directory, tree, at, found, shardings.get(name), known)
+                spec, details[at] = packed_spec(directory, tree, at, found, sharding, known)
             elif typestr == "string" and typestr not in foreign:
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
                 spec = LeafSpec(typestr, text=string_leaves.find(*strings, name, key_path))
             elif form is None:
                 spec = known[shared] = LeafSpec(typestr)
             else:
-                spec = known[shared] = _array_spec(form, typestr, write_shape, *shared[-2:])
+                spec = known[shared] = _array_spec(form, typestr, write_shape, sharding, key_impl)
 
         specs.append(spec)
 

@@ -43,11 +43,13 @@ class CheckpointInfo:
         step: Its number.
         time: When it was complete; for a step that was just saved, when its save began.
         metrics: None if it has none.
+        path: Where it lies, or will; None for a step that is only being considered.
     """
 
     step: int
     time: datetime.datetime
     metrics: Any = None
+    path: Any = None
 
     def __post_init__(self) -> None:
         self.step = operator.index(self.step)
@@ -142,7 +144,7 @@ class Root:
     @contextmanager
     def saving(self, step: int, base: int | None) -> Generator[Any]:
         """Let the step that is saved inside share files with another step, which is held meanwhile."""
-        self._begin_writing()
+        self.begin_writing()
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
@@ -207,7 +209,7 @@ class Root:
             self._said.add(event)
             self._events.warning(event, **about)
 
-    def _begin_writing(self) -> None:
+    def begin_writing(self) -> None:
         """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows."""
         if _IN_USE in self._said:
             return
@@ -231,12 +233,12 @@ class Root:
     def _info(self, found: Any) -> CheckpointInfo | None:
         """Return what policies see of a step that was listed; None if it has been deleted since."""
         if self._options.lightweight_initialize:
-            return CheckpointInfo(found.step, _LONG_AGO)
+            return CheckpointInfo(found.step, _LONG_AGO, path=found.path)
 
         path = path_text(found.path)
         try:
             metrics = self._reader.metrics(path)
-            return CheckpointInfo(found.step, found.commit_timestamp, metrics)
+            return CheckpointInfo(found.step, found.commit_timestamp, metrics, found.path)
         except FileNotFoundError:
             if self._store.kind(path) is not None:
                 raise

@@ -15,7 +15,7 @@ __all__ = (
 )
 
 import warnings
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from typing import Any, TypeAlias
 
 import jax
@@ -29,7 +29,7 @@ from penstock.orbax.v1.common.handler_registration import NoEntryError
 from penstock.orbax.v1.common.handler_resolution import handler_for_load
 from penstock.orbax.v1.common.handler_types import AbstractCheckpointable, Checkpointable
 from penstock.orbax.v1.common.item_names import AUTO, METRICS, check_item_names, check_one_name
-from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, hosting
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
 from penstock.orbax.v1.common.path_types import Path, PathLike
 from penstock.orbax.v1.common.tree_types import PyTreeOf, is_supported_abstract_leaf
 from penstock.orbax.v1.common.v1_errors import InvalidLayoutError
@@ -215,33 +215,25 @@ def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operatio
 async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
     registry = _registry()
     loading: dict[str, tuple[Any, Awaitable[Any]]] = {}
-    for name, abstract in asked.items():
-        handler = handler_for_load(registry, abstract, name=name, recorded=found.recorded(name))
-        loading[name] = handler, await handler.load(_path(found, name), abstract)
-
     loaded: dict[str, Any] = {}
-    waiting = list(loading.items())
     try:
-        while waiting:
-            name, (handler, one) = waiting.pop(0)
-            loaded[name] = await _loaded(name, handler, one, asked[name])
+        for name, abstract in asked.items():
+            handler = handler_for_load(registry, abstract, name=name, recorded=found.recorded(name))
+            loading[name] = handler, await handler.load(_path(found, name), abstract)
+
+        for name, (handler, one) in loading.items():
+            try:
+                loaded[name] = await one
+            except (ChecksumError, MissingFileError):
+                raise  # it was found, and is damaged
+            except Exception as error:
+                raise NoEntryError(
+                    f"Failed to load checkpointable: {name} with {type(handler)} as {asked[name]!r}: {error}"
+                ) from error
     finally:
-        for _, (_, one) in waiting:  # one failed; the others would be said to have been forgotten
-            if isinstance(one, Coroutine):
-                one.close()
+        give_up(one for _, one in loading.values())
 
     return loaded
-
-
-async def _loaded(name: str, handler: Any, one: Awaitable[Any], abstract: Any) -> Any:
-    try:
-        return await one
-    except (ChecksumError, MissingFileError):
-        raise  # it was found, and is damaged
-    except Exception as error:
-        raise NoEntryError(
-            f"Failed to load checkpointable: {name} with {type(handler)} as {abstract!r}: {error}"
-        ) from error
 
 
 def _find_items(path: PathLike, context: Context) -> tuple[Found, list[str]]:

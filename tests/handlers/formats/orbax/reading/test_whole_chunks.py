@@ -108,7 +108,7 @@ def test_a_grid_that_is_only_claimed_costs_as_much_as_what_is_stored_of_it() -> 
 
     keys = GridKeys((2**40,), key)
     for stored in (2, 1, 3, 0):
-        wanted = [str(at) for at in range(stored)]
+        wanted = [b"%d" % at for at in range(stored)]
         assert list(itertools.takewhile(wanted.__contains__, keys)) == wanted
 
     assert asked == [(0,), (1,), (2,), (3,)]
