@@ -56,11 +56,13 @@ class Layout(Protocol):
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
         Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by stored
-        name, are stored with the checkpoint.
+        name, are stored with the checkpoint. Documents `beside` its own were written already, named from the
+        checkpoint; they are only recorded.
         """
         ...
 

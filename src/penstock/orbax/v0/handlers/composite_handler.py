@@ -239,6 +239,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
                 overwrite=False,
                 atomicity=options.atomicity_options,
                 files=options.file_options,
+                whole=False,
             )
             for name in sorted(args)
         }
