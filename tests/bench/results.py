@@ -31,6 +31,8 @@ class Operation(StrEnum):
     ALL_STEPS = "all_steps"
     BEST = "open, then best_step over all"
     STEADY = "save, ten in a row"
+    BESIDE_1 = "steps of training, a save each second"
+    BESIDE_10 = "steps of training, a save each ten seconds"
 
     @property
     def reads(self) -> bool:
@@ -69,6 +71,7 @@ class Sample:
     staged_s: float | None = None  #: after which a background save gave the caller control
     nbytes_written: int | None = None  #: in files that an earlier checkpoint does not share
     io_bytes: int | None = None  #: what the kernel counted this process to write to storage
+    cpu_s: float | None = None  #: processor seconds of all threads of the process
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,11 @@ class Results:
         """Times after which the caller had control, in order; empty if it saves in the foreground."""
         samples = self._of(workload, contender, operation)
         return [sample.staged_s for sample in samples if sample.staged_s is not None]
+
+    def cpu(self, workload: str, contender: str, operation: str) -> list[float]:
+        """Processor seconds of one operation, in order."""
+        samples = self._of(workload, contender, operation)
+        return [sample.cpu_s for sample in samples if sample.cpu_s is not None]
 
     def written(self, workload: str, contender: str, operation: str) -> list[int]:
         """Bytes written, in order."""

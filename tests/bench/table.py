@@ -17,6 +17,7 @@ HEADINGS = (
     "time: median (min..max)",
     "MiB/s",
     "µs/leaf",
+    "CPU s/GiB",
     "staged",
     "written",
     "extra memory",
@@ -141,11 +142,17 @@ def _row(results: Results, size: Size, label: str, operation: Operation) -> tupl
         ranged(taken),
         speed,
         microseconds(taken.median / size.n_leaves),
+        _cpu(results, size, label, operation),
         ranged(spread(results.staged(size.workload, label, operation))),
         f"{written.median / size.nbytes:.1%}" if written else "",
         f"{amount(memory.extra_bytes)} ({memory.extra_bytes / size.nbytes:.0%})" if memory else "",
         ranged(stalls),
     )
+
+
+def _cpu(results: Results, size: Size, label: str, operation: Operation) -> str:
+    found = spread(results.cpu(size.workload, label, operation))
+    return figure(found.median / size.nbytes * 2**30) if found and size.nbytes else ""
 
 
 def ranged(found: Spread | None) -> str:

@@ -152,6 +152,7 @@ SPECIFIED: dict[str, Callable[[float], Any]] = {
     "first": lambda scale: kilobytes(int(10_000 * scale)),
     "many": lambda scale: kilobytes(int(100_000 * scale)),
     "one": one,
+    "beside": lambda scale: large(scale * 3 / 16),
     "sharded": sharded,
     "shards-1000": lambda scale: shards(int(1000 * scale)),
     "shards-4000": lambda scale: shards(int(4000 * scale)),

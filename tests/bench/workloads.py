@@ -135,6 +135,14 @@ WORKLOADS = (
         quick=1 / 4,
     ),
     Workload(
+        "beside",
+        "192 MiB saved beside steps of training",
+        (Operation.BESIDE_1, Operation.BESIDE_10),
+        rounds=20,
+        nbytes=192 * 2**20,
+        quick=1 / 8,
+    ),
+    Workload(
         "steps",
         "a directory of steps, every second with metrics",
         (Operation.OPEN, Operation.LATEST, Operation.ALL_STEPS, Operation.BEST),

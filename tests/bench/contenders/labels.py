@@ -13,7 +13,9 @@ COLD = (
 LABELS = (
     *COLD,
     "penstock, first save",
+    "penstock, one-shot",
     "penstock, unverified",
+    "penstock.orbax async",
     "Orbax",
     "Orbax async",
     "Orbax uncompressed",
@@ -22,5 +24,7 @@ LABELS = (
     "jax alone",
     "raw buffered",
     "raw O_DIRECT",
+    "raw O_DIRECT, crc32c",
     "raw scandir",
+    "nothing saved",
 )
