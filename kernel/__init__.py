@@ -23,6 +23,7 @@ __all__ = (
     "ChangeKind",
     "ChangesLeaves",
     "CheckedRead",
+    "ChunkBuffersHandler",
     "ChunkingHandler",
     "Committed",
     "Concurrent",
@@ -223,6 +224,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
+        ChunkBuffersHandler,
         ChunkingHandler,
         HandlerLookup,
         LeafHandler,
@@ -356,6 +358,7 @@ else:
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler",
+                "ChunkBuffersHandler",
                 "ChunkingHandler",
                 "HandlerLookup",
                 "LeafHandler",

@@ -142,12 +142,14 @@ class StoredValueHandler:
 
         return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """Read a leaf that is one range of a file; None for any other leaf."""
-        value = leaf.value
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Read leaves that are one range of a file each; None for any other leaf."""
+        return [self._buffer(value, spec) for value in values]
+
+    def _buffer(self, value: object, spec: LeafSpec) -> memoryview | None:
         assert isinstance(value, StoredValue)
-        bounds = tuple([(0, size) for size in leaf.spec.shape or ()])
-        reads = _tiling(_reads(value, bounds, leaf.spec.nbytes), leaf.spec.nbytes)
+        bounds = tuple([(0, size) for size in spec.shape or ()])
+        reads = _tiling(_reads(value, bounds, spec.nbytes), spec.nbytes)
         return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:

@@ -11,7 +11,9 @@ __all__ = (
     "StoredLeaf",
 )
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -105,6 +107,15 @@ class LeafSpec:
         """How many chunks there are along each axis; chunks at the end of an axis may jut out."""
         shape = self.shape or ()
         return tuple([-(-size // chunk) for size, chunk in zip(shape, self.chunk_shape, strict=True)])
+
+    @property
+    def n_chunks(self) -> int:
+        """How many chunks there are; 0 if the array has no elements."""
+        return math.prod(self.grid_shape) if self.nbytes else 0
+
+    def chunk_indices(self) -> Iterator[tuple[int, ...]]:
+        """Yield the index of every chunk in the grid, in C order."""
+        return itertools.product(*map(range, self.grid_shape))
 
     @property
     def is_empty_marker(self) -> bool:

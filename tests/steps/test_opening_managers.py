@@ -14,9 +14,16 @@ import pytest
 
 import penstock
 import penstock.orbax
+import penstock.sync
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
-from penstock.kernel.errors import ClosedError, PathError, RootInUseError, UnknownMetricError
+from penstock.kernel.errors import (
+    ClosedError,
+    LinkOutsideError,
+    PathError,
+    RootInUseError,
+    UnknownMetricError,
+)
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.claims import StoreClaimFiles
 from penstock.kernel.storage.writer_hold import WRITER, WriterHold
@@ -181,6 +188,19 @@ class TestOneWriter:
 
 
 class TestRoots:
+    def test_orbax_opens_a_checkpoint_as_an_empty_root_and_that_is_logged(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ocp: Any = penstock.orbax
+        penstock.sync.save(tmp_path / "one", state())
+        for root, times in ((tmp_path, 0), (tmp_path / "one", 1)):
+            with ocp.CheckpointManager(root) as manager:
+                assert list(manager.all_steps()) == []
+
+            assert capsys.readouterr().out.count("step.root_is_checkpoint") == times
+
+        penstock.sync.restore(tmp_path / "one")
+
     @pytest.mark.parametrize("read_only", [False, True])
     async def test_a_checkpoint_is_no_root(self, read_only: bool, tmp_path: Path) -> None:
         await penstock.save(tmp_path / "one", state())
@@ -192,6 +212,24 @@ class TestRoots:
             await anext(penstock.watch(tmp_path / "one"))
 
         await penstock.restore(tmp_path / "one")
+
+    async def test_links_that_lead_out_show_nothing_of_what_they_lead_to(self, tmp_path: Path) -> None:
+        secret = tmp_path / "secret.json"
+        secret.write_text('{"password": 7}')
+        root = tmp_path / "run"
+        async with CheckpointManager(root, metadata={"a": 1}) as manager:
+            await save(manager, 1, metrics={"loss": 1.0})
+
+        for file, ask in (("1/metrics/metrics", "metadata"), ("metadata/_ROOT_METADATA", "root_metadata")):
+            kept = (root / file).read_bytes()
+            (root / file).unlink()
+            (root / file).symlink_to(secret)
+            async with CheckpointManager(root, read_only=True) as manager:
+                with pytest.raises(LinkOutsideError, match="secret"):
+                    await getattr(manager, ask)()
+
+            (root / file).unlink()
+            (root / file).write_bytes(kept)
 
     async def test_one_that_is_not_open_says_so(self, tmp_path: Path) -> None:
         manager = CheckpointManager(tmp_path)
@@ -211,6 +249,22 @@ class TestMisspeltMetrics:
             assert manager.all_steps() == ()
 
         assert os.listdir(tmp_path) == []
+
+    async def test_one_that_is_only_missing_is_logged_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with CheckpointManager(tmp_path, keep=KeepBest(1, "eval_loss")) as manager:
+            for step in (1, 2, 3):
+                await save(manager, step, metrics={"train_loss": 1.0 / step})
+
+            assert manager.all_steps() == (1, 2, 3)
+            for step, loss in ((4, 1.0), (5, 2.0)):
+                await save(manager, step, metrics={"eval_loss": loss})
+            await save(manager, 6)
+            await manager.wait()
+            assert manager.all_steps() == (1, 2, 3, 4, 6)  # step 5 is not the best
+
+        assert caplog.text.count("step.metric_missing") == 1
 
     async def test_one_that_comes_later_counts_from_then_on(self, tmp_path: Path) -> None:
         keep = KeepBest(1, "eval/loss", without_metric=False)

@@ -17,15 +17,18 @@ __all__ = (
     "Integrity",
     "columns",
     "decode",
+    "decode_documents",
     "digest_of",
     "encode",
     "encode_files",
+    "with_documents",
     "without_documents",
 )
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import unpack
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
 
 import msgpack
@@ -171,6 +174,29 @@ def encode_files(
     return msgpack.packb(members)
 
 
+def with_documents(
+    path: str,
+    data: bytes | None,
+    documents: Mapping[str, Digest],
+    about: Mapping[str, object] | None = None,
+) -> bytes:
+    """Return the document with other digests of documents; a new one if there is no `data`.
+
+    Args:
+        path: Of the document, for the error.
+        data: Its content.
+        documents: All that are to be recorded.
+        about: What `_CHECKPOINT_METADATA` says; by default what was recorded of it.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+    """
+    empty: dict[str, object] = {"version": VERSION, "files": {}}
+    members = empty if data is None else _members(path, data)[0]
+    said = {} if about is None else {"about": dict(about)}
+    return msgpack.packb({**members, "documents": _encoded(documents) if documents else {}, **said})
+
+
 def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:
     """Return the document without the digests of some documents.
 
@@ -178,8 +204,7 @@ def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]
         CorruptCheckpointError: As `decode`.
     """
     kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
-    members = _as_map(path, cast("object", msgpack.unpackb(data)))
-    return msgpack.packb({**members, "documents": _encoded(kept) if kept else {}})
+    return msgpack.packb({**_members(path, data)[0], "documents": _encoded(kept) if kept else {}})
 
 
 def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:
@@ -208,7 +233,7 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
 
         for pack in batch.packs:
             offsets, lengths, checksums = files.setdefault(pack.file, ([], [], []))
-            sizes = [leaf.spec.nbytes for leaf in pack.leaves]
+            sizes = pack.chunk_sizes
             offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)
@@ -229,20 +254,7 @@ def decode(path: str, data: bytes) -> Integrity:
         CorruptCheckpointError: If it is malformed.
         UnsupportedFormatError: If a later penstock wrote it.
     """
-    if not data:
-        raise CorruptCheckpointError(path, "is empty")
-    try:
-        document: object = msgpack.unpackb(data)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise CorruptCheckpointError(path, f"is not msgpack: {str(error) or type(error).__name__}") from error
-
-    members = _as_map(path, document)
-    version = members.get("version")
-    if type(version) is int and version > VERSION:
-        raise UnsupportedFormatError(path, f"is of version {version}; this penstock reads {VERSION}")
-    if type(version) is not int or version < 1:
-        raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
-
+    members, version = _members(path, data)
     files = _as_map(path, members.get("files"))
     for file in files:
         check_inside(path, file)
@@ -258,16 +270,46 @@ def decode(path: str, data: bytes) -> Integrity:
     return Integrity(
         found,
         cast("dict[str, bytes]", digests),
-        _documents(path, _as_map(path, members.get("documents", {}))),
+        _documents(path, members),
         _as_map(path, members.get("about", {})),
     )
 
 
+def decode_documents(path: str, data: bytes) -> Mapping[str, Digest]:
+    """Read the digests of documents alone; what it says of data files is not looked at. Quick.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+        UnsupportedFormatError: If a later penstock wrote it.
+    """
+    return _documents(path, _members(path, data)[0])
+
+
+def _members(path: str, data: bytes) -> tuple[dict[str, object], int]:
+    """Return what the document has, and its version."""
+    if not data:
+        raise CorruptCheckpointError(path, "is empty")
+    try:
+        document: object = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise CorruptCheckpointError(path, f"is not msgpack: {str(error) or type(error).__name__}") from error
+
+    members = _as_map(path, document)
+    version = members.get("version")
+    if type(version) is int and version > VERSION:
+        raise UnsupportedFormatError(path, f"is of version {version}; this penstock reads {VERSION}")
+    if type(version) is not int or version < 1:
+        raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
+
+    return members, version
+
+
 def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]:
-    if not members:
+    columns = _as_map(path, members.get("documents", {}))
+    if not columns:
         return {}
 
-    names, nbytes, sums = (members.get(name) for name in ("names", "nbytes", "crc32c"))
+    names, nbytes, sums = (columns.get(name) for name in ("names", "nbytes", "crc32c"))
     listed = cast("list[object]", names) if isinstance(names, list) else [None]
     if (
         not all(isinstance(name, str) for name in listed)
@@ -281,7 +323,7 @@ def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]
     for name in cast("list[str]", listed):
         check_inside(path, name)
 
-    rows = zip(np.frombuffer(nbytes, "<u8").tolist(), np.frombuffer(sums, "<u4").tolist(), strict=True)
+    rows = zip(unpack(f"<{len(listed)}Q", nbytes), unpack(f"<{len(listed)}I", sums), strict=True)
     return dict(zip(cast("list[str]", listed), map(Digest._make, rows), strict=True))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 __all__ = ("AnyNames", "NameFormat", "StepNames", "step_number")
 
 import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, SupportsIndex, final, runtime_checkable
@@ -61,17 +60,15 @@ class StepNames:
         """Return the step that a name means; None if it is not the name of a step."""
         before = self._before
         number = name[len(before) :]
-        if not name.startswith(before) or not _NUMBER.fullmatch(number) or len(number) > MOST_DIGITS:
+        if len(number) > MOST_DIGITS or not (number.isascii() and number.isdigit()):
             return None
 
-        return int(number) if self.name(int(number)) == name else None
+        step = int(number)
+        return step if self.name(step) == name else None
 
     @property
     def _before(self) -> str:
         return "" if self.prefix is None else f"{self.prefix}_"
-
-
-_NUMBER: Final = re.compile("[0-9]+")
 
 
 @final

@@ -42,6 +42,7 @@ __all__ = (
     "SharingConformance",
     "StageConformance",
     "StoreConformance",
+    "UntrustedFilesConformance",
     "lockless_store",
 )
 
@@ -55,6 +56,7 @@ from penstock.testing.capability_conformance import (
     MappingConformance,
     RenameConformance,
     SharingConformance,
+    UntrustedFilesConformance,
 )
 from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore

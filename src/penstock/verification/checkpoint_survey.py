@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.common.entered_directories import EnteredDirectories
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
@@ -21,10 +21,11 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     kind_of_item,
     proto_file,
 )
-from penstock.handlers.formats.orbax.discovery.tombstone import DELETION, deleted_item
+from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
+    DELETION,
     INTEGRITY,
     V1_MARK,
 )
@@ -32,6 +33,7 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import STAGE_RECORD
@@ -59,9 +61,10 @@ def survey_checkpoint(store: Store, path: str, item: str | None = None) -> Check
     found = CheckpointSurvey()
     try:
         if is_safetensors(store, path):
-            opened = AutoLayout().open(store, path, item)
-            found.n_leaves = len(opened.leaves)
-            found.findings.append(Finding("unchecked", path, "is safetensors, which records no checksums"))
+            tensors = survey_tensors(store, path, item)
+            found.n_leaves, found.n_documents = tensors.n_leaves, tensors.n_documents
+            found.ranges += tensors.ranges
+            found.findings += tensors.findings
         else:
             _survey_items(store, path, item, found)
     except PenstockError as error:

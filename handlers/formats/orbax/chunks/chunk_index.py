@@ -7,18 +7,22 @@ __all__ = ("ChunkIndex",)
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import cast, final
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_keys, prefix_of
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.btree_encoding import Places
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.protocols.views import PackedLeaves, StagedLeaf, WrittenLeaves
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.views import PackedLeaves, WrittenLeaves
 from penstock.kernel.protocols.written import Written
 
 
@@ -26,8 +30,8 @@ from penstock.kernel.protocols.written import Written
 class ChunkIndex:
     """The index of a tree's arrays: made once for a tree, encoded for every checkpoint of it.
 
-    A slot is a value that lies in a data file: first every chunk of every array, in order, then
-    metadata that is too long to lie in the index (of arrays with some sixty axes).
+    A slot is a value that lies in a data file: first every chunk of every array, by name, then metadata
+    that is too long to lie in the index (of arrays with some sixty axes).
 
     Args:
         arrays: The leaves with a shape, in order.
@@ -39,41 +43,45 @@ class ChunkIndex:
         "_chunk_nbytes",
         "_counts",
         "_grids",
-        "_inline",
-        "_keys",
-        "_lengths",
+        "_order",
         "_places",
         "_plan",
         "_spilled",
         "_starts",
+        "_unplanned",
     )
 
-    def __init__(self, arrays: Sequence[StagedLeaf], version: int = 2) -> None:
+    def __init__(self, arrays: TreeColumns, version: int = 2) -> None:
+        names = [prefix_of(name).encode() for name in arrays.names()]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        specs = [arrays.specs[at] for at in order]
+        known = {id(spec): spec for spec in specs}  # most arrays share a few
+        grids = {number: spec.grid_shape for number, spec in known.items()}
         self._arrays = arrays
-        self._places = {leaf.index: at for at, leaf in enumerate(arrays)}  #: in `arrays`, by index
-        grids = {id(spec): spec.grid_shape for spec in {id(leaf.spec): leaf.spec for leaf in arrays}.values()}
-        self._grids = [grids[id(leaf.spec)] for leaf in arrays]
+        self._order = order  #: the numbers of the arrays, by name
+        self._places = np.full(max(arrays.indices) + 1, -1, np.int64)  #: in that order, by index
+        self._places[_column(arrays.indices)[order]] = np.arange(len(order))
+        self._grids = [grids[id(spec)] for spec in specs]
         self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
         self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
-        self._chunk_nbytes = _column([leaf.spec.chunk_nbytes for leaf in arrays])
-        names = [prefix_of(leaf.info.name).encode() for leaf in arrays]
-        keys: list[bytes] = []
-        suffixes = {grid: [key.encode() for key in chunk_keys(grid, version)] for grid in set(self._grids)}
-        for name, grid in zip(names, self._grids, strict=True):
-            keys += [name + suffix for suffix in suffixes[grid]]
+        self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
 
-        lengths: list[int] = np.repeat(self._chunk_nbytes, self._counts).tolist()
-        key = METADATA_KEYS[version - 2].encode()
-        documents = [array_metadata(leaf.spec, version) for leaf in arrays]
-        long = [at for at, document in enumerate(documents) if len(document) > MAX_INLINE_BYTES]
-        self._spilled = [documents[at] for at in long]
-        short = [at for at, document in enumerate(documents) if len(document) <= MAX_INLINE_BYTES]
-        self._keys = [*keys, *(names[at] + key for at in long), *(names[at] + key for at in short)]
-        self._inline = [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)]
-        self._lengths = [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)]
+        entries = _Entries()
+        kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
+        for number, group in itertools.groupby(zip(map(id, specs), order, strict=True), itemgetter(0)):
+            entries.add([names[at] for _, at in group], kinds[number])
+
+        spilling = {number: kind for number, kind in kinds.items() if kind.spilled is not None}
+        chosen = [
+            (names[at], spilling[id(spec)])
+            for at, spec in zip(order, specs, strict=True)
+            if spilling.get(id(spec))
+        ]
+        self._spilled = entries.spill(chosen, METADATA_KEYS[version - 2].encode())
         # The encoded length of a chunk differs from save to save.
-        coded = any(leaf.spec.codec is not None for leaf in arrays)
-        self._plan = None if coded else IndexPlan(self._keys, self._inline, self._lengths)
+        coded = any(spec.codec is not None for spec in known.values())
+        self._unplanned = entries if coded else None
+        self._plan = None if coded else IndexPlan(entries.keys, entries.inline, entries.lengths)
 
     def encode(
         self, batches: Iterable[WrittenLeaves], *, node_file: str, uuid: bytes, commit_time_ns: int
@@ -93,21 +101,23 @@ class ChunkIndex:
             PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing. That is an error
                 in the pipeline, and the checkpoint must not be published.
         """
-        n_chunks = int(self._counts.sum())
-        located = _Located(self._lengths[: n_chunks + len(self._spilled)])
+        arrays, n_chunks = self._arrays, int(self._counts.sum())
+        chunk_lengths = np.repeat(self._chunk_nbytes, self._counts)
+        located = _Located(np.concatenate([chunk_lengths, _column(list(map(len, self._spilled)))]))
         self._locate(batches, located)
         missing = np.flatnonzero(located.file_ids[:n_chunks] < 0)
         if missing.size:
-            leaf, index = self._chunk_at(int(missing[0]))
-            raise _broken(leaf, index, f"0 of {leaf.spec.chunk_nbytes} bytes were written")
+            place, index = self._chunk_at(int(missing[0]))
+            at = self._order[place]
+            raise _broken(arrays.infos[at], index, f"0 of {arrays.specs[at].chunk_nbytes} bytes were written")
 
         spill = b"".join(self._spilled)
         starts = _column(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
         located.put(np.arange(n_chunks, n_chunks + len(starts)), starts, node_file)
         plan = self._plan
         if plan is None:
-            lengths = [*located.lengths.tolist(), *self._lengths[len(located.lengths) :]]
-            plan = IndexPlan(self._keys, self._inline, lengths)
+            assert self._unplanned is not None
+            plan = self._unplanned.plan(located.lengths)
 
         encoded = plan.encode(
             located.places(),
@@ -131,8 +141,8 @@ class ChunkIndex:
         # Chunks in pieces are few and large, or many in few files: one assignment for each file.
         rows: dict[str, list[tuple[int, int, int]]] = {}
         for slot, pieces in parts.items():
-            leaf, index = self._arrays[self._places[pieces[0].leaf]], pieces[0].chunk
-            file, offset, length = _joined(leaf, index, pieces)
+            at, index = self._order[int(self._places[pieces[0].leaf])], pieces[0].chunk
+            file, offset, length = _joined(self._arrays.infos[at], self._arrays.specs[at], index, pieces)
             rows.setdefault(file, []).append((slot, offset, length))
 
         for file, found in rows.items():
@@ -141,10 +151,11 @@ class ChunkIndex:
             located.lengths[slots] = lengths
 
     def _locate_pack(self, pack: PackedLeaves, located: _Located) -> None:
-        try:
-            ats = _column([self._places[leaf.index] for leaf in pack.leaves])
-        except KeyError as error:
-            raise _unknown(cast("int", error.args[0])) from None
+        indices = _column(pack.indices)
+        ats = self._places[np.minimum(indices, len(self._places) - 1)]
+        unknown = np.flatnonzero((ats < 0) | (indices >= len(self._places)))
+        if unknown.size:
+            raise _unknown(int(indices[unknown[0]]))
 
         counts = self._counts[ats]
         sizes = np.repeat(self._chunk_nbytes[ats], counts)
@@ -153,8 +164,8 @@ class ChunkIndex:
 
     def _slot(self, part: Written) -> int:
         """The slot of a part's chunk."""
-        at = self._places.get(part.leaf)
-        if at is None:
+        at = int(self._places[part.leaf]) if part.leaf < len(self._places) else -1
+        if at < 0:
             raise _unknown(part.leaf, part.chunk)
 
         grid, flat = self._grids[at], 0
@@ -168,12 +179,67 @@ class ChunkIndex:
 
         return int(self._starts[at]) + flat
 
-    def _chunk_at(self, slot: int) -> tuple[StagedLeaf, tuple[int, ...]]:
+    def _chunk_at(self, slot: int) -> tuple[int, tuple[int, ...]]:
         # Of arrays that begin at one slot only the last has chunks.
         at = int(np.searchsorted(self._starts, slot, side="right")) - 1
-        leaf = self._arrays[at]
         index = np.unravel_index(slot - int(self._starts[at]), self._grids[at])
-        return leaf, tuple(map(int, index))
+        return at, tuple(map(int, index))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The keys of an array behind its name, ascending where that is cheap, and their values."""
+
+    suffixes: Sequence[bytes]
+    inline: Sequence[bytes | None]  #: None for what lies in a data file
+    lengths: Sequence[int]
+    spilled: bytes | None = None  #: its metadata, if that is too long to be among them
+
+    @classmethod
+    def of(cls, spec: LeafSpec, version: int) -> _Kind:
+        document, key = array_metadata(spec, version), METADATA_KEYS[version - 2].encode()
+        chunks = [each.encode() for each in chunk_keys(spec.grid_shape, version)]
+        absent: list[bytes | None] = [None] * len(chunks)
+        lengths = [spec.chunk_nbytes] * len(chunks)
+        if len(document) > MAX_INLINE_BYTES:
+            return cls(chunks, absent, lengths, document)
+        if version == 2:  # the key of its metadata comes before those of its chunks
+            return cls([key, *chunks], [document, *absent], [len(document), *lengths])
+
+        return cls([*chunks, key], [*absent, document], [*lengths, len(document)])
+
+
+@final
+class _Entries:
+    """Keys and values of an index, in columns."""
+
+    __slots__ = ("inline", "keys", "lengths")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.inline: list[bytes | None] = []
+        self.lengths: list[int] = []
+
+    def add(self, names: Sequence[bytes], kind: _Kind) -> None:
+        """Add the entries of arrays of one kind."""
+        self.keys += [name + suffix for name in names for suffix in kind.suffixes]
+        self.inline += [*kind.inline] * len(names)
+        self.lengths += [*kind.lengths] * len(names)
+
+    def spill(self, arrays: Sequence[tuple[bytes, _Kind]], key: bytes) -> list[bytes]:
+        """Add the metadata of arrays that is too long for the index; return it."""
+        spilled = [kind.spilled for _, kind in arrays if kind.spilled is not None]
+        self.keys += [name + key for name, _ in arrays]
+        self.inline += [None] * len(spilled)
+        self.lengths += map(len, spilled)
+        return spilled
+
+    def plan(self, lengths: npt.NDArray[np.int64]) -> IndexPlan:
+        """Plan the index with these lengths of the values in data files, in order."""
+        found = _column(self.lengths)
+        found[[value is None for value in self.inline]] = lengths
+        return IndexPlan(self.keys, self.inline, found.tolist())
 
 
 @final
@@ -186,10 +252,10 @@ class _Located:
 
     __slots__ = ("_files", "file_ids", "lengths", "offsets")
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: npt.NDArray[np.int64]) -> None:
         n_slots = len(lengths)
         self._files: dict[str, int] = {}
-        self.lengths = _column(lengths)
+        self.lengths = lengths
         self.file_ids: npt.NDArray[np.int64] = np.full(n_slots, -1, np.int64)
         self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
 
@@ -208,14 +274,16 @@ def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
-def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
+def _joined(
+    info: ParamInfo, spec: LeafSpec, index: tuple[int, ...], pieces: Iterable[Written]
+) -> tuple[str, int, int]:
     """Return the file, offset and length of a chunk, after checking that its pieces cover it."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     coded = ordered[0].coded
-    if (coded is None) != (leaf.spec.codec is None) or any(piece.coded != coded for piece in ordered):
-        raise _broken(leaf, index, f"its codec is {leaf.spec.codec}, and not all of it was encoded so")
+    if (coded is None) != (spec.codec is None) or any(piece.coded != coded for piece in ordered):
+        raise _broken(info, index, f"its codec is {spec.codec}, and not all of it was encoded so")
 
-    whole = leaf.spec.chunk_nbytes if coded is None else coded
+    whole = spec.chunk_nbytes if coded is None else coded
     end = 0
     for piece in ordered:
         # All pieces agree on where their chunk begins, so they are contiguous if they tile it.
@@ -223,18 +291,18 @@ def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written])
         together = piece.file == first.file and piece.offset - piece.start == first.offset
         if piece.start != end or not together:
             problem = f"byte {end}: next is a piece at {piece.start}, at {piece.offset} of {piece.file!r}"
-            raise _broken(leaf, index, problem)
+            raise _broken(info, index, problem)
         end += piece.nbytes
 
     if end != whole:
-        raise _broken(leaf, index, f"{end} of {whole} bytes were written")
+        raise _broken(info, index, f"{end} of {whole} bytes were written")
 
     return ordered[0].file, ordered[0].offset, end
 
 
-def _broken(leaf: StagedLeaf, index: tuple[int, ...], problem: str) -> PenstockError:
-    error = PenstockError(f"{leaf.info.key_path}: chunk {index} is not whole: {problem}")
-    error.key_path = leaf.info.key_path
+def _broken(info: ParamInfo, index: tuple[int, ...], problem: str) -> PenstockError:
+    error = PenstockError(f"{info.key_path}: chunk {index} is not whole: {problem}")
+    error.key_path = info.key_path
     return error
 
 

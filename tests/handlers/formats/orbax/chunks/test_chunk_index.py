@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.orbax.chunks.chunk_index import ChunkIndex
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.index_entries import Index
@@ -59,7 +60,7 @@ def all_parts() -> list[Written]:
 
 
 def test_every_chunk_is_found_where_it_was_written(leaves: list[Leaf], tmp_path: Path) -> None:
-    found = decoded(ChunkIndex(leaves), [WrittenBatch((), tuple(all_parts()))], tmp_path)
+    found = decoded(ChunkIndex(TreeColumns.of(leaves)), [WrittenBatch((), tuple(all_parts()))], tmp_path)
 
     chunks = {key: value for key, value in found.items() if not key.endswith(b".zarray")}
     assert chunks == {
@@ -82,7 +83,7 @@ def test_every_chunk_is_found_where_it_was_written(leaves: list[Leaf], tmp_path:
 def test_the_chunks_of_a_packed_leaf_follow_each_other(leaves: list[Leaf], tmp_path: Path) -> None:
     single, grid, _, line = leaves
     pack = WrittenPack((line, single, grid), "d/pack", 64, 96, ())
-    found = decoded(ChunkIndex(leaves), [WrittenBatch((), packs=(pack,))], tmp_path)
+    found = decoded(ChunkIndex(TreeColumns.of(leaves)), [WrittenBatch((), packs=(pack,))], tmp_path)
 
     assert [found[f"s/{at}".encode()] for at in range(4)] == [
         Indirect("d/pack", 64 + 8 * at, 8) for at in range(4)
@@ -96,13 +97,17 @@ def test_the_chunks_of_a_packed_leaf_follow_each_other(leaves: list[Leaf], tmp_p
 def test_a_chunk_outside_of_the_grid_is_refused(leaves: list[Leaf], chunk: tuple[int, ...]) -> None:
     written = WrittenBatch((), (*all_parts(), part(5, chunk, 0, 8)))
     with pytest.raises(PenstockError, match="of leaf 5 was written, but no leaf of the tree has it"):
-        ChunkIndex(leaves).encode([written], node_file=NODES, uuid=bytes(16), commit_time_ns=1)
+        ChunkIndex(TreeColumns.of(leaves)).encode(
+            [written], node_file=NODES, uuid=bytes(16), commit_time_ns=1
+        )
 
 
 def test_a_pack_with_a_leaf_that_the_tree_has_not_is_refused(leaves: list[Leaf]) -> None:
     written = WrittenBatch((), tuple(all_parts()), (WrittenPack((leaves[0],), "d/pack", 0, 16, (0,)),))
     with pytest.raises(PenstockError, match="a pack of leaf 2 was written"):
-        ChunkIndex(leaves[1:]).encode([written], node_file=NODES, uuid=bytes(16), commit_time_ns=1)
+        ChunkIndex(TreeColumns.of(leaves[1:])).encode(
+            [written], node_file=NODES, uuid=bytes(16), commit_time_ns=1
+        )
 
 
 @pytest.mark.parametrize(("absent", "named"), [((5, (1, 2)), r"'b'.*\(1, 2\)"), ((7, (0,)), r"'s'.*\(0,\)")])
@@ -111,7 +116,7 @@ def test_a_missing_chunk_is_named(
 ) -> None:
     parts = tuple(each for each in all_parts() if (each.leaf, each.chunk) != absent)
     with pytest.raises(PenstockError, match=f"{named}.*0 of 8 bytes were written"):
-        ChunkIndex(leaves).encode(
+        ChunkIndex(TreeColumns.of(leaves)).encode(
             [WrittenBatch((), parts)], node_file=NODES, uuid=bytes(16), commit_time_ns=1
         )
 
@@ -120,7 +125,7 @@ def test_the_time_for_many_chunks_grows_with_their_number_alone(make_leaf: Any, 
     # A search for each chunk among all of them would run into the time limit of a test.
     leaf = make_leaf(0, ("w",), **FLOATS, shape=(MANY,), chunk_shape=(1,))
     parts = tuple([part(0, (at,), 4 * at, 4) for at in range(MANY)])
-    found = decoded(ChunkIndex([leaf]), [WrittenBatch((), parts)], tmp_path)
+    found = decoded(ChunkIndex(TreeColumns.of([leaf])), [WrittenBatch((), parts)], tmp_path)
 
     assert len(found) == MANY + 1
     assert found[f"w/{MANY - 1}".encode()] == Indirect("d/data", 4 * (MANY - 1), 4)
