@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
 )
@@ -128,7 +129,7 @@ class ArrangedDigests(Protocol):
 
 
 @runtime_checkable
-class ArrangedLayout(Protocol):
+class ArrangedLayout(Capability, Protocol):
     """A `Layout` whose files begin with a header that says where everything lies."""
 
     def arrange(
@@ -160,7 +161,7 @@ class ArrangedLayout(Protocol):
 
 
 @runtime_checkable
-class FormattedLayout(Protocol):
+class FormattedLayout(Capability, Protocol):
     """A `Layout` that offers a choice of how arrays are stored."""
 
     @property
@@ -189,7 +190,7 @@ class FormattedLayout(Protocol):
 
 
 @runtime_checkable
-class ItemLayout(Protocol):
+class ItemLayout(Capability, Protocol):
     """A `Layout` that can write a tree as an item of a checkpoint."""
 
     def item_documents(
@@ -206,7 +207,7 @@ class ItemLayout(Protocol):
 
 
 @runtime_checkable
-class ItemsLayout(Protocol):
+class ItemsLayout(Capability, Protocol):
     """A `Layout` whose leaves lie in directories below the checkpoint, each with its own data files."""
 
     @property

@@ -113,7 +113,9 @@ class TemporaryDirectory:
         mark_complete(self._store, place, whole=self._whole)
         if self._links is not None:
             self._links.complete()
-        if not self._in_place:
+        if self._in_place:
+            self._store.sync_directory(os.path.dirname(place))
+        else:
             self._workspace.publish_now()
             if self._workspace.left_behind is not None:  # the new one is there, and durable
                 error = repr(self._workspace.left_behind)
