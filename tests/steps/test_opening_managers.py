@@ -17,7 +17,13 @@ import penstock.orbax
 import penstock.sync
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
-from penstock.kernel.errors import ClosedError, PathError, RootInUseError, UnknownMetricError
+from penstock.kernel.errors import (
+    ClosedError,
+    LinkOutsideError,
+    PathError,
+    RootInUseError,
+    UnknownMetricError,
+)
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.claims import StoreClaimFiles
 from penstock.kernel.storage.writer_hold import WRITER, WriterHold
@@ -206,6 +212,24 @@ class TestRoots:
             await anext(penstock.watch(tmp_path / "one"))
 
         await penstock.restore(tmp_path / "one")
+
+    async def test_links_that_lead_out_show_nothing_of_what_they_lead_to(self, tmp_path: Path) -> None:
+        secret = tmp_path / "secret.json"
+        secret.write_text('{"password": 7}')
+        root = tmp_path / "run"
+        async with CheckpointManager(root, metadata={"a": 1}) as manager:
+            await save(manager, 1, metrics={"loss": 1.0})
+
+        for file, ask in (("1/metrics/metrics", "metadata"), ("metadata/_ROOT_METADATA", "root_metadata")):
+            kept = (root / file).read_bytes()
+            (root / file).unlink()
+            (root / file).symlink_to(secret)
+            async with CheckpointManager(root, read_only=True) as manager:
+                with pytest.raises(LinkOutsideError, match="secret"):
+                    await getattr(manager, ask)()
+
+            (root / file).unlink()
+            (root / file).write_bytes(kept)
 
     async def test_one_that_is_not_open_says_so(self, tmp_path: Path) -> None:
         manager = CheckpointManager(tmp_path)

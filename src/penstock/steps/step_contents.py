@@ -19,6 +19,7 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 
@@ -81,9 +82,12 @@ def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMet
 
     Raises:
         NotACheckpointError: If there is no such step.
-        CorruptCheckpointError: If a document is damaged.
+        CorruptCheckpointError: If a document is damaged, or a link leads out of the step.
     """
     names = item_names(store, path)
+    if isinstance(store, UntrustedFiles):
+        store.check_links(path, path)  # metrics and metadata lie beside the items
+
     items = {name: describe_checkpoint(layout, store, path, name) for name in names}
     if not names:
         items = {TREE: describe_checkpoint(layout, store, path)}
