@@ -97,8 +97,9 @@ class _Committer:
         files |= {pack.file for batch in self._batches for pack in batch.packs}
         directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
         record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
-        if record is not None:
-            _write_document(run, replace(record, path=os.path.join(run.folder, record.path)), directories)
+        beside = () if record is None else (replace(record, path=os.path.join(run.folder, record.path)),)
+        for document in beside:
+            _write_document(run, document, directories)
 
         documents = run.layout.documents(
             leaves,
@@ -106,6 +107,7 @@ class _Committer:
             started_ns=run.started_ns,
             custom_metadata=run.custom_metadata,
             digests=plan.digests,
+            beside=beside,
         )
         for document in documents:
             _write_document(run, document, directories)

@@ -65,8 +65,12 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
+        if run.memory.limit >= TIGHT:
+            yield _Stager(run, run.threads).stage
+            return
+
         async with one_thread(at_end=give_back_freed_memory) as thread:
-            yield _Stager(run, run.threads if run.memory.limit >= TIGHT else thread).stage
+            yield _Stager(run, thread).stage
 
 
 @final

@@ -120,7 +120,7 @@ class _Writer:
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
-        self._placing = Lock()
+        self._placing = Lock(fast_acquire=True)
         self._preallocate = True
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:

@@ -153,26 +153,15 @@ class DirectoryHolds:
         """
         return DirectoryHold(path, shared=True, flock=self._flock)
 
-    def make(self, path: str, sync_parent: Callable[[], None]) -> DirectoryHold:
-        """Create the directory at `path`, in one that exists, durably, and held before anybody sees it.
+    def make(self, path: str) -> DirectoryHold:
+        """Create the directory at `path`, in one that exists, held before it is seen. Its name is not synced.
 
         If it fails, nothing is left there.
-
-        Args:
-            path: Of the directory.
-            sync_parent: Makes its name durable.
 
         Raises:
             InUseError: If something lies at `path`, or another one was faster.
         """
         hold = self._alone[path] = _make_held(path, self._flock)
-        try:
-            sync_parent()
-        except BaseException:
-            os.rmdir(path)
-            hold.release()
-            raise
-
         return hold
 
     def give_up_spare(self, path: str) -> None:

@@ -165,14 +165,13 @@ class LocalStore:
         return self._holds.take(path)
 
     def make_held(self, path: str) -> DirectoryHold:
-        """Create the directory at `path` and its missing parents, durably; it is locked before it is seen.
+        """Create the directory at `path`, locked before it is seen, and its missing parents, durably.
 
         Raises:
             InUseError: If something lies there.
         """
-        parent = os.path.dirname(path)
-        self.make_directory(parent)
-        return self._holds.make(path, lambda: self.sync_directory(parent))
+        self.make_directory(os.path.dirname(path))
+        return self._holds.make(path)
 
     def hold_reading(self, path: str) -> DirectoryHold:
         """Lock the directory together with other readers; see `DirectoryHold`."""

@@ -30,12 +30,12 @@ from weakref import ReferenceType
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
+from penstock.kernel.messages.statistics import StageStatistics, stage_lines
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
-    from penstock.kernel.messages.statistics import StageStatistics
     from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
@@ -386,3 +386,6 @@ class SaveReport:
     durable_s: float = math.nan  #: from the call to DURABLE
     peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return f"{self!r}{stage_lines(self.stages)}"

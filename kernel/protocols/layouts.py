@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
 )
@@ -55,11 +56,13 @@ class Layout(Protocol):
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
         Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by stored
-        name, are stored with the checkpoint.
+        name, are stored with the checkpoint. Documents `beside` its own were written already, named from the
+        checkpoint; they are only recorded.
         """
         ...
 
@@ -126,7 +129,7 @@ class ArrangedDigests(Protocol):
 
 
 @runtime_checkable
-class ArrangedLayout(Protocol):
+class ArrangedLayout(Capability, Protocol):
     """A `Layout` whose files begin with a header that says where everything lies."""
 
     def arrange(
@@ -158,7 +161,7 @@ class ArrangedLayout(Protocol):
 
 
 @runtime_checkable
-class FormattedLayout(Protocol):
+class FormattedLayout(Capability, Protocol):
     """A `Layout` that offers a choice of how arrays are stored."""
 
     @property
@@ -187,7 +190,7 @@ class FormattedLayout(Protocol):
 
 
 @runtime_checkable
-class ItemLayout(Protocol):
+class ItemLayout(Capability, Protocol):
     """A `Layout` that can write a tree as an item of a checkpoint."""
 
     def item_documents(
@@ -204,7 +207,7 @@ class ItemLayout(Protocol):
 
 
 @runtime_checkable
-class ItemsLayout(Protocol):
+class ItemsLayout(Capability, Protocol):
     """A `Layout` whose leaves lie in directories below the checkpoint, each with its own data files."""
 
     @property

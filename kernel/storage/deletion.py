@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("delete_checkpoint", "move_checkpoint", "remove_abandoned")
+__all__ = ("delete_checkpoint", "delete_file", "move_checkpoint", "remove_abandoned")
 
 import errno
 import os
 from collections.abc import Callable
 
 from penstock.kernel.errors import StorageError, UnsupportedByStoreError
-from penstock.kernel.protocols.store_capabilities import Renames
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_alone
 
@@ -55,6 +55,39 @@ def delete_checkpoint(
         held.release()
 
     return None
+
+
+def delete_file(store: Store, path: str, hidden: str) -> None:
+    """Remove the checkpoint at `path` that is one file. Blocking.
+
+    A file cannot be held. So the directory is held in which a save to `path` builds: while one goes on,
+    nothing is deleted, and none begins until the file is gone.
+
+    Args:
+        store: Where it lies; a store with renames.
+        path: Of the file.
+        hidden: The directory in which a save to `path` builds. The file is moved there, and removed with it.
+
+    Raises:
+        InUseError: If a save to `path` goes on.
+        StorageError: If the medium refuses. If the file is gone nevertheless, the next save removes the rest.
+        UnsupportedByStoreError: If the store cannot rename, or hold.
+    """
+    if not isinstance(store, Renames):
+        raise UnsupportedByStoreError("delete", path, store, Renames)
+    if not isinstance(store, BuildHolds):
+        raise UnsupportedByStoreError("delete", path, store, BuildHolds)
+
+    remove_abandoned(store, hidden)
+    held = store.make_held(hidden)
+    try:
+        store.rename(path, os.path.join(hidden, os.path.basename(path)))
+        store.sync_directory(os.path.dirname(path))
+    finally:
+        try:
+            store.remove_tree(hidden)
+        finally:
+            held.release()
 
 
 def move_checkpoint(

@@ -22,6 +22,7 @@ from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
 from penstock.kernel.protocols.reads import Target
 from penstock.stages.planning.casting import DtypeRule, Refit, refit_spec
+from penstock.stages.planning.joined_memory import join_memory
 from penstock.stages.planning.leaf_reads import in_parts, plan_reads
 from penstock.stages.planning.leaf_sources import ABSENT, Input, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves
@@ -78,6 +79,9 @@ def plan_restore(
     makings = planner.makings()
     leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs])
     planner.check()
+    if not located.mmap:
+        join_memory(leaves)
+
     plan = RestorePlan(
         matching.infos,
         _unflatten(matching, treedef, has_target=located.has_like),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -36,6 +37,14 @@ def by_the_first_penstock(path: Path) -> None:
 
 def files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def by_early_orbax(path: Path) -> None:
+    """Write a msgpack file, as Orbax did before it had databases."""
+    path.mkdir()
+    array = [[3000], "float64", TREE["a"].tobytes()]  # type: ignore[union-attr]  # it is an array
+    tree = {"a": msgpack.ExtType(1, msgpack.packb(array)), "text": "words"}
+    (path / "checkpoint").write_bytes(msgpack.packb(tree))
 
 
 WRITERS = [by_orbax, by_orbax_with_zstd, by_the_first_penstock]
@@ -79,6 +88,20 @@ def test_both_read_it_as_before(write: Callable[[Path], None], tmp_path: Path) -
         assert found["text"] == "words"
 
 
+@pytest.mark.parametrize("at", [20, 10_000, -3])
+def test_a_msgpack_file_is_compared_where_it_is_read(at: int, tmp_path: Path) -> None:
+    by_early_orbax(tmp_path / "c")
+    penstock.sync.seal(tmp_path / "c")
+    assert penstock.sync.restore(tmp_path / "c")["a"].tobytes() == np.arange(3000.0).tobytes()
+
+    data = bytearray((tmp_path / "c" / "checkpoint").read_bytes())
+    data[at] ^= 1
+    (tmp_path / "c" / "checkpoint").write_bytes(data)
+
+    with pytest.raises(ChecksumError):
+        penstock.sync.restore(tmp_path / "c")
+
+
 def test_what_is_sealed_stays_as_it_is(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "c", TREE)
     before = files(tmp_path / "c")
@@ -91,7 +114,7 @@ def test_what_is_sealed_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_all_steps_and_their_items(tmp_path: Path) -> None:
-    with penstock.sync.CheckpointManager(tmp_path) as manager:
+    with penstock.sync.CheckpointManager(tmp_path, metadata={"project": 1}) as manager:
         for step in (1, 2):
             save = manager.save(step, TREE, metrics={"loss": 0.5})
             assert save is not None
@@ -102,7 +125,10 @@ def test_all_steps_and_their_items(tmp_path: Path) -> None:
 
     report = penstock.sync.seal(tmp_path)
 
-    assert report.sealed == tuple(str(tmp_path / name) for name in ("1/default", "1", "2/default", "2"))
+    assert report.sealed == tuple(
+        str(tmp_path / name) for name in ("1/default", "1", "2/default", "2", "metadata")
+    )
+    assert penstock.sync.seal(tmp_path).sealed == ()
     metrics = tmp_path / "1" / "metrics" / "metrics"
     metrics.write_text(metrics.read_text().replace("5", "4"))
     with penstock.sync.CheckpointManager(tmp_path) as manager:

@@ -21,6 +21,7 @@ __all__ = (
     "digest_of",
     "encode",
     "encode_files",
+    "with_documents",
     "without_documents",
 )
 
@@ -172,6 +173,29 @@ def encode_files(
     return msgpack.packb(members)
 
 
+def with_documents(
+    path: str,
+    data: bytes | None,
+    documents: Mapping[str, Digest],
+    about: Mapping[str, object] | None = None,
+) -> bytes:
+    """Return the document with other digests of documents; a new one if there is no `data`.
+
+    Args:
+        path: Of the document, for the error.
+        data: Its content.
+        documents: All that are to be recorded.
+        about: What `_CHECKPOINT_METADATA` says; by default what was recorded of it.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+    """
+    empty: dict[str, object] = {"version": VERSION, "files": {}}
+    members = empty if data is None else _members(path, data)[0]
+    said = {} if about is None else {"about": dict(about)}
+    return msgpack.packb({**members, "documents": _encoded(documents) if documents else {}, **said})
+
+
 def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:
     """Return the document without the digests of some documents.
 
@@ -179,8 +203,7 @@ def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]
         CorruptCheckpointError: As `decode`.
     """
     kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
-    members = _as_map(path, cast("object", msgpack.unpackb(data)))
-    return msgpack.packb({**members, "documents": _encoded(kept) if kept else {}})
+    return msgpack.packb({**_members(path, data)[0], "documents": _encoded(kept) if kept else {}})
 
 
 def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:

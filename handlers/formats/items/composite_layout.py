@@ -113,6 +113,7 @@ class CompositeLayout(ItemsLayoutBase):
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make the documents of every item, then those of the checkpoint."""
         committed_ns = time.time_ns()
@@ -125,7 +126,11 @@ class CompositeLayout(ItemsLayoutBase):
             made.extend([replace(one, path=f"{part.directory}/{one.path}") for one in documents])
 
         return self._with_checkpoint(
-            made, started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
+            made,
+            started_ns=started_ns,
+            committed_ns=committed_ns,
+            custom_metadata=custom_metadata,
+            beside=beside,
         )
 
     def _part(self, leaf: StagedLeaf) -> TreePart:

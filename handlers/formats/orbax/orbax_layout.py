@@ -108,6 +108,7 @@ class OrbaxLayout:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make every document; see `EncodedTree` for what it raises."""
         columns = TreeColumns.of(leaves)
@@ -117,7 +118,11 @@ class OrbaxLayout:
             tree = EncodedTree(columns, self._form, self._custom)
 
         return tree.documents(
-            batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
+            batches,
+            started_ns=started_ns,
+            custom_metadata=custom_metadata,
+            digests=digests or {},
+            beside=beside,
         )
 
     def item_documents(

@@ -85,6 +85,7 @@ class TreeLayout:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make the documents of the tree; see `EncodedTree` for what it raises."""
         columns = TreeColumns.of(leaves)
@@ -93,7 +94,7 @@ class TreeLayout:
         else:
             tree = EncodedTree(columns, self._form, custom_metadata[CUSTOM])
 
-        return tree.item_documents(batches, time.time_ns(), digests or {})
+        return tree.item_documents(batches, time.time_ns(), digests or {}, beside)
 
     def recognises(self, store: Store, path: str) -> bool:
         """True: the caller made the directory and allows it."""

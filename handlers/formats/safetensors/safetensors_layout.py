@@ -80,6 +80,7 @@ class SafetensorsLayout:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """None: the headers and the index, made by `arrange`, say everything.
 

@@ -31,15 +31,19 @@ def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> l
     A tree has many leaves but few kinds of them, so leaf and target are compared once for each kind.
     """
     wanted = [None] * len(specs) if likes is None else likes
-    kinds = list(zip(map(id, specs), map(_kind, wanted), strict=True))
-    last = dict(zip(kinds, zip(specs, wanted, strict=True), strict=True))
     alike: dict[Placement, Placement] = {}  # equal ones are one object: such arrays are made in one step
     known: dict[object, Placement | None] = {}
-    for kind, (spec, like) in last.items():
-        found = _placement(spec, like)
-        known[kind] = None if found is None else alike.setdefault(found, found)
+    placements: list[Placement | None] = []
+    # A loop, because `map` and `zip` over all leaves would hold the interpreter to their ends.
+    for spec, like in zip(specs, wanted, strict=True):
+        kind = (id(spec), _kind(like))
+        if kind not in known:
+            found = _placement(spec, like)
+            known[kind] = None if found is None else alike.setdefault(found, found)
 
-    return list(map(known.__getitem__, kinds))
+        placements.append(known[kind])
+
+    return placements
 
 
 def _kind(like: Any) -> object:

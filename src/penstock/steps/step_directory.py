@@ -17,6 +17,7 @@ __all__ = (
     "leftovers",
     "list_root",
     "read_root_metadata",
+    "seal_root_metadata",
     "write_root_metadata",
 )
 
@@ -30,13 +31,19 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checked_json import parse_object
 from penstock.handlers.formats.common.integrity import Digest, digest_of
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_checkpoint,
     may_be_finished_step,
     read_root_metadata,
 )
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    INTEGRITY,
+    ROOT_METADATA,
+)
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments, check_record
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles
@@ -54,8 +61,6 @@ _METRICS_FILE: Final = f"{METRICS}/{METRICS}"
 
 DELETED: Final = "deleted_"
 """Prefix of the name of a step that is being deleted."""
-
-_ROOT_FILE: Final = ("metadata", "_ROOT_METADATA")
 
 
 def check_root(store: Store, root: str) -> None:
@@ -223,8 +228,8 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(f"metadata cannot be written as JSON: {error}") from error
 
-    folder = os.path.join(root, _ROOT_FILE[0])
-    file = os.path.join(folder, _ROOT_FILE[1])
+    folder = os.path.join(root, ROOT_FOLDER)
+    file = os.path.join(folder, ROOT_METADATA)
     if store.kind(file) is None:
         store.make_directory(folder)
         try:
@@ -235,6 +240,32 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
 
             return
 
-        record = integrity.encode((), {}, [Document(_ROOT_FILE[1], data)])
-        store.write_file(os.path.join(folder, INTEGRITY), record)
-        store.sync_directory(folder)
+        seal_root_metadata(store, root)
+
+
+def seal_root_metadata(store: Store, root: str) -> bool:
+    """Record the digests of the metadata of a directory of steps, as they are now, unless that was done.
+
+    A mark has the digest of the record, as that of a checkpoint has.
+
+    Returns:
+        Whether anything was written.
+
+    Raises:
+        ChecksumError: If they differ from a digest that was recorded before.
+    """
+    folder = os.path.join(root, ROOT_FOLDER)
+    names = store.list_directory(folder) if store.kind(folder) == "directory" else ()
+    documents = [name for name in names if name not in {INTEGRITY, COMMIT_MARK}]
+    sealed = SealedDocuments.open(store, folder, names)
+    mark = os.path.join(folder, COMMIT_MARK)
+    marked = COMMIT_MARK in names and commit_mark_text.decode(store.read_file(mark)) is not None
+    if not documents or (sealed.is_sealed and marked):
+        return False
+
+    record = integrity.encode((), {}, [Document(name, sealed.read(name)) for name in documents])
+    store.write_file(os.path.join(folder, INTEGRITY), record)
+    store.sync_directory(folder)  # before the mark that says that it is there
+    store.write_file(mark, commit_mark_text.encode(record))
+    store.sync_directory(folder)
+    return True

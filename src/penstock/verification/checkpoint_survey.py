@@ -20,10 +20,11 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     kind_of_item,
     proto_file,
 )
-from penstock.handlers.formats.orbax.discovery.tombstone import DELETION, deleted_item
+from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
+    DELETION,
     INTEGRITY,
     V1_MARK,
 )

@@ -25,6 +25,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     INTEGRITY,
     MANIFEST,
     METADATA,
+    ROOT_METADATA,
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.reading.verification import Finding, finding_of
@@ -104,7 +105,7 @@ def _visit_directory(
         if TEMPORARY_SUFFIX in name or PARTIAL_SUFFIX in name:
             found.leftovers.append(inner)
             continue
-        if name == ROOT_FOLDER and not _in_a_step(inner):
+        if name == ROOT_FOLDER and (not _in_a_step(inner) or _holds_root_metadata(store, inner)):
             found.root_folders += [inner] if store.kind(inner) == "directory" else []
             continue
         if beside_tensors and store.kind(inner) == "file":
@@ -126,6 +127,11 @@ def _is_checkpoint(store: Store, path: str, names: frozenset[str], *, may_be_doc
         return may_be_document  # elsewhere it is any folder with a file of JSON in it
 
     return kind is not None or holds_arrays(store, path, names)
+
+
+def _holds_root_metadata(store: Store, path: str) -> bool:
+    """Whether it is the folder of a directory of steps, even one that is named like a step, as `run_3`."""
+    return store.kind(os.path.join(path, ROOT_METADATA)) == "file"
 
 
 def _in_a_step(path: str) -> bool:

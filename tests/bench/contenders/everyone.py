@@ -24,4 +24,10 @@ def others(*, with_orbax: bool = True, in_shards: bool = False) -> list[Blocking
         found.extend(orbax.variants())
 
     n_writers, n_readers = penstock.n_threads("save"), penstock.n_threads("restore")
-    return [*found, *files.variants(), raw.Buffered(n_writers, n_readers), raw.Direct(n_writers)]
+    return [
+        *found,
+        *files.variants(),
+        raw.Buffered(n_writers, n_readers),
+        raw.Direct(n_writers),
+        raw.Direct(n_writers, checksums=True),
+    ]

@@ -15,6 +15,7 @@ from typing import Any, cast, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.integrity import Digest, Integrity, digest_of
+from penstock.handlers.formats.common.stored_files import digest_of_file
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
@@ -106,6 +107,21 @@ class SealedDocuments:
         if expected is not None and (len(data) != expected.nbytes or digest_of(data) != expected):
             raise ChecksumError(os.path.join(self.directory, name), "differs from what was written")
 
+    def check_file(self, name: str) -> None:
+        """Compare a file with its digest that is too long to be read at once, if it has one.
+
+        Raises:
+            ChecksumError: If it is not as it was written.
+            StorageError: If it cannot be read.
+        """
+        expected = self.recorded.documents.get(self.prefix + name)
+        if expected is None:
+            return
+
+        path = os.path.join(self.directory, name)
+        if digest_of_file(self.store, path) != expected:
+            raise ChecksumError(path, "differs from what was written")
+
     def check_absent(self, name: str) -> None:
         """Raise `MissingFileError` if a document, or any in a directory of this name, was written."""
         full = self.prefix + name
@@ -127,12 +143,22 @@ class SealedDocuments:
             return CheckpointMetadata()
 
         path = os.path.join(self.directory, CHECKPOINT_METADATA)
-        data = self.store.read_file(path)
+        return checkpoint_metadata.decode(path, self.read_about())
+
+    def read_about(self) -> bytes:
+        """Return the content of `_CHECKPOINT_METADATA`; see `about` for what it raises."""
+        try:
+            data = self.store.read_file(os.path.join(self.directory, CHECKPOINT_METADATA))
+        except StorageError as error:
+            if error.errno in _ABSENT:
+                self.check_absent(CHECKPOINT_METADATA)
+            raise
+
         problem = self._problem_of_about(data)
         if problem is not None:
             raise problem
 
-        return checkpoint_metadata.decode(path, data)
+        return data
 
     def problems(self) -> Iterator[CorruptCheckpointError]:
         """Read every document that was recorded here, and yield an error for each that is not as it was.

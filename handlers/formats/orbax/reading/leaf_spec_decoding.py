@@ -59,7 +59,8 @@ class ArrayFormats:
         found: list[ArrayFormat | None] = [None] * len(names)
         for metadata_key in zarr.METADATA_KEYS:
             keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in valued]
-            rows = list(map(self.index.rows.get, map(str.encode, keys)))
+            row_of = self.index.rows.get
+            rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
             there = [number for number, row in enumerate(rows) if row is not None]
             values = self.index.inline_values([row for row in rows if row is not None])
             for number, value in zip(there, values, strict=True):

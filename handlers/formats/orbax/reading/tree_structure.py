@@ -54,10 +54,11 @@ def read_structure(
         UnsupportedFormatError: If it is valid, but penstock cannot represent it.
     """
     if place.kind is ItemKind.PACKED:
+        sealed.check_file(LEGACY_MSGPACK)
         return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
     if place.kind is ItemKind.NAMED:
         names = array_directories(store, place.directory)
-        return Structure(_named(place.directory, names, _sharded(store, place)))
+        return Structure(_named(place.directory, names, _sharded(place, sealed)))
 
     return _recorded(store, place, remembered, sealed)
 
@@ -67,7 +68,7 @@ def _recorded(
 ) -> Structure:
     path = os.path.join(place.directory, METADATA)
     if METADATA not in place.names and _is_single_array(store, place):
-        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
+        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(place, sealed)))
     if METADATA not in place.names:
         raise MissingFileError(path, "is missing, and the structure of the tree with it")
 
@@ -81,6 +82,7 @@ def _recorded(
         key_path = show_key_path(tree.keys[first], tree.kinds[first])
         raise CorruptCheckpointError(packed, "is missing, and values are in it", key_path=key_path)
 
+    sealed.check_file(LEGACY_MSGPACK)
     found = {leaf.keys: leaf for leaf in read_tree(store, packed)}
     elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
     skips = [skip and keys not in elsewhere for keys, skip in zip(tree.keys, tree.skips, strict=True)]
@@ -130,13 +132,13 @@ def _is_single_array(store: Store, place: ItemPlace) -> bool:
     return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
 
 
-def _sharded(store: Store, place: ItemPlace) -> Collection[str]:
+def _sharded(place: ItemPlace, sealed: SealedDocuments) -> Collection[str]:
     """Name the arrays of which a sharding is recorded: those of jax."""
     if SHARDING not in place.names:
         return ()
 
     path = os.path.join(place.directory, SHARDING)
-    return sharding.decode(path, store.read_file(path))
+    return sharding.decode(path, sealed.read(SHARDING))
 
 
 def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeMetadata:

@@ -103,6 +103,7 @@ class EncodedTree:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
+        beside: Sequence[Document] = (),
     ) -> list[Document]:
         """Make the documents of a flat checkpoint of this tree.
 
@@ -111,6 +112,7 @@ class EncodedTree:
             started_ns: When the save began, in nanoseconds since the epoch.
             custom_metadata: The caller's own; JSON.
             digests: Of leaves, by stored name.
+            beside: Documents that were written already, for the record.
 
         Raises:
             SpecError: If `custom_metadata` is not JSON.
@@ -126,7 +128,7 @@ class EncodedTree:
             Document(CHECKPOINT_METADATA, about),
         ]
         content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
-        record = integrity.encode(batches, digests, documents, content)
+        record = integrity.encode(batches, digests, [*documents, *beside], content)
         return [
             *documents,
             Document(INTEGRITY, record),
@@ -134,7 +136,11 @@ class EncodedTree:
         ]
 
     def item_documents(
-        self, batches: Sequence[WrittenLeaves], committed_ns: int, digests: Mapping[str, bytes]
+        self,
+        batches: Sequence[WrittenLeaves],
+        committed_ns: int,
+        digests: Mapping[str, bytes],
+        beside: Sequence[Document] = (),
     ) -> list[Document]:
         """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
 
@@ -142,12 +148,14 @@ class EncodedTree:
             batches: Where every piece and pack of its arrays lies.
             committed_ns: Now, in nanoseconds since the epoch.
             digests: Of leaves, by stored name.
+            beside: Documents that were written already, for the record.
 
         Raises:
             PenstockError: If the pieces of a chunk do not tile it.
         """
         documents = [*self._index_documents(batches, committed_ns), *self._documents]
-        return [*documents, Document(INTEGRITY, integrity.encode(batches, digests, documents))]
+        record = integrity.encode(batches, digests, [*documents, *beside])
+        return [*documents, Document(INTEGRITY, record)]
 
     def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> list[Document]:
         """Encode the OCDBT index; there is none without arrays."""

@@ -22,6 +22,7 @@ import jax
 from anyio import to_thread
 from jax.sharding import AbstractMesh, NamedSharding
 
+from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.events import get_logger
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.handler_registration import NoEntryError
@@ -223,6 +224,8 @@ async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
         for name, (handler, one) in loading.items():
             try:
                 loaded[name] = await one
+            except (ChecksumError, MissingFileError):
+                raise  # it was found, and is damaged
             except Exception as error:
                 raise NoEntryError(
                     f"Failed to load checkpointable: {name} with {type(handler)} as {asked[name]!r}: {error}"

@@ -6,6 +6,7 @@ __all__ = (
     "Saving",
     "begin_save",
     "check_state",
+    "prepare_save",
     "save",
     "save_async",
     "save_checkpointables",
@@ -152,6 +153,21 @@ def begin_save(
         custom_metadata: Likewise.
         metrics: Those of a step, which are an item of their own; None if it has none.
     """
+    saving = prepare_save(
+        path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata, metrics=metrics
+    )
+    return begin(f"save of {saving.path!r}", saving)
+
+
+def prepare_save(
+    path: PathLike,
+    checkpointables: Mapping[str, Checkpointable],
+    *,
+    overwrite: bool,
+    custom_metadata: JsonType | None,
+    metrics: JsonType | None = None,
+) -> Saving:
+    """Check the arguments of a save; see `begin_save`."""
     if not checkpointables:
         raise ValueError(f"`checkpointables` must not be empty, but got {checkpointables!r}")
 
@@ -160,8 +176,7 @@ def begin_save(
     registry = context.checkpointables.registry
     items = {**checkpointables, **({METRICS: metrics} if metrics else {})}
     handlers = {name: resolve_handler_for_save(registry, item, name=name) for name, item in items.items()}
-    saving = Saving(absolute_path(path), items, handlers, context, overwrite, custom_metadata)
-    return begin(f"save of {saving.path!r}", saving)
+    return Saving(absolute_path(path), items, handlers, context, overwrite, custom_metadata)
 
 
 def check_state(state: Any) -> None:
@@ -278,7 +293,7 @@ class Saving:
         )
         self._store.write_file(self._workspace.path(V1_MARK), b"")
         self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)
-        mark_complete(self._store, self._workspace.temporary)
+        mark_complete(self._store, self._workspace.temporary, whole=True)
 
 
 def staged(operation: Operation[None]) -> Operation[None]:
