@@ -113,7 +113,9 @@ def move_checkpoint(
         raise UnsupportedByStoreError("move", path, store, Renames)
 
     store.make_directory(os.path.dirname(destination))
-    remove_abandoned(store, destination)
+    if store.kind(destination) is not None:  # an earlier one, which a crash must not leave there in part
+        delete_checkpoint(store, destination, f"{destination}.penstock-replaced")
+
     held = hold_alone(store, path)
     try:
         if not is_wanted():
