@@ -26,88 +26,22 @@ __all__ = (
 )
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from struct import unpack
-from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
+from typing import Final, NamedTuple, cast, final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
-from penstock.handlers.formats.common.inside_names import check_inside
+from penstock.handlers.formats.common.checksum_columns import COLUMNS, Checksum, Checksums
+from penstock.handlers.formats.common.inside_paths import check_inside
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 VERSION: Final = 2
-_COLUMNS: Final[dict[str, np.dtype[Any]]] = {
-    "offsets": np.dtype("<u8"),
-    "nbytes": np.dtype("<u8"),
-    "crc32c": np.dtype("<u4"),
-}
-
-Column: TypeAlias = npt.NDArray[Any]
-
-
-@final
-class Checksum(NamedTuple):
-    """What a range of a data file holds."""
-
-    offset: int  #: bytes from the start of the file
-    nbytes: int
-    crc32c: int
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Checksums(Sequence[Checksum]):
-    """The checksums of one data file, by ascending offset."""
-
-    offsets: Column
-    nbytes: Column
-    crc32c: Column
-
-    @classmethod
-    def of(cls, pieces: Iterable[tuple[int, int, int]]) -> Checksums:
-        """Put (offset, bytes, crc32c) into columns."""
-        rows = sorted(pieces)
-        columns = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(
-            *[np.array(column, dtype) for column, dtype in zip(columns, _COLUMNS.values(), strict=True)]
-        )
-
-    @overload
-    def __getitem__(self, index: int, /) -> Checksum: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> tuple[Checksum, ...]: ...
-    def __getitem__(self, index: int | slice, /) -> Checksum | tuple[Checksum, ...]:
-        if isinstance(index, slice):
-            return tuple([self[at] for at in range(len(self))[index]])
-
-        return Checksum(int(self.offsets[index]), int(self.nbytes[index]), int(self.crc32c[index]))
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def __iter__(self) -> Iterator[Checksum]:
-        columns = (self.offsets.tolist(), self.nbytes.tolist(), self.crc32c.tolist())
-        return map(Checksum._make, zip(*columns, strict=True))
-
-    def from_offset(self, offset: int) -> int:
-        """The number of the first piece that begins at `offset` or behind it."""
-        return int(np.searchsorted(self.offsets, np.uint64(offset)))
-
-    def exactly(self, offsets: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The checksum of each of many ranges; -1 of one that is not just a piece."""
-        starts, sizes = offsets.astype(np.uint64), nbytes.astype(np.uint64)
-        at = np.minimum(np.searchsorted(self.offsets, starts), max(len(self) - 1, 0))
-        if not len(self):
-            return np.full(len(at), -1, np.int64)
-
-        same = (self.offsets[at] == starts) & (self.nbytes[at] == sizes)
-        return np.where(same, self.crc32c[at].astype(np.int64), -1)
 
 
 @final
@@ -243,7 +177,7 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
 
 def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dict[str, bytes]:
     order = np.argsort(np.array(offsets, np.int64), kind="stable")
-    columns = zip(_COLUMNS.items(), (offsets, lengths, checksums), strict=True)
+    columns = zip(COLUMNS.items(), (offsets, lengths, checksums), strict=True)
     return {name: np.array(column, dtype)[order].tobytes() for (name, dtype), column in columns}
 
 
@@ -352,7 +286,7 @@ class _Recorded(Mapping[str, Checksums]):
 
 
 def _checksums(columns: tuple[bytes, ...]) -> Checksums:
-    return Checksums(*map(np.frombuffer, columns, _COLUMNS.values()))
+    return Checksums(*map(np.frombuffer, columns, COLUMNS.values()))
 
 
 def _as_map(path: str, value: object) -> dict[str, object]:
@@ -368,7 +302,7 @@ def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
     columns: list[bytes] = []
     lengths: list[int] = []
     members = cast("dict[object, object]", value) if isinstance(value, dict) else _as_map(path, value)
-    for name, dtype in _COLUMNS.items():
+    for name, dtype in COLUMNS.items():
         column = members.get(name)
         if type(column) is not bytes or len(column) % dtype.itemsize:
             raise CorruptCheckpointError(path, f"{file!r} has {name} that are no column of numbers")

@@ -26,7 +26,6 @@ from functools import lru_cache
 from typing import Any, Final, Literal, cast, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
-from penstock.handlers.formats.common.array_sizes import is_beyond_memory
 from penstock.handlers.formats.common.checked_json import (
     as_list,
     as_object,
@@ -34,6 +33,7 @@ from penstock.handlers.formats.common.checked_json import (
     as_string,
     parse_object,
 )
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 
 _LONG_NUMBER: Final = 20  # digits, more than any index has

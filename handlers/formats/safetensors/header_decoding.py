@@ -20,7 +20,6 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.array_sizes import is_beyond_memory
 from penstock.handlers.formats.common.checked_json import (
     as_list,
     as_object,
@@ -29,6 +28,7 @@ from penstock.handlers.formats.common.checked_json import (
     check_unicode,
     distinct_members,
 )
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.json_slices import UnusualFormError, add_distinct, decode_slices
 from penstock.handlers.formats.safetensors import file_digests

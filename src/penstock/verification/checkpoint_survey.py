@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from penstock.handlers.formats.auto_layout import is_safetensors
-from penstock.handlers.formats.common.entered_directories import EnteredDirectories
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
     RANDOM_KEYS,

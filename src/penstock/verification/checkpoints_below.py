@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from penstock.handlers.formats.auto_layout import is_safetensors
-from penstock.handlers.formats.common.entered_directories import EnteredDirectories
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.find_item import check_there
 from penstock.handlers.formats.orbax.discovery.item_kinds import (

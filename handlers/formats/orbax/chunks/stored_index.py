@@ -12,8 +12,7 @@ from typing import Final, TypeAlias
 
 from penstock.handlers.formats.common import zarr_metadata as zarr
 from penstock.handlers.formats.common.chunk_keys import prefix_of
-from penstock.handlers.formats.common.entered_directories import EnteredDirectories
-from penstock.handlers.formats.common.inside_names import check_inside
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories, check_inside
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError

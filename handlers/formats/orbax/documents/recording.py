@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.entered_directories import EnteredDirectories
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.common.stored_files import digest_of_file
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.file_names import (

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.array_sizes import is_beyond_memory
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, Run
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.leaf import KeyPath

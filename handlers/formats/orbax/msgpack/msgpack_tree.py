@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
-from penstock.handlers.formats.common.array_sizes import is_beyond_memory
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.common.key_paths import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, Run, number
 from penstock.handlers.formats.orbax.msgpack.chunked_values import CHUNKED, MOST_AXES, joined

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from penstock.handlers.formats.common.entered_directories import EnteredDirectories
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace

@@ -1,14 +1,31 @@
-"""Directories that a walk has entered: links between a few of them make any number of paths."""
+"""Paths in a checkpoint from elsewhere: they lead to places in it, and not to any number of them."""
 
 from __future__ import annotations
 
-__all__ = ("EnteredDirectories",)
+__all__ = ("EnteredDirectories", "check_inside")
 
+import os
 from collections import Counter
 from typing import Final, final
 
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.stores import Store
+
+
+def check_inside(path: str, name: str) -> None:
+    """Raise unless a name, relative to a directory, leads to a place in it.
+
+    An untrusted checkpoint must not make its reader open other files.
+
+    Args:
+        path: What says so: a document, or the directory, for the error.
+        name: With slashes.
+
+    Raises:
+        CorruptCheckpointError: If it is absolute, goes up, or has a zero byte, which no file name has.
+    """
+    if os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
+        raise CorruptCheckpointError(path, f"{name!r} leads out of the checkpoint"[:300])
 
 
 @final
