@@ -90,13 +90,12 @@ def main() -> None:
             options = [f"--leaves={arguments.leaves}", f"--budget={arguments.budget}"]
             command = [sys.executable, __file__, *options, "--child", operation, f"{folder}/checkpoint"]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            found: dict[str, float] = json.loads(done.stdout)
-            sys.stdout.write(json.dumps({"what": operation, "n_leaves": arguments.leaves, **found}) + "\n")
+            figures: dict[str, float] = json.loads(done.stdout)
+            sys.stdout.write(json.dumps({"what": operation, "n_leaves": arguments.leaves, **figures}) + "\n")
             sys.stdout.flush()
-            if found["peak_bytes"] > MOST_BYTES[operation]:
-                wrong.append(
-                    f"{operation} took {found['peak_bytes']} bytes a leaf, more than {MOST_BYTES[operation]}"
-                )
+            peak_bytes, most_bytes = figures["peak_bytes"], MOST_BYTES[operation]
+            if peak_bytes > most_bytes:
+                wrong.append(f"{operation} took {peak_bytes} bytes a leaf, more than {most_bytes}")
 
     raise SystemExit("\n".join(wrong) or 0)
 

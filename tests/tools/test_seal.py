@@ -18,7 +18,8 @@ from tests.unsealed import unseal
 import penstock
 from penstock.errors import ChecksumError, MissingFileError, NotACheckpointError, UnsupportedFormatError
 
-TREE = {"a": np.arange(3000.0), "b": [jnp.arange(500)], "text": "words"}
+ARRAY = np.arange(3000.0)
+TREE = {"a": ARRAY, "b": [jnp.arange(500)], "text": "words"}
 
 
 def by_orbax(path: Path) -> None:
@@ -42,7 +43,7 @@ def files(path: Path) -> dict[str, bytes]:
 def by_early_orbax(path: Path) -> None:
     """Write a msgpack file, as Orbax did before it had databases."""
     path.mkdir()
-    array = [[3000], "float64", TREE["a"].tobytes()]  # type: ignore[union-attr]  # it is an array
+    array = [[3000], "float64", ARRAY.tobytes()]
     tree = {"a": msgpack.ExtType(1, msgpack.packb(array)), "text": "words"}
     (path / "checkpoint").write_bytes(msgpack.packb(tree))
 
