@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ MEMORY = 3 * 2**30
 
 
 @contextmanager
-def bounded_memory() -> Iterator[None]:
+def bounded_memory() -> Generator[None]:
     """Refuse what is asked for beyond `MEMORY`, with a MemoryError."""
     before, most = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
