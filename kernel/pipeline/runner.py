@@ -106,7 +106,7 @@ async def _run_stages(
     """Connect the stages and run them; what failed is in the outcome, and only a cancellation is raised."""
     try:
         async with create_task_group() as stages:
-            _Line(tasks, stages, outcome.results).start(0, inlet)
+            _Line(tasks, stages, outcome.results, _n_on_demand(tasks)).start(0, inlet)
     except BaseExceptionGroup:
         outcome.drop_results()
         if not outcome.failures:
@@ -123,11 +123,16 @@ async def _run_stages(
 @final
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Starts each stage with the first message for it, so that what comes after staging does not delay it."""
+    """Starts each stage with the first message for it, so that what comes after staging does not delay it.
+
+    The first message behind the stage that stages starts all the rest: the one that publishes must be
+    waiting for its message when the milestone before it is reached, and not act before.
+    """
 
     tasks: Sequence[_SlotTask]
     group: TaskGroup
     results: list[Any]
+    n_on_demand: int
 
     def start(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
         """Start the stage with this number, or what collects the results behind the last one."""
@@ -141,13 +146,21 @@ class _Line:
         self.group.start_soon(
             task, inlet, outlet, self.group.cancel_scope, name=f"penstock stage {task.slot.name}"
         )
+        if number >= self.n_on_demand:
+            outlet.start_next()
+
+
+def _n_on_demand(tasks: Sequence[_SlotTask]) -> int:
+    """How many of the first stages start the next one with their first message: up to the one that stages."""
+    staging = (at for at, task in enumerate(tasks, 1) if task.slot.milestone is Milestone.STAGED)
+    return next(staging, len(tasks))
 
 
 @final
 class _Outlet:
     """Where a stage sends its messages. The first one, or the end without one, starts the stage behind it."""
 
-    __slots__ = ("_following", "_start_next", "_stream")
+    __slots__ = ("_following", "_start", "_stream")
 
     def __init__(
         self,
@@ -157,10 +170,10 @@ class _Outlet:
     ) -> None:
         self._stream = stream
         self._following: MemoryObjectReceiveStream[Any] | None = following
-        self._start_next = start_next
+        self._start = start_next
 
     async def send(self, message: object) -> None:
-        self._start_following()
+        self.start_next()
         await self._stream.send(message)
 
     def __enter__(self) -> _Outlet:
@@ -168,16 +181,17 @@ class _Outlet:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._start_following()
+            self.start_next()
         elif self._following is not None:
             self._following.close()
 
         self._stream.close()
 
-    def _start_following(self) -> None:
+    def start_next(self) -> None:
+        """Start the stage behind, unless that was done."""
         following, self._following = self._following, None
         if following is not None:
-            self._start_next(following)
+            self._start(following)
 
 
 @final

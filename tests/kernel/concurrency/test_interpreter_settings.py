@@ -139,6 +139,7 @@ def collected() -> Iterator[list[int]]:
 
 async def test_only_young_collections_run_however_much_is_made(collected: list[int]) -> None:
     made: list[object] = []
+    young, counts = -1, (-1, -1, -1)
     gc.collect()
     collected.clear()
     async with create_task_group() as tasks:

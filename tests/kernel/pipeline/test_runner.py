@@ -423,6 +423,25 @@ async def test_a_stage_is_opened_with_the_first_message_for_it_or_with_the_end()
     assert opened == ["a", "b"]
 
 
+async def test_behind_the_stage_that_stages_all_are_opened_with_its_first_message() -> None:
+    # The stage that publishes must be waiting when the milestone before it is reached.
+    last_is_open = anyio.Event()
+
+    async def note() -> None:
+        await checkpoint()
+        last_is_open.set()
+
+    async def wait_for_the_last(message: int) -> int:
+        await last_is_open.wait()  # for ever, if it is opened with the first message for it
+        return message
+
+    stages = line(numbers, echo, wait_for_the_last, Step(Gather(), opening=note))
+    assert stages.slots[1].milestone is Milestone.STAGED
+
+    with anyio.fail_after(20):
+        await run_pipeline(stages, None, 2)
+
+
 async def no_message(_: int) -> None:
     await checkpoint()
 
