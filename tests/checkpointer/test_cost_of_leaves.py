@@ -20,7 +20,7 @@ import penstock
 _jax: Any = jax
 FEW, MANY = 100, 2000
 MOST_CALLS = {"save": 5.0, "metadata": 8.0, "restore": 14.0}
-"""Of functions in Python, for each leaf; with an object for each in every stage a save makes 29."""
+"""Of functions in Python, for each leaf."""
 
 
 def siblings(n: int) -> dict[str, Any]:

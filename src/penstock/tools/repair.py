@@ -140,7 +140,8 @@ def _check_source(store: Store, start: str, final: str) -> None:
     """Raise unless `start` is one checkpoint of Orbax's layout, apart from `final`."""
     check_apart(start, final)
     if is_safetensors(store, start):
-        raise UnsupportedFormatError(start, "is safetensors, which records no checksums to repair it by")
+        problem = "is safetensors, which is not repaired; `penstock verify` says what is damaged in it"
+        raise UnsupportedFormatError(start, problem)
 
     place = checkpoint_at(store, start)
     if place.is_step:
