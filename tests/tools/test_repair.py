@@ -223,7 +223,7 @@ class TestRefusals:
 
     def test_safetensors(self, tmp_path: Path) -> None:
         penstock.sync.export_safetensors({"a": noise(3)}, tmp_path / "x.safetensors")
-        with pytest.raises(UnsupportedFormatError, match="no checksums"):
+        with pytest.raises(UnsupportedFormatError, match="is not repaired"):
             penstock.sync.repair(tmp_path / "x.safetensors", tmp_path / "new")
 
     def test_nothing_left_to_save(self, tmp_path: Path) -> None:
