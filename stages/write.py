@@ -136,8 +136,10 @@ class _Writer:
 
     async def _write_all(self, batch: StagedBatch) -> WrittenBatch:
         """Write a batch: all at once, unless that opens many files."""
-        pieces = iter(batch.pieces)
-        packs = (found for whole in batch.packs for found in self._by_folder(whole))
+        loose: list[Piece] = []
+        kept = [part for whole in batch.packs for part in self._small_enough(whole, loose)]
+        pieces = iter((*batch.pieces, *loose))
+        packs = (found for whole in kept for found in self._by_folder(whole))
         done = WrittenBatch(batch.leaves, handled=batch.pending, plan=batch.plan)
         while True:
             # A chunk is placed once, although several workers may hold pieces of it.
@@ -217,6 +219,22 @@ class _Writer:
 
         target, base = self._chunks[key]
         return _Placed(piece, target, base + piece.start)
+
+    def _small_enough(self, pack: Pack, loose: list[Piece]) -> Iterator[Pack]:
+        """Yield a pack without the leaves that are larger than a data file: their chunks go into `loose`."""
+        if pack.nbytes <= self._file_bytes or max(pack.sizes) <= self._file_bytes:
+            yield pack
+            return
+
+        at = first = 0
+        for is_large, group in groupby(pack.sizes, lambda size: size > self._file_bytes):
+            sizes = list(group)
+            part = Pack(pack.leaves[first : first + len(sizes)], pack.data[at : at + sum(sizes)])
+            first, at = first + len(sizes), at + sum(sizes)
+            if is_large:
+                loose.extend(part.pieces())
+            else:
+                yield part
 
     def _by_folder(self, pack: Pack) -> Iterator[tuple[str, Pack]]:
         if self._only_folder is not None:

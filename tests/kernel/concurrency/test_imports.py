@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
-    """Let nothing be frozen, by other tests or by this one: the collector is not touched where something is."""
+    """Let nothing be frozen: where something is, the collector is not touched."""
     gc.unfreeze()
     yield
     gc.unfreeze()
