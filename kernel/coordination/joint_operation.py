@@ -173,11 +173,12 @@ class JointOperation:
         Cancellation:
             Not before the service has answered, or `JobLimits.call_s` has passed.
         """
+        verdict = Verdict(kind="commit", process=self._job.index)
         with CancelScope(shield=True):
-            standing = await self._touch.claim(Verdict(kind="commit", process=self._job.index))
+            verdict = await self._touch.claim(verdict)
 
-        if standing.kind != "commit":
-            raise standing.error()
+        if verdict.kind != "commit":
+            raise verdict.error()
 
     async def tell_published(self) -> None:
         """Tell the others that the checkpoint is visible. The primary's, and its last word."""

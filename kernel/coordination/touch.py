@@ -151,7 +151,7 @@ class Touch:
     async def _beats(self) -> dict[int, Heartbeat]:
         job = self._job
         found: dict[int, Heartbeat] = {}
-        with move_on_after(2 * job.limits.beat_s):  # a service that does not answer is silence, too
+        with move_on_after(job.limits.silence_s / 2):  # a service that does not answer is silence, too
             if job.is_primary:
                 values = await job.calls.under(self._keys.each("at"))
                 found = {int(index): Heartbeat.decoded(data) for index, data in values.items()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
 
 import pytest
-from anyio import CancelScope, Event, create_task_group, sleep
+from anyio import CancelScope, Event, create_task_group
 
 from penstock.errors import (
     OutcomeUnknownError,
@@ -22,7 +22,7 @@ from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
 
 PATH = "/run/step_1"
-SHORT = JobLimits(join_s=1.0, silence_s=1.0, beat_s=0.1, call_s=5.0)
+SHORT = JobLimits(join_s=2.0, silence_s=2.0, beat_s=0.1, call_s=10.0)
 LONG = JobLimits(join_s=50.0, silence_s=50.0, beat_s=5.0, call_s=5.0)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -41,13 +41,14 @@ class Processes:
         ]
         self.errors: dict[int, BaseException] = {}
         self.published: list[bytes] = []
+        self._error_came = Event()
 
-    async def run(self, bodies: dict[int, Body] | None = None, *, path: str = PATH) -> None:
+    async def run(self, bodies: Mapping[int, Body] | None = None, *, path: str = PATH) -> None:
         """Let every process take part, but for those whose body is given instead."""
-        self.errors = {}
+        self.errors.clear()
         async with create_task_group() as tasks:
             for index in range(len(self.coordinators)):
-                tasks.start_soon(self._take_part, index, path, (bodies or {}).get(index, self.save))
+                tasks.start_soon(self.take_part, index, path, (bodies or {}).get(index, self.save))
 
     async def save(
         self, operation: JointOperation, *, plan: bytes = b"plan", leaf: str = "x\tfloat32"
@@ -74,13 +75,20 @@ class Processes:
         self.published.append(b"".join(parts.values()))
         await operation.tell_published()
 
-    async def _take_part(self, index: int, path: str, body: Body) -> None:
+    async def take_part(self, index: int, path: str, body: Body) -> None:
         operation = self.coordinators[index].operation(path)
         try:
             async with operation.running():
                 await body(operation)
         except Exception as error:
             self.errors[index] = error
+            self._error_came.set()
+            self._error_came = Event()
+
+    async def wait_errors(self, count: int) -> None:
+        """Wait until so many processes have failed."""
+        while len(self.errors) < count:
+            await self._error_came.wait()
 
     def go_on(self) -> None:
         for view in self.views:
@@ -94,7 +102,7 @@ def processes(request: pytest.FixtureRequest) -> Generator[Processes]:
     job.go_on()
 
 
-async def test_all_take_part_and_the_primary_publishes(processes: Processes) -> None:
+async def test_alltake_part_and_the_primary_publishes(processes: Processes) -> None:
     await processes.run()
 
     assert processes.errors == {}
@@ -177,10 +185,6 @@ async def test_after_a_failure_the_same_path_can_be_saved(processes: Processes) 
 
 
 async def test_who_is_cancelled_ends_it_for_all(processes: Processes) -> None:
-    async def cancelled(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
-        raise AssertionError("not reached")
-
     async def alone() -> None:
         with CancelScope() as scope:
             async with processes.coordinators[1].operation(PATH).running():
@@ -191,7 +195,7 @@ async def test_who_is_cancelled_ends_it_for_all(processes: Processes) -> None:
         tasks.start_soon(alone)
         for index in range(len(processes.views)):
             if index != 1:
-                tasks.start_soon(processes._take_part, index, PATH, processes.save)
+                tasks.start_soon(processes.take_part, index, PATH, processes.save)
 
     assert len(processes.errors) == len(processes.views) - 1
     for error in processes.errors.values():
@@ -223,7 +227,7 @@ async def test_operations_begun_in_opposite_order_do_not_cross() -> None:
     async def both(index: int, paths: tuple[str, str]) -> None:
         async with create_task_group() as tasks:
             for path in paths:
-                tasks.start_soon(job._take_part, index, path, job.save)
+                tasks.start_soon(job.take_part, index, path, job.save)
 
     async with create_task_group() as tasks:
         tasks.start_soon(both, 0, ("/a", "/b"))
@@ -237,7 +241,7 @@ async def test_one_that_never_comes_is_named() -> None:
     job = Processes(4, SHORT)
     async with create_task_group() as tasks:
         for index in (0, 1, 3):
-            tasks.start_soon(job._take_part, index, PATH, job.save)
+            tasks.start_soon(job.take_part, index, PATH, job.save)
 
     assert set(job.errors) == {0, 1, 3}
     for error in job.errors.values():
@@ -249,9 +253,9 @@ async def test_one_that_comes_late_hears_what_became_of_it() -> None:
     job = Processes(3, SHORT)
     async with create_task_group() as tasks:
         for index in (0, 1):
-            tasks.start_soon(job._take_part, index, PATH, job.save)
+            tasks.start_soon(job.take_part, index, PATH, job.save)
 
-    await job._take_part(2, PATH, job.save)
+    await job.take_part(2, PATH, job.save)
     late = job.errors[2]
 
     assert isinstance(late, PeerSilentError)
@@ -265,19 +269,14 @@ async def test_one_that_falls_silent_is_named_with_its_stage(who: int) -> None:
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
+        operation.at("write")  # told by the first heartbeat
         await operation.agree(b"plan", list)
         await operation.wait_begun(b"plan", list)
-        operation.at("write")
-        stage = b""
-        while b"write" not in stage:
-            stage = job.service.wait(operation._keys.each("at", who), 1.0) or b""
-            await _turn()
         job.views[who].stop()
         await operation.bring(b"part")
 
     async def wake_afterwards() -> None:
-        while len(job.errors) < 2:
-            await _turn()
+        await job.wait_errors(2)
         job.go_on()
 
     async with create_task_group() as tasks:
@@ -302,8 +301,7 @@ async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes
         job.published.append(b"wrong")
 
     async def wake_afterwards() -> None:
-        while len(job.errors) < 2:
-            await _turn()
+        await job.wait_errors(2)
         job.go_on()
 
     async with create_task_group() as tasks:
@@ -331,8 +329,7 @@ async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
         await operation.tell_published()
 
     async def wake_afterwards() -> None:
-        while len(job.errors) < 2:
-            await _turn()
+        await job.wait_errors(2)
         job.go_on()
 
     async with create_task_group() as tasks:
@@ -361,8 +358,3 @@ async def test_a_primary_that_cannot_publish_after_the_verdict_says_so(processes
     for error in processes.errors.values():
         assert isinstance(error, PeerFailedError)
         assert (error.processes, error.peer_stage) == ((0,), "finalize")
-
-
-async def _turn() -> None:
-    """Let the others go on. What is waited for happens in threads, and by the clock."""
-    await sleep(0.01)
