@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-tests clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -103,6 +103,7 @@ flips: $(VENV)/.installed ## Flip bits in every file of every kind of checkpoint
 
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py
+	$(BIN)/python tests/proofs/many_leaves.py
 
 stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio beside a save, a restore and metadata
 	$(BIN)/python -m tests.bench --only-stalls
@@ -132,6 +133,11 @@ orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (make
 	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/orbax --library orbax \
 	  --used-in build/orbax_tests/penstock
 	$(BIN)/python -m tests.proofs.orbax_tests --table build/orbax_tests/orbax build/orbax_tests/penstock
+
+# Some of the guides need more than the extras: pip install grain aiofiles torch
+orbax-guides: $(VENV)/.installed ## Run the guides of Orbax's documentation on penstock.orbax (make orbax-guides SOURCE=path/to/a/checkout/of/orbax)
+	@test -n "$(SOURCE)" || { echo "make orbax-guides SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
+	$(BIN)/python -m tests.proofs.orbax_guides $(SOURCE)
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

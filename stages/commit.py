@@ -4,22 +4,26 @@ from __future__ import annotations
 
 __all__ = ("Commit",)
 
-import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from operator import is_
 from typing import ClassVar, final
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages.save import Committed, Leaf, SavePlan, WrittenBatch
+from penstock.kernel.messages.leaves import Leaves, in_columns
+from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ArrangedLayout
+from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import Document
 from penstock.stages.common.files_handlers import finalize_handlers
-from penstock.stages.common.planned_leaves import check_planned, plan_of
+from penstock.stages.common.planned_leaves import check_planned_together, plan_of
 from penstock.stages.common.stage_record import stage_record
 
 
@@ -72,32 +76,30 @@ class _Committer:
         if plan.kept is not None:
             self._batches.append(plan.kept)
 
-        leaves: list[Leaf] = []
-        n_files = await run.threads.run(self._commit, leaves, plan)
+        leaves, n_files = await run.threads.run(self._commit, plan)
         if n_files is None:
             await finalize_handlers(run, [each for batch in self._batches for each in batch.handled])
             n_files = await run.threads.run(self._write, leaves, plan)
 
         yield Committed(len(leaves), nbytes, n_files, nbytes_kept, plan.references)
 
-    def _commit(self, leaves: list[Leaf], plan: SavePlan) -> int | None:
-        """Check the leaves and write the documents; None if handlers must complete their files first."""
-        leaves += [leaf for batch in self._batches for leaf in batch.leaves]
-        leaves.sort(key=attrgetter("index"))
-        check_complete(plan, leaves, self._batches)
+    def _commit(self, plan: SavePlan) -> tuple[Leaves, int | None]:
+        """Check the leaves and write the documents, unless handlers must complete their files first."""
+        leaves = arrived_leaves(plan, self._batches)
         if any(batch.handled for batch in self._batches):
-            return None
+            return leaves, None
 
-        return self._write(leaves, plan)
+        return leaves, self._write(leaves, plan)
 
-    def _write(self, leaves: Sequence[Leaf], plan: SavePlan) -> int:
+    def _write(self, leaves: Leaves, plan: SavePlan) -> int:
         run = self._run
         files = {part.file for batch in self._batches for part in batch.written}
         files |= {pack.file for batch in self._batches for pack in batch.packs}
         directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
         record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
-        if record is not None:
-            _write_document(run, replace(record, path=os.path.join(run.folder, record.path)), directories)
+        beside = () if record is None else (replace(record, path=os.path.join(run.folder, record.path)),)
+        for document in beside:
+            _write_document(run, document, directories)
 
         documents = run.layout.documents(
             leaves,
@@ -105,6 +107,7 @@ class _Committer:
             started_ns=run.started_ns,
             custom_metadata=run.custom_metadata,
             digests=plan.digests,
+            beside=beside,
         )
         for document in documents:
             _write_document(run, document, directories)
@@ -115,41 +118,59 @@ class _Committer:
         return len(files)
 
 
-def check_complete(plan: SavePlan, leaves: list[Leaf], batches: Sequence[WrittenBatch]) -> None:
-    """Compare the plan with what arrived, specs included; `leaves` is in order of index.
+def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
+    """Compare the plan with what arrived, specs included, and return all leaves in order. Pure.
 
     Raises:
         ChangedLeafError: If a leaf differs from its plan.
         IncompletePipelineError: If a leaf or part of one is missing or came twice.
     """
-    packs = [pack.leaves for batch in batches for pack in batch.packs]
-    for leaf in itertools.chain(leaves, *packs):
-        check_planned(leaf, plan)
+    n_leaves = len(plan.infos)
+    arrived = [in_columns(batch.leaves) for batch in batches]
+    packs = [in_columns(pack.leaves) for batch in batches for pack in batch.packs]
+    for part in {id(part): part for part in (*arrived, *packs)}.values():
+        check_planned_together(part, plan)
 
-    arrived_bytes = [0] * len(plan.infos)
+    counts = np.zeros(n_leaves, np.int64)
+    specs = list(plan.specs)
+    for part in arrived:
+        np.add.at(counts, np.array(part.indices, np.int64), 1)
+        for index, spec in zip(part.indices, part.specs, strict=True):
+            specs[index] = spec
+
+    wanted = np.array([spec.nbytes for spec in specs], np.int64)
+    complete = (counts == 1) & (_arrived_bytes(specs, batches) == wanted)
+    if not complete.all():
+        n_complete = int(complete.sum())
+        absent = plan.infos[int(np.argmin(complete))]
+        raise IncompletePipelineError(n_leaves, n_complete, absent.key_path)
+
+    # The very list of the plan, if it can be, because documents are recognised by it.
+    same = all(map(is_, specs, plan.specs))
+    return Leaves(range(n_leaves), plan.specs if same else specs, None, plan.infos, plan.handlers)
+
+
+def _arrived_bytes(specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -> npt.NDArray[np.int64]:
+    """Sum up the bytes of each leaf that were written."""
+    arrived = np.zeros(len(specs), np.int64)
     coded: dict[tuple[int, tuple[int, ...]], int] = {}
     for batch in batches:
         for part in batch.written:
             if part.coded is None:
-                arrived_bytes[part.leaf] += part.nbytes
+                arrived[part.leaf] += part.nbytes
             else:
                 chunk = (part.leaf, part.chunk)
                 coded[chunk] = coded.get(chunk, part.coded) - part.nbytes
 
         for pack in batch.packs:
-            for leaf in pack.leaves:
-                arrived_bytes[leaf.index] += leaf.spec.nbytes
+            np.add.at(arrived, np.array(pack.indices, np.int64), pack.sizes)
 
     # An encoded chunk counts with its original length, once all of its encoded bytes have arrived.
-    chunk_nbytes = {leaf.index: leaf.spec.chunk_nbytes for leaf in leaves} if coded else {}
     for (index, _), absent_bytes in coded.items():
         if absent_bytes == 0:
-            arrived_bytes[index] += chunk_nbytes.get(index, 0)
+            arrived[index] += specs[index].chunk_nbytes
 
-    complete = {leaf.index for leaf in leaves if arrived_bytes[leaf.index] == leaf.nbytes}
-    if len(complete) != len(plan.infos) or len(leaves) != len(plan.infos):
-        absent = next((info for at, info in enumerate(plan.infos) if at not in complete), plan.infos[-1])
-        raise IncompletePipelineError(len(plan.infos), len(complete), absent.key_path)
+    return arrived
 
 
 def _write_document(run: SaveRun, document: Document, directories: dict[str, None]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 __all__ = ("DeviceToHost",)
 
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
@@ -14,14 +16,21 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import give_back_freed_memory, in_memory_of_its_own
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, SavePlan, StagedBatch
+from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
+from penstock.kernel.messages.save import LeafBatch, Pack, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf_handlers import BufferHandler, ChunkingHandler
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.leaf_handlers import (
+    BufferHandler,
+    ChunkBuffersHandler,
+    ChunkingHandler,
+    LeafHandler,
+)
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.byte_placement import placement_of
-from penstock.stages.common.batching import grouped
+from penstock.stages.common.batching import cuts
 from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.common.files_handlers import by_folder, save_by_handler
 from penstock.stages.common.planned_leaves import described
@@ -29,7 +38,8 @@ from penstock.stages.common.planned_leaves import described
 _Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
 """A leaf without its value, one of its pieces (None if it has none), and whether it is the last."""
 
-PACKED_BELOW = 64 * 1024  # for a larger leaf the cost of its own piece is negligible
+PACKED_BELOW = 64 * 1024  # for a larger chunk the cost of its own piece is negligible
+PACKED_TOGETHER_BELOW = 16 * PACKED_BELOW  # for a leaf in several chunks: they are copied
 
 
 TIGHT = 2**30
@@ -55,19 +65,20 @@ class DeviceToHost:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
+        if run.memory.limit >= TIGHT:
+            yield _Stager(run, run.threads).stage
+            return
+
         async with one_thread(at_end=give_back_freed_memory) as thread:
-            yield _Stager(run, run.threads if run.memory.limit >= TIGHT else thread).stage
+            yield _Stager(run, thread).stage
 
 
 @final
 class _Stager:
-    __slots__ = ("_most", "_run", "_takes_buffers", "_thread")
-
     def __init__(self, run: SaveRun, thread: Threads | OneThread) -> None:
         self._run = run
         self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
-        self._takes_buffers: dict[int, bool] = {}  # by identity: a handler need not be hashable
 
     async def stage(self, batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
         threads, prioritised, plan = self._run.threads, batch.prioritised, batch.plan
@@ -81,59 +92,75 @@ class _Stager:
 
             return
 
-        changed = [leaf for leaf in batch.leaves if leaf.staged is None]
-        if changed:
+        columns = in_columns(batch.leaves)
+        if not columns.are_described:
+            changed = [leaf for leaf in batch.leaves if not leaf.is_described]
             await threads.run(_check_changed, changed)
 
         room = _Room(plan)
-        small, rest = self._divide(batch.leaves, room)
-        for leaves in grouped(small, self._most):
-            extra = sum(map(room.of, leaves))
-            yield replace(await self._stage_pack(leaves, extra, prioritised=prioritised), plan=plan)
+        small, rest = self._divide(columns, room)
+        sizes = columns.sizes
+        for start, stop in cuts([sizes[at] for at in small], self._most):
+            pack = columns.part(small[start:stop])
+            yield replace(await self._stage_pack(pack, room, prioritised=prioritised), plan=plan)
 
         if rest:
-            free, planned = await threads.run(_plan, rest, self._most, room)
+            free, planned = await threads.run(_plan, columns.part(rest), self._most, room)
             if free is not None:
                 yield replace(free, plan=plan)
 
             for group in _groups(planned, self._most):
                 yield replace(await self._stage_group(group, prioritised=prioritised), plan=plan)
 
-    def _divide(self, leaves: Sequence[Leaf], room: _Room) -> tuple[list[Leaf], list[Leaf]]:
+    def _divide(self, leaves: Leaves, room: _Room) -> tuple[list[int], list[int]]:
         """Choose what is packed, leaves of whole cache lines first, so that each begins on a cache line.
 
         A mapped restore uses such arrays in place. Of the others, those large enough to be worth it go alone.
+
+        Returns:
+            The numbers of the leaves that are packed, and of all others.
         """
-        even: list[Leaf] = []
-        odd: list[Leaf] = []
-        rest: list[Leaf] = []
-        most, at = min(PACKED_BELOW, self._most), placement_of(self._run.store)
-        for leaf in leaves:
-            spec = leaf.spec
-            nbytes = spec.nbytes
-            packed = (
-                nbytes <= most
-                and spec.is_single_chunk
-                and not room.is_coded(leaf)
-                and self._has_buffers(leaf.handler)
-            )
-            if not packed or (nbytes >= at.page_bytes and nbytes % at.line_bytes):
-                rest.append(leaf)
-            else:
-                (odd if nbytes % at.line_bytes else even).append(leaf)
+        even: list[int] = []
+        odd: list[int] = []
+        rest: list[int] = []
+        known: dict[tuple[int, int], list[int]] = {}  # leaves of one spec and handler go the same way
+        for number, (spec, handler) in enumerate(zip(leaves.specs, leaves.handlers, strict=True)):
+            kind = id(spec), id(handler)
+            chosen = known.get(kind)
+            if chosen is None:
+                is_odd = self._packed(spec, handler)
+                chosen = known[kind] = rest if is_odd is None else odd if is_odd else even
+
+            chosen.append(number)
+
+        if room.changes_any:
+            coded = {at for at in (*even, *odd) if room.is_coded(leaves.indices[at], leaves.specs[at])}
+            rest = sorted([*rest, *coded])
+            even, odd = ([at for at in chosen if at not in coded] for chosen in (even, odd))
 
         return [*even, *odd], rest
 
-    def _has_buffers(self, handler: object) -> bool:
-        known = self._takes_buffers.get(id(handler))
-        if known is None:
-            known = self._takes_buffers[id(handler)] = isinstance(handler, BufferHandler)
+    def _packed(self, spec: LeafSpec, handler: LeafHandler) -> bool | None:
+        """Whether a leaf is packed, and then not of whole cache lines; None if it goes alone."""
+        at, nbytes = placement_of(self._run.store), spec.nbytes
+        is_odd = bool(nbytes % at.line_bytes)
+        if not nbytes or spec.codec is not None or spec.chunk_nbytes > PACKED_BELOW:
+            return None
+        if nbytes > min(PACKED_TOGETHER_BELOW, self._most) or (is_odd and nbytes >= at.page_bytes):
+            return None
 
-        return known
+        if spec.is_single_chunk:
+            return is_odd if isinstance(handler, BufferHandler) else None
 
-    async def _stage_pack(self, leaves: tuple[Leaf, ...], extra: int, *, prioritised: bool) -> StagedBatch:
-        cost = sum([leaf.spec.nbytes for leaf in leaves]) + extra
-        lease = await self._run.lease(cost, leaves[0].info.key_path, prioritised=prioritised)
+        return is_odd if isinstance(handler, ChunkBuffersHandler) else None
+
+    async def _stage_pack(self, leaves: Leaves, room: _Room, *, prioritised: bool) -> StagedBatch:
+        cost = sum(leaves.sizes)
+        if room.changes_any:
+            cost += sum(map(room.of, leaves.indices, leaves.specs))
+
+        first = leaves.infos[leaves.indices[0]]
+        lease = await self._run.lease(cost, first.key_path, prioritised=prioritised)
         with releasing(lease):
             pack = await self._run.threads.run(_gather, leaves)
 
@@ -187,23 +214,55 @@ def releasing(lease: ByteLease | None) -> Generator[None]:
         raise
 
 
-def _gather(leaves: tuple[Leaf, ...]) -> Pack:
-    """Copy the bytes of leaves with one chunk each into one buffer. In a worker thread."""
+def _gather(leaves: Leaves) -> Pack:
+    """Copy the chunks of small leaves into one buffer, one after another. In a worker thread."""
     try:
-        data = b"".join([_buffer(leaf) for leaf in leaves])
+        data = b"".join(_buffers(leaves))
     except Exception:  # one by one, to find out which leaf failed, and why
-        data = b"".join([_copied(leaf) for leaf in leaves])
+        data = b"".join([_copied([leaf])[0] for leaf in leaves])
 
-    return Pack(tuple([leaf.without_value() for leaf in leaves]), memoryview(data))
-
-
-def _buffer(leaf: Leaf) -> Any:
-    buffer = cast("BufferHandler", leaf.handler).buffer(leaf)
-    return _copied(leaf) if buffer is None else buffer
+    return Pack(leaves.without_values(), memoryview(data))
 
 
-def _copied(leaf: Leaf) -> bytes:
-    return b"".join([plan.take() for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)])
+def _buffers(leaves: Leaves) -> list[Any]:
+    values, handlers, specs = leaves.values, leaves.handlers, leaves.specs
+    assert values is not None
+    # Leaves that share a spec have one signature, unless a stage made them.
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number, (spec, each) in enumerate(zip(specs, handlers, strict=True)):
+        kind = (id(spec), id(each)) if leaves.are_described else (number,)
+        alike.setdefault(kind, []).append(number)
+
+    buffers: list[Any] = [None] * len(values)
+    for numbers in alike.values():
+        handler, spec = handlers[numbers[0]], specs[numbers[0]]
+        if spec.is_single_chunk:
+            of_values = cast("BufferHandler", handler).buffers
+        else:
+            of_values = cast("ChunkBuffersHandler", handler).chunk_buffers
+
+        found = of_values([values[number] for number in numbers], spec)
+        for number, buffer in zip(numbers, found, strict=True):
+            buffers[number] = buffer
+
+    absent = [number for number, buffer in enumerate(buffers) if buffer is None]
+    for number, data in zip(absent, _copied([leaves[number] for number in absent]), strict=True):
+        buffers[number] = data
+
+    return buffers
+
+
+def _copied(leaves: Sequence[Leaf]) -> list[bytes]:
+    """Copy the chunks of each leaf; copies from devices overlap, those of one leaf and of several."""
+    plans = [
+        sorted(leaf.handler.pieces(leaf, leaf.spec.nbytes), key=attrgetter("chunk", "start"))
+        for leaf in leaves
+    ]
+    for plan in itertools.chain.from_iterable(plans):
+        if plan.begin is not None:
+            plan.begin()
+
+    return [b"".join([plan.take() for plan in of_leaf]) for of_leaf in plans]
 
 
 @final
@@ -215,25 +274,30 @@ class _Room:
     def __init__(self, plan: SavePlan | None) -> None:
         self._plan = None if plan is None or not plan.changes else plan
 
-    def of(self, leaf: Leaf, nbytes: int | None = None) -> int:
+    @property
+    def changes_any(self) -> bool:
+        """Whether a later stage changes any leaf."""
+        return self._plan is not None
+
+    def of(self, index: int, spec: LeafSpec, nbytes: int | None = None) -> int:
         """Length after later stages of a leaf, or of a part with `nbytes`; 0 if no stage changes it."""
-        if self._plan is None or leaf.index not in self._plan.changes or not leaf.spec.nbytes:
+        if self._plan is None or index not in self._plan.changes or not spec.nbytes:
             return 0
 
-        after = self._plan.specs[leaf.index]
-        part = leaf.spec.nbytes if nbytes is None else nbytes
-        room = -(-after.nbytes * part // leaf.spec.nbytes)
+        after = self._plan.specs[index]
+        part = spec.nbytes if nbytes is None else nbytes
+        room = -(-after.nbytes * part // spec.nbytes)
         return room if after.codec is None else encoding_room(room)
 
-    def is_coded(self, leaf: Leaf) -> bool:
-        """Whether the leaf has a codec or gets one in a later stage: then its chunks travel whole."""
-        if leaf.spec.codec is not None or self._plan is None:
-            return leaf.spec.codec is not None
+    def is_coded(self, index: int, spec: LeafSpec) -> bool:
+        """Whether a leaf has a codec or gets one in a later stage: then its chunks travel whole."""
+        if spec.codec is not None or self._plan is None:
+            return spec.codec is not None
 
-        return self._plan.specs[leaf.index].codec is not None
+        return self._plan.specs[index].codec is not None
 
 
-def _plan(leaves: list[Leaf], piece_bytes: int, room: _Room) -> tuple[StagedBatch | None, list[_Planned]]:
+def _plan(leaves: Leaves, piece_bytes: int, room: _Room) -> tuple[StagedBatch | None, list[_Planned]]:
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
     Returns:
@@ -263,16 +327,16 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
     If encoding leased its own bytes, staged pieces behind it could hold the whole budget: a deadlock.
     """
     spec = leaf.spec
-    if not room.is_coded(leaf):
+    if not room.is_coded(leaf.index, spec):
         for plan in leaf.handler.pieces(leaf, piece_bytes):
-            extra = room.of(leaf, plan.nbytes)
+            extra = room.of(leaf.index, spec, plan.nbytes)
             yield replace(plan, cost=plan.cost + extra) if extra else plan
 
         return
 
     for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
         encoded = 0 if spec.codec is None else encoding_room(plan.nbytes)
-        yield replace(plan, cost=plan.cost + encoded + room.of(leaf, plan.nbytes))
+        yield replace(plan, cost=plan.cost + encoded + room.of(leaf.index, spec, plan.nbytes))
 
 
 def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 __all__ = ("Flatten",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
-from penstock.kernel.config.save_format import SaveArgs
-from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, resolved_spec
-from penstock.kernel.messages.save import Leaf, LeafBatch, SavePlan, TreeToSave
+from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.save import LeafBatch, SavePlan, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
-from penstock.stages.common.batching import batched
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.stages.common.batching import batched_columns
 from penstock.stages.common.free_space import check_room
-from penstock.stages.pytree.description_cache import SavedTree, SavedTrees
+from penstock.stages.pytree.describing import Describer
+from penstock.stages.pytree.description_cache import SavedTrees
 from penstock.stages.pytree.node_types import NodeTypes
 from penstock.stages.pytree.save_args import each_leaf
 from penstock.stages.pytree.structure_cache import StructureCache
@@ -55,19 +54,20 @@ class Flatten:
                 await run.threads.run(check_room, run, leaves, plan)
 
             n_leaves = len(plan.infos)
-            run.progress.plan(n_leaves, sum([plan.specs[leaf.index].nbytes for leaf in leaves]))
+            nbytes = sum([plan.specs[index].nbytes for index in leaves.indices])
+            run.progress.plan(n_leaves, nbytes)
             run.progress.advance(n_leaves - len(leaves), 0)
             if not leaves:
                 yield LeafBatch((), plan=plan)
 
-            for batch in batched(leaves, run.limits, plan=plan):
+            for batch in batched_columns(leaves, run.limits, plan=plan):
                 yield batch
                 del batch  # the next stage owns the leaves
 
         yield flatten
 
 
-def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
+def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     """Check the destination; describe every leaf that an earlier save of the same tree did not."""
     run.workspace.check_now()
     tree = message.take()
@@ -82,30 +82,24 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[list[Leaf], SavePlan]:
     if known is not None and known.save_args != asked:
         known = None
 
-    describer = _Describer(run, asked)
-    leaves = [
-        describer.leaf(index, info, value, known)
-        for index, (info, value) in enumerate(zip(infos, values, strict=True))
-    ]
-    del values
-    if known is None or describer.changed:
-        staged = tuple([leaf.without_value() for leaf in leaves])
-        coded = any(leaf.spec.codec is not None for leaf in staged)
-        known = SavedTree(infos, staged, describer.signatures, asked, coded)
-        if not message.changes:  # otherwise the changed leaves are checked, each time
-            run.layout.check(staged)
-            trees.keep(known)
+    found = Describer(run, asked).describe(infos, values, known)
+    handlers = found.handlers
+    leaves = Leaves(range(len(infos)), found.specs, values, infos, handlers)
+    if found is not known and not message.changes:  # otherwise the changed leaves are checked, each time
+        run.layout.check(leaves.without_values())
+        trees.keep(found)
 
-    specs, changes = resolved([leaf.spec for leaf in leaves], message.changes)
+    specs, changes = resolved(found.specs, message.changes)
     if message.changes:
-        run.layout.check([replace(leaf, spec=spec) for leaf, spec in zip(known.leaves, specs, strict=True)])
+        run.layout.check(replace(leaves, specs=specs, values=None))
 
     plan = SavePlan(
         infos=infos,
         specs=specs,
-        references=references_to([(leaf.info.name, leaf.value, leaf.handler) for leaf in leaves]),
+        handlers=handlers,
+        references=references_to(infos, values, handlers),
         changes=changes,
-        sizes_known=not (known.coded or any(specs[index].codec is not None for index in changes)),
+        sizes_known=not (found.coded or any(specs[index].codec is not None for index in changes)),
     )
     if run.base is None:  # otherwise once it is known what is linked
         check_room(run, leaves, plan)
@@ -137,96 +131,3 @@ def resolved(
     found = [known[id(spec)] for spec in specs]
     changed = {index: change for index, (_, change) in enumerate(found) if change is not None}
     return [spec for spec, _ in found], changed
-
-
-@final
-class _Describer:
-    """Makes the leaves of one tree."""
-
-    __slots__ = (
-        "_asked",
-        "_kinds",
-        "_layout",
-        "_registry",
-        "_specs",
-        "changed",
-        "signatures",
-    )
-
-    def __init__(self, run: SaveRun, asked: Sequence[SaveArgs | None]) -> None:
-        self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
-        self._asked = asked
-        self._registry = run.registry
-        self._kinds: dict[type, _Kind] = {}
-        self._specs: dict[tuple[int, object], LeafSpec] = {}
-        self.changed = False  #: whether any leaf differs from the last save's description
-        self.signatures: list[object] = []
-
-    def leaf(self, index: int, info: ParamInfo, value: object, known: SavedTree | None) -> Leaf:
-        type_ = type(value)
-        kind = self._kinds.get(type_)
-        if kind is None:
-            kind = self._kinds[type_] = self._kind(type_, info)
-
-        handler = kind.handler
-        signature = None if kind.sign is None else kind.sign(value)
-        self.signatures.append(signature)
-        if known is not None:
-            before = known.leaves[index]
-            if signature is not None and before.handler is handler and known.signatures[index] == signature:
-                return Leaf(index, info, value, before.spec, handler).as_described(before)
-
-        spec = self._spec(kind, value, index, info, signature)
-        if known is not None and known.leaves[index].spec == spec and known.leaves[index].handler is handler:
-            before = known.leaves[index]
-            if before.info is info:
-                return Leaf(index, info, value, before.spec, handler).as_described(before)
-
-        self.changed = True
-        return Leaf(index, info, value, spec, handler).as_described()
-
-    def _spec(self, kind: _Kind, value: object, index: int, info: ParamInfo, signature: object) -> LeafSpec:
-        """Return how a value is stored; one object for all leaves of one signature without save_args."""
-        asked = self._asked[index] if self._asked else None
-        if signature is None or asked is not None:
-            return self._fitted(kind, kind.handler.describe(value, info), info, asked)
-
-        key = (id(kind.handler), signature)
-        try:
-            spec = self._specs.get(key)
-        except TypeError:  # a signature need not be hashable
-            return self._fitted(kind, kind.handler.describe(value, info), info, asked)
-
-        if spec is None:
-            spec = self._specs[key] = self._fitted(kind, kind.handler.describe(value, info), info, asked)
-
-        return spec
-
-    def _fitted(self, kind: _Kind, spec: LeafSpec, info: ParamInfo, asked: SaveArgs | None) -> LeafSpec:
-        if spec.shape is None:
-            return spec
-        if self._layout is not None and kind.follows_spec:
-            return self._layout.fit(spec, info, asked)
-        if asked is not None and asked.dtype is not None:
-            problem = "neither its handler nor the layout can store it in another dtype than its own"
-            raise InvalidLeafError(info.key_path, problem)
-
-        return spec
-
-    def _kind(self, type_: type, info: ParamInfo) -> _Kind:
-        handler = self._registry.lookup(type_, info.key_path)
-        return _Kind(
-            handler,
-            handler.signature if isinstance(handler, SigningHandler) else None,
-            isinstance(handler, ChunkingHandler) and handler.follows_spec,
-        )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What is known about all values of one type."""
-
-    handler: LeafHandler
-    sign: Callable[[Any], object] | None  #: the handler's `signature`, if it has one
-    follows_spec: bool  #: whether it honours the layout's chunks and dtype

@@ -18,7 +18,7 @@ from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
-from penstock.stages.common.batching import grouped
+from penstock.stages.common.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
 
 
@@ -206,15 +206,16 @@ def _cut_packs(packs: tuple[Pack, ...], most: int) -> Iterator[Pack | Piece]:
             continue
 
         at = 0
-        for leaves in grouped(pack.leaves, most):
-            nbytes = sum([leaf.nbytes for leaf in leaves])
+        sizes = pack.sizes
+        for start, stop in cuts(sizes, most):
+            nbytes = sum(sizes[start:stop])
+            leaves = pack.leaves[start:stop]
             data = pack.data[at : at + nbytes]
             at += nbytes
             if nbytes <= most:
                 yield Pack(leaves, data)
             else:  # one leaf
-                chunk = (0,) * len(leaves[0].spec.chunk_shape)
-                yield from Piece(leaves[0], chunk, 0, data, nbytes).cut(most)
+                yield from _cut(tuple(Pack(leaves, data).pieces()), most)
 
 
 def _sorted_out(group: tuple[Pack | Piece, ...]) -> tuple[tuple[Piece, ...], tuple[Pack, ...]]:

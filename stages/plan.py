@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.messages.restore import Located
 from penstock.kernel.messages.save import LeafBatch
@@ -17,7 +18,6 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.stages.common.batching import batched
 from penstock.stages.planning.mmap import map_leaves
 from penstock.stages.planning.restore_planner import plan_restore
-from penstock.stages.planning.result_size import MOST_EXPANSION
 
 
 @final

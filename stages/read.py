@@ -160,6 +160,12 @@ class _Reader:
     async def _perform(self, batch: ReadBatch) -> None:
         names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}
         from_files = [read for read in batch.reads if not isinstance(read, DriverRead)]
+        if len(from_files) == len(batch.reads):
+            if from_files:
+                await self._run.threads.run(self._read_files, from_files, names)
+
+            return
+
         performed: list[DriverRead] = []
         async with create_task_group() as drivers:
             for read in batch.reads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("Write",)
 
 import os
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,8 @@ from typing import ClassVar, TypeAlias, final
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
-from penstock.kernel.messages.save import Leaf, Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
+from penstock.kernel.messages.leaves import Leaf, in_columns
+from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
@@ -118,7 +120,7 @@ class _Writer:
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
-        self._placing = Lock()
+        self._placing = Lock(fast_acquire=True)
         self._preallocate = True
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
@@ -224,9 +226,11 @@ class _Writer:
             return
 
         at = 0
+        first = 0
         for folder, group in groupby(pack.leaves, self._folder):
-            leaves = tuple(group)
-            end = at + sum([leaf.spec.nbytes for leaf in leaves])
+            leaves = pack.leaves[first : first + len(list(group))]
+            first += len(leaves)
+            end = at + sum(in_columns(leaves).sizes)
             for part in self._fitting(Pack(leaves, pack.data[at:end])):
                 yield folder, part
 
@@ -239,8 +243,8 @@ class _Writer:
             return
 
         at = first = end = 0
-        for number, leaf in enumerate(pack.leaves, start=1):
-            end += leaf.spec.nbytes
+        for number, size in enumerate(pack.sizes, start=1):
+            end += size
             if end - at >= self._file_bytes or number == len(pack.leaves):
                 yield Pack(pack.leaves[first:number], pack.data[at:end])
                 at, first = end, number
@@ -288,7 +292,7 @@ def _sync_and_close(files: Sequence[DataFile]) -> None:
 
 
 def _write(
-    leaves: tuple[Leaf, ...], placed: Sequence[_Placed], packs: Sequence[tuple[Pack, _Place]]
+    leaves: Sequence[Leaf], placed: Sequence[_Placed], packs: Sequence[tuple[Pack, _Place]]
 ) -> WrittenBatch:
     for run in adjacent(placed, _one_write):
         with naming_leaf(run[0].piece.leaf):
@@ -315,8 +319,8 @@ def _write(
 
 
 def _written(pack: Pack, target: _OpenFile, offset: int) -> WrittenPack:
-    ends = list(accumulate([leaf.spec.nbytes for leaf in pack.leaves]))
-    checksums = tuple([crc32c(pack.data[start:end]) for start, end in zip([0, *ends], ends, strict=False)])
+    data, ends = pack.data, list(accumulate(pack.chunk_sizes))
+    checksums = array("I", [crc32c(data[start:end]) for start, end in zip([0, *ends], ends, strict=False)])
     return WrittenPack(pack.leaves, target.name, offset, pack.nbytes, checksums)
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, final
 
 from anyio import Lock, create_task_group
+from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.save import StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.layouts import ArrangedLayout, Arrangement
+from penstock.kernel.protocols.layouts import ArrangedDigests, ArrangedLayout, Arrangement, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
@@ -32,7 +33,7 @@ class WriteArranged:
     """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
 
     For layouts that are `ArrangedLayout`s. The chunks of a sharded array are brought together. After the
-    last piece each file is synced once. No checksums are computed: these formats have no place for them.
+    last piece each file gets its head, with the checksums of what was written, and is synced once.
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
@@ -71,20 +72,29 @@ class _Write(NamedTuple):
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What is known once the plan of the save is."""
+
+    arrangement: Arrangement
+    digests: ArrangedDigests
+
+
+@final
 class _Writer:
-    __slots__ = ("_arrangement", "_beginning", "_files", "_layout", "_run")
+    __slots__ = ("_beginning", "_begun", "_files", "_layout", "_run")
 
     def __init__(self, run: SaveRun, layout: ArrangedLayout) -> None:
         self._run = run
         self._layout = layout
         self._beginning = Lock()
-        self._arrangement: Arrangement | None = None
+        self._begun: _Begun | None = None
         self._files: dict[str, DataFile] = {}
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
-            arrangement = await self._begin(batch)
-            written = await self._run.threads.run(self._write, arrangement, batch)
+            begun = await self._begin(batch)
+            written = await self._run.threads.run(self._write, begun, batch)
             for pending in batch.pending:
                 await pending.wait()
         finally:
@@ -94,15 +104,15 @@ class _Writer:
         return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
-        arrangement = self._arrangement
-        if arrangement is None:  # no message came: commit reports that
+        begun = self._begun
+        if begun is None:  # no message came: commit reports that
             return
 
-        async with create_task_group() as syncing:
-            for file in self._files.values():
-                syncing.start_soon(self._run.threads.run, file.sync)
+        async with create_task_group() as completing:
+            for name in self._files:
+                completing.start_soon(self._run.threads.run, self._complete, begun.digests, name)
 
-        for document in arrangement.documents:
+        for document in begun.arrangement.documents:
             path = self._run.workspace.path(document.path)
             await self._run.threads.run(self._run.store.write_file, path, document.data)
 
@@ -113,10 +123,10 @@ class _Writer:
         """Every file that was opened."""
         return self._files.values()
 
-    async def _begin(self, batch: StagedBatch) -> Arrangement:
-        """Make the arrangement and every file's head, once."""
+    async def _begin(self, batch: StagedBatch) -> _Begun:
+        """Make the arrangement and every file, once."""
         async with self._beginning:
-            if self._arrangement is None:
+            if self._begun is None:
                 run = self._run
                 plan = plan_of([batch])
                 arrangement = await run.threads.run(
@@ -124,9 +134,9 @@ class _Writer:
                 )
                 await run.workspace.open()
                 await run.threads.run(self._create, arrangement, plan.specs)
-                self._arrangement = arrangement
+                self._begun = _Begun(arrangement, self._layout.digests(arrangement, plan.specs))
 
-            return self._arrangement
+            return self._begun
 
     def _create(self, arrangement: Arrangement, specs: Sequence[LeafSpec]) -> None:
         ends = {head.path: len(head.data) for head in arrangement.heads}
@@ -139,17 +149,28 @@ class _Writer:
             file = self._run.store.create_data_file(self._run.workspace.path(head.path))
             self._files[head.path] = file
             file.allocate(ends[head.path])
-            file.write_at(0, [memoryview(head.data)])
 
-    def _write(self, arrangement: Arrangement, batch: StagedBatch) -> tuple[Written, ...]:
+    def _complete(self, digests: ArrangedDigests, name: str) -> None:
+        """Write the head of a file, of which all else was written, and make the file durable."""
+        file = self._files[name]
+        file.write_at(0, [memoryview(digests.head(name))])
+        file.sync()
+
+    def _write(self, begun: _Begun, batch: StagedBatch) -> tuple[Written, ...]:
+        arrangement, digests = begun.arrangement, begun.digests
         writes: list[_Write] = []
         written: list[Written] = []
+        ranges: dict[str, list[WrittenRange]] = {}
         for piece in batch.parts():
             check_planned(piece.leaf, plan_of([batch]))
             place = arrangement.places[piece.leaf.index]
             assert place is not None, "only leaves with array bytes have pieces"
-            runs = runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes)
-            writes += [_Write(place.file, place.offset + at, piece.data[lo:hi]) for at, lo, hi in runs]
+            in_file = ranges.setdefault(place.file, [])
+            for at, lo, hi in runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes):
+                data = piece.data[lo:hi]
+                writes.append(_Write(place.file, place.offset + at, data))
+                in_file += _summed(data, place.offset, at, digests.block_bytes)
+
             written.append(
                 Written(piece.leaf.index, piece.chunk, piece.start, place.file, place.offset, piece.nbytes, 0)
             )
@@ -158,6 +179,7 @@ class _Writer:
         for run in adjacent(writes, _one_write):
             self._files[run[0].file].write_at(run[0].offset, [write.data for write in run])
 
+        digests.add(ranges)
         return tuple(written)
 
 
@@ -193,6 +215,16 @@ def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> It
         end = min(done + run_bytes - within, nbytes)
         yield offset, done, end
         done = end
+
+
+def _summed(data: memoryview, first: int, at: int, block_bytes: int) -> Iterator[WrittenRange]:
+    """Take the checksums of bytes that lie `at` bytes within a leaf, which begins at `first` in its file."""
+    done, end = 0, len(data)
+    while done < end:
+        stop = min(end, done + block_bytes - (at + done) % block_bytes)
+        part = data[done:stop]
+        yield WrittenRange(first + at + done, stop - done, crc32c(part))
+        done = stop
 
 
 def _one_write(before: _Write, write: _Write) -> bool:

@@ -90,7 +90,7 @@ OPTIONS = """
     restore.read.concurrency restore.read.verify restore.stages
     save.batch_bytes save.batch_leaves save.commit.barrier_timeout_s save.limit_bytes.in_flight_bytes
     save.piece_bytes save.prioritise.first save.stages save.write.concurrency save.write.file_bytes
-    stopping.at_exit stopping.at_exit_s stopping.read_s stopping.sigterm_s stopping.undo_s
+    stopping.at_exit stopping.at_exit_s stopping.delete_s stopping.read_s stopping.sigterm_s stopping.undo_s
     store.io
 """
 """Keys of the TOML file, those of stages among them."""
@@ -101,7 +101,8 @@ EVENTS = """
     data.read data.written memory.limit_lowered memory.limit_raised memory.oversize
     memory.unreadable restore. restore.finished restore.overtaken save. save.callback_failed
     save.cancelled save.failed save.finalized save.left_behind save.may_not_fit save.not_linked save.started
-    save.unchanged step.cleaned_up step.deleted step.left_behind step.no_base step.not_deleted
-    step.retention_failed step.root_in_use step.unreadable steps.no_signals
+    save.unchanged step.cleaned_up step.deleted step.deletion_hangs step.left_behind step.metric_missing
+    step.no_base step.not_deleted step.retention_failed step.root_in_use step.root_is_checkpoint
+    step.unreadable steps.no_signals
 """
 """Events; of `restore.renamed` and the like, and of `save.staged` and the like, how they begin."""

@@ -67,9 +67,15 @@ class AutoLayout:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         return self.written.documents(
-            leaves, batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests
+            leaves,
+            batches,
+            started_ns=started_ns,
+            custom_metadata=custom_metadata,
+            digests=digests,
+            beside=beside,
         )
 
     def item_documents(

@@ -12,6 +12,7 @@ from typing import Any, Final, cast, final
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Sharding
 
 from penstock.handlers.dtypes import dtype_name, storable
 from penstock.handlers.leaves.common.mismatches import type_name
@@ -20,6 +21,7 @@ from penstock.handlers.leaves.jax_arrays.devices import on_host
 from penstock.handlers.leaves.jax_arrays.placement import make_arrays
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.handlers.leaves.jax_arrays.restore_target import array_target
+from penstock.handlers.leaves.jax_arrays.shard_grids import ShardGrid, shard_grid
 from penstock.handlers.leaves.jax_arrays.sharding import encode
 from penstock.handlers.leaves.jax_arrays.shards import PACKED, shard_pieces
 from penstock.handlers.leaves.jax_arrays.small_arrays import make_pack, pack_placements
@@ -143,22 +145,48 @@ class ArrayHandler:
 
         return value.shape, cast("object", value.dtype), value.sharding
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """The array or a NumPy view of it, if one CPU device holds its bytes as stored; else None."""
-        value = cast("jax.Array", leaf.value)
-        spec, sharding = leaf.spec, value.sharding
-        if (
-            not self.alias_host
-            or spec.random_key_impl is not None
-            or spec.dtype in PACKED
-            or spec.dtype != dtype_name(value.dtype)
-            or sharding.num_devices != 1
-            or not on_host(sharding)
-        ):
-            return None
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """The arrays or NumPy views of them, if CPU devices hold their bytes as stored; else None."""
+        first = cast("jax.Array", values[0])  # the others have its dtype and sharding
+        if first.sharding.num_devices != 1:  # and each of them all of the array
+            return self.chunk_buffers(values, spec)
+        if not self._lies_as_stored(first, spec):
+            return [None] * len(values)
 
         # The array itself costs half as much as a numpy view, but only these dtypes have a buffer format.
-        return value if spec.dtype in _BUFFERED else np.asarray(cast("Any", value))
+        return values if spec.dtype in _BUFFERED else [np.asarray(value) for value in values]
+
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Copies of each array's distinct shards, if they are chunks and CPU devices hold them as stored."""
+        buffers: list[Any] = []
+        sharding: Sharding | None = None
+        grid: ShardGrid | None = None
+        for value in cast("Sequence[jax.Array]", values):
+            if value.sharding is not sharding:
+                sharding = value.sharding
+                grid = shard_grid(sharding, value.shape) if self._lies_as_stored(value, spec) else None
+            if grid is None or grid.shape != spec.chunk_shape:
+                buffers.append(None)
+                continue
+
+            shards: list[Any] = [value.addressable_data(holders[0]) for holders in grid.holders]
+            # Joined at once: each shard is an object, at which the garbage collector would look.
+            if spec.dtype not in _BUFFERED:
+                shards = [np.asarray(shard) for shard in shards]
+
+            buffers.append(b"".join(shards))
+
+        return buffers
+
+    def _lies_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
+        """Whether its elements lie in the memory of CPU devices as they are stored."""
+        return (
+            self.alias_host
+            and spec.random_key_impl is None
+            and spec.dtype not in PACKED
+            and spec.dtype == dtype_name(array.dtype)
+            and on_host(array.sharding)
+        )
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Decide where to place the array, and read each distinct shard once.

@@ -64,6 +64,10 @@ class EmptyHandler:
         # A namedtuple without fields is stored as None, as in Orbax's default format.
         return LeafSpec("None" if marker == "NamedTuple" else marker)
 
+    def signature(self, value: Any) -> object:
+        """Its marker, all that `describe` depends on; None for a value that it rejects."""
+        return _marker(value) if value is None or not len(value) else None
+
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 

@@ -74,11 +74,11 @@ class NumpyHandler:
         array: npt.NDArray[Any] = value
         return array.shape, array.dtype
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """The array itself if its memory holds the stored bytes: C order, native byte order, no cast."""
-        array = cast("npt.NDArray[Any]", leaf.value)
-        plain = array.flags.c_contiguous and array.dtype.isnative
-        return array if plain and dtype_name(array.dtype) == leaf.spec.dtype else None
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Arrays themselves if their memory holds the stored bytes: C order, native byte order, no cast."""
+        arrays = cast("Sequence[npt.NDArray[Any]]", values)
+        wanted = numpy_dtype(spec.dtype)
+        return [array if array.flags.c_contiguous and array.dtype == wanted else None for array in arrays]
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.

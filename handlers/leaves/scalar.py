@@ -60,7 +60,7 @@ class ScalarHandler:
                 Python's number types, or a numpy scalar whose dtype cannot be stored.
         """
         dtype = _dtype_of(value, info)
-        if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        if type(value) is int and not _fits_int64(value):
             raise InvalidLeafError(
                 info.key_path,
                 f"the int {_shortened(value)} does not fit int64; save it as a str or a uint64 array",
@@ -70,13 +70,21 @@ class ScalarHandler:
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan one piece of a few bytes, too few to count as a cost."""
-        data = memoryview(self.buffer(leaf).tobytes())
+        (number,) = self.buffers([leaf.value], leaf.spec)
+        data = memoryview(number.tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """The number as a 0-d array."""
-        number = np.asarray(leaf.value, _dtype_of(leaf.value, leaf.info))
-        return number if dtype_name(number.dtype) == leaf.spec.dtype else cast_to(number, leaf.spec.dtype)
+    def signature(self, value: Any) -> object:
+        """Its type, all that `describe` depends on; None for an int that does not fit int64."""
+        return None if type(value) is int and not _fits_int64(value) else type_of(value)
+
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """The numbers as 0-d arrays."""
+        numbers = [np.asarray(value, _STORED_AS.get(type_of(value))) for value in values]
+        return [
+            number if dtype_name(number.dtype) == spec.dtype else cast_to(number, spec.dtype)
+            for number in numbers
+        ]
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept a number or a number type of the stored kind; a numpy type must match the stored dtype."""
@@ -117,6 +125,10 @@ def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
         )
 
     return dtype
+
+
+def _fits_int64(value: int) -> bool:
+    return -(1 << 63) <= value < 1 << 63
 
 
 def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:

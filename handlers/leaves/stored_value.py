@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any, final
+from typing import Any, Final, final
 
 import anyio.from_thread
 import numpy as np
@@ -29,6 +29,7 @@ from penstock.kernel.errors import (
     TruncatedDataError,
     UnsupportedFormatError,
 )
+from penstock.kernel.memory.memory_limit import check_available
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import (
@@ -43,6 +44,9 @@ from penstock.kernel.protocols.reads import (
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
+
+_MANY_CHUNKS: Final = 1024
+_SMALL_CHUNK: Final = 4096
 
 
 @final
@@ -103,8 +107,15 @@ class StoredValueHandler:
 
     typestr: str = "stored value"
 
+    @property
+    def follows_spec(self) -> bool:
+        """See `ChunkingHandler`. It casts nothing, since nobody asks a conversion to."""
+        return True
+
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         """Return the spec to store for a `StoredValue`: its own, but with one whole chunk for uneven chunks.
+
+        Chunks so small that each would take more memory to be planned than it has bytes are not kept, either.
 
         Raises:
             InvalidLeafError: If the leaf belongs to a third-party handler, which alone can read its files.
@@ -122,18 +133,23 @@ class StoredValueHandler:
         even = len(chunks) == len(whole) and not any(
             size % chunk for size, chunk in zip(whole, chunks, strict=True)
         )
+        if even and spec.nbytes > _MANY_CHUNKS * spec.chunk_nbytes and spec.chunk_nbytes < _SMALL_CHUNK:
+            even = False
+
         write_shape = spec.write_shape if even else None
         if write_shape is None and spec.typestr == "jax.Array":
             write_shape = spec.shape
 
         return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """Read a leaf that is one range of a file; None for any other leaf."""
-        value = leaf.value
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Read leaves that are one range of a file each; None for any other leaf."""
+        return [self._buffer(value, spec) for value in values]
+
+    def _buffer(self, value: object, spec: LeafSpec) -> memoryview | None:
         assert isinstance(value, StoredValue)
-        bounds = tuple([(0, size) for size in leaf.spec.shape or ()])
-        reads = _tiling(_reads(value, bounds, leaf.spec.nbytes), leaf.spec.nbytes)
+        bounds = tuple([(0, size) for size in spec.shape or ()])
+        reads = _tiling(_reads(value, bounds, spec.nbytes), spec.nbytes)
         return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
@@ -146,6 +162,11 @@ class StoredValueHandler:
         counts = [size // chunk for size, chunk in zip(spec.shape or (), spec.chunk_shape, strict=True)]
         for chunk in itertools.product(*map(range, counts)):
             bounds = tuple([(at * n, at * n + n) for at, n in zip(chunk, spec.chunk_shape, strict=True)])
+            if spec.codec is not None:  # chunks are encoded whole
+                take = partial(_take_region, value, bounds, piece_bytes)
+                yield PiecePlan(chunk, 0, spec.chunk_nbytes, spec.chunk_nbytes, take)
+                continue
+
             reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes)
             if reads is not None:
                 for read in reads:
@@ -198,6 +219,8 @@ def _slabs(
     (first, last), *rest = bounds
     row_bytes = math.prod([hi - lo for lo, hi in rest]) * dtype.itemsize
     step = max(1, piece_bytes // (stored[0] * row_bytes)) * stored[0]
+    coded = stored[0] * row_bytes  # what is decoded at once, if it is
+    check_available(value.checkpoint.path, max(step * row_bytes, coded), value.stored.info.key_path)
     for at in range(first, last, step):
         rows = (at, min(at + step, last))
         nbytes = (rows[1] - at) * row_bytes

@@ -10,13 +10,18 @@ __all__ = ("EncodedTree", "Places", "TreePlan")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.ocdbt.key_tables import common_prefix, encode_files, encode_keys, shared_prefixes
+from penstock.handlers.ocdbt.key_tables import (
+    common_prefix,
+    encode_files,
+    encode_keys,
+    key_lengths,
+    shared_prefixes,
+)
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.handlers.ocdbt.wire_format import (
     ENVELOPE_BYTES,
@@ -92,7 +97,7 @@ class TreePlan:
     Args:
         keys: At least one key, in ascending order.
         inline: The value of each key, or None if it lies in a data file.
-        lengths: The length of each key's value, in bytes.
+        lengths: The length of each key's value, in bytes; of an inline value, its own.
         slots: For each key whose value lies in a data file, in order: its index into the `Places`.
         max_node_bytes: See `encode_index`.
     """
@@ -103,20 +108,19 @@ class TreePlan:
         self,
         keys: list[bytes],
         inline: list[bytes | None],
-        lengths: list[int],
+        lengths: npt.NDArray[np.int64],
         slots: npt.NDArray[np.int64],
         max_node_bytes: int,
     ) -> None:
         self._max_node_bytes = max_node_bytes
         shared = shared_prefixes(keys)
-        costs = [
-            _LEAF_ENTRY_BYTES + len(key) - common + (0 if value is None else len(value))
-            for key, common, value in zip(keys, [0, *shared], inline, strict=True)
-        ]
+        is_placed = np.array([value is None for value in inline])
+        costs = _LEAF_ENTRY_BYTES + key_lengths(keys) + np.where(is_placed, 0, lengths)
+        costs[1:] -= shared
         cuts = _cuts(costs, max_node_bytes, at_least=1)
-        placed_before = np.cumsum([0, *(value is None for value in inline)])
+        placed_before = np.concatenate([[0], np.cumsum(is_placed)])
         self._lengths = np.zeros(len(slots), np.int64)
-        self._lengths[slots] = [n for n, value in zip(lengths, inline, strict=True) if value is None]
+        self._lengths[slots] = lengths[is_placed]
         self.leaves: list[_LeafPlan] = []
         for i, j in cuts:
             inherited = common_prefix(keys[i], keys[j - 1]) if len(cuts) > 1 else 0
@@ -147,9 +151,9 @@ class TreePlan:
 
 def _plan_leaf(
     keys: list[bytes],
-    shared: list[int],
+    shared: npt.NDArray[np.int64],
     inline: list[bytes | None],
-    lengths: list[int],
+    lengths: npt.NDArray[np.int64],
     placed: npt.NDArray[np.int64],
     inherited: int,
 ) -> _LeafPlan:
@@ -162,10 +166,10 @@ def _plan_leaf(
     columns = (
         varint(len(keys)),
         *encode_keys(keys, shared, inherited),
-        varints(lengths),
+        varint_column(lengths),
         bytes([value is None for value in inline]),
     )
-    indirect_bytes = sum([n for n, value in zip(lengths, inline, strict=True) if value is None])
+    indirect_bytes = int(lengths.sum()) - sum(map(len, values))
     return _LeafPlan(
         keys[0], keys[-1], len(keys), b"".join(columns), b"".join(values), placed, indirect_bytes
     )
@@ -202,9 +206,8 @@ class _Encoder:
         self.height += 1
         keys = [child.first_key for child in children]
         shared = shared_prefixes(keys)
-        costs = [
-            _INTERIOR_ENTRY_BYTES + len(key) - common for key, common in zip(keys, [0, *shared], strict=True)
-        ]
+        costs = _INTERIOR_ENTRY_BYTES + key_lengths(keys)
+        costs[1:] -= shared
         # With at least two children per node, each level has fewer nodes than the one below, however small
         # the nodes should be.
         cuts = _cuts(costs, self._max_node_bytes, at_least=2)
@@ -218,7 +221,9 @@ class _Encoder:
             for i, j in cuts
         ]
 
-    def _interior(self, children: list[NodeSummary], shared: list[int], inherited: int) -> NodeSummary:
+    def _interior(
+        self, children: list[NodeSummary], shared: npt.NDArray[np.int64], inherited: int
+    ) -> NodeSummary:
         """Encode one interior node, leaving out the first `inherited` bytes of every key."""
         keys = [child.first_key for child in children]
         prefixes, suffix_lengths, suffixes = encode_keys(keys, shared, inherited)
@@ -253,19 +258,19 @@ class _Encoder:
         return NodeSummary(first, last, offset, len(node), n_keys, below + len(node), indirect)
 
 
-def _cuts(costs: list[int], max_node_bytes: int, at_least: int) -> list[tuple[int, int]]:
+def _cuts(costs: npt.NDArray[np.int64], max_node_bytes: int, at_least: int) -> list[tuple[int, int]]:
     """Divide the entries of a level into nodes of about the target size; return (start, stop) ranges."""
-    starts = [0]
-    empty = _NODE_BYTES + _TABLE_BYTES
-    total = empty
-    for i, cost in enumerate(costs):
-        total += cost
-        n_entries = i - starts[-1]
-        if n_entries >= MAX_NODE_ENTRIES or (total > max_node_bytes and n_entries >= at_least):
-            starts.append(i)
-            total = empty + cost
+    ends = np.cumsum(costs)
+    cuts: list[tuple[int, int]] = []
+    start, before = 0, 0
+    while start < len(costs):
+        room = before + max_node_bytes - _NODE_BYTES - _TABLE_BYTES
+        fitting = int(np.searchsorted(ends, room, side="right"))  # the first that does not fit any more
+        stop = min(max(fitting, start + at_least), start + MAX_NODE_ENTRIES, len(costs))
+        cuts.append((start, stop))
+        start, before = stop, int(ends[stop - 1])
 
-    return list(pairwise([*starts, len(costs)]))
+    return cuts
 
 
 def _check_places(places: Places, lengths: npt.NDArray[np.int64]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("read_index",)
+__all__ = ("Database", "read_index", "read_leaves")
 
 import errno
 import os
 import re
+from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NoReturn, final
 
 from penstock.handlers.ocdbt.index_entries import Index, Values
 from penstock.handlers.ocdbt.key_cache import KeyTable, RememberedKeys
@@ -25,6 +26,7 @@ from penstock.handlers.ocdbt.wire_format import (
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     NotACheckpointError,
+    PenstockError,
     StorageError,
     TruncatedDataError,
 )
@@ -42,6 +44,10 @@ _KEYS_OF_A_BYTE: Final = 4
 _FREE_KEYS: Final = 256
 # The errors of a wrong file name, as opposed to a failing medium.
 _NO_SUCH_FILE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+
+
+def _raise(error: PenstockError) -> NoReturn:
+    raise error
 
 
 def read_index(store: Store, directory: str, known: RememberedKeys | None = None) -> Index:
@@ -73,49 +79,69 @@ def read_index(store: Store, directory: str, known: RememberedKeys | None = None
         TensorStore's OCDBT page, section "Storage format".
     """
     known = RememberedKeys() if known is None else known
-    with closing(_Database(store, directory, known)) as database:
+    with closing(Database(store, directory, known)) as database:
         return _read_index(database, known)
 
 
-def _read_index(database: _Database, known: RememberedKeys) -> Index:
+def _read_index(database: Database, known: RememberedKeys) -> Index:
     manifest, origin = database.manifest()
     root = manifest.root
     if root is None:
         return Index(KeyTable.of([]), [])
 
-    nodes: list[list[bytes]] = []
-    n_keys = key_bytes = 0
-    values: list[Values] = []
-    pending = [(root, b"")]
-    while pending and n_keys <= root.n_keys:
-        reference, prefix = pending.pop()
-        node, where = database.node(reference)
-        key_bytes += len(prefix) * len(node.keys) + sum(map(len, node.keys))
-        if key_bytes > MOST_BYTES_OF_KEYS:
-            raise where.corrupt(f"keys of more than {MOST_BYTES_OF_KEYS} bytes in all")
-        if node.values is None:
-            database.count(reference, where)
-            children = [(child.node, prefix + child.key[: child.inherited]) for child in node.children]
-            pending.extend(reversed(children))
-            continue
-
-        keys = [prefix + key for key in node.keys] if prefix else node.keys
-        if nodes and keys[0] <= nodes[-1][-1]:
-            raise where.corrupt(f"key {keys[0]!r} comes after {nodes[-1][-1]!r}")
-
-        database.count(reference, where)
-        nodes.append(keys)
-        n_keys += len(keys)
-        values.append(node.values)
-
+    nodes, values = read_leaves(database, root)
+    n_keys = sum(map(len, nodes))
     if n_keys != root.n_keys:
         raise origin.corrupt(f"says {root.n_keys} keys, but the index holds {n_keys}")
 
     return Index(known.table(nodes), values)
 
 
+def read_leaves(
+    database: Database, root: NodeReference, damaged: Callable[[PenstockError], None] = _raise
+) -> tuple[list[list[bytes]], list[Values]]:
+    """Read the leaves below a node, in order: the keys of each, and its values.
+
+    Args:
+        database: Where they lie.
+        root: The node. Reading ends when it has more keys than this says.
+        damaged: Called with the error of each node that cannot be read, which is then passed over with all
+            that is below it. By default the error is raised.
+    """
+    nodes: list[list[bytes]] = []
+    n_keys = key_bytes = 0
+    values: list[Values] = []
+    pending = [(root, b"")]
+    while pending and n_keys <= root.n_keys:
+        reference, prefix = pending.pop()
+        try:
+            node, where = database.node(reference)
+            key_bytes += len(prefix) * len(node.keys) + sum(map(len, node.keys))
+            if key_bytes > MOST_BYTES_OF_KEYS:
+                raise where.corrupt(f"keys of more than {MOST_BYTES_OF_KEYS} bytes in all")
+
+            keys = [prefix + key for key in node.keys] if prefix else node.keys
+            if node.values is not None and nodes and keys[0] <= nodes[-1][-1]:
+                raise where.corrupt(f"key {keys[0]!r} comes after {nodes[-1][-1]!r}")
+
+            database.count(reference, where)
+        except (CorruptCheckpointError, StorageError) as error:
+            damaged(error)
+            continue
+
+        if node.values is None:
+            children = [(child.node, prefix + child.key[: child.inherited]) for child in node.children]
+            pending.extend(reversed(children))
+        else:
+            nodes.append(keys)
+            n_keys += len(keys)
+            values.append(node.values)
+
+    return nodes, values
+
+
 @final
-class _Database:
+class Database:
     """The files of one database. Of those that are read in parts, the last few stay open until `close`."""
 
     def __init__(self, store: Store, directory: str, known: RememberedKeys) -> None:

@@ -14,14 +14,18 @@ __all__ = (
     "decode_keys",
     "encode_files",
     "encode_keys",
+    "key_lengths",
     "shared_prefixes",
 )
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import add, gt, lt
 from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.handlers.ocdbt.key_cache import RememberedKeys
 from penstock.handlers.ocdbt.wire_format import (
@@ -30,12 +34,15 @@ from penstock.handlers.ocdbt.wire_format import (
     Cursor,
     path_problem,
     varint,
-    varints,
+    varint_column,
 )
 from penstock.kernel.errors import SpecError
 
 MOST_BYTES_OF_KEYS: Final = 2**28
 """Of all keys of an index. Those of a tree of a million leaves have about half of it."""
+
+_ROWS: Final = 4096  # keys compared at once
+_USUAL_BYTES: Final = 1024
 
 _MOST_PATH_BYTES: Final = 2**26  # of all rows of a table of data files
 
@@ -52,12 +59,36 @@ def common_prefix(a: bytes, b: bytes) -> int:
     return min(((difference & -difference).bit_length() - 1) >> 3, shorter)
 
 
-def shared_prefixes(keys: Iterable[bytes]) -> list[int]:
-    """Return, for every key but the first, how many leading bytes it shares with the previous one."""
-    return [common_prefix(a, b) for a, b in pairwise(keys)]
+def key_lengths(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return the length of every key."""
+    return np.fromiter(map(len, keys), np.int64, len(keys))
 
 
-def encode_keys(keys: list[bytes], shared: Sequence[int], inherited: int) -> tuple[bytes, bytes, bytes]:
+def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return, for every key but the first, how many leading bytes it shares with the previous one.
+
+    A few thousand keys at once are laid out as a table of bytes, if they are of a usual length.
+    """
+    found = np.zeros(max(len(keys) - 1, 0), np.int64)
+    for at in range(0, len(found), _ROWS):
+        part = keys[at : at + _ROWS + 1]
+        lengths = key_lengths(part)
+        width = int(lengths.max())
+        if width > _USUAL_BYTES:
+            found[at : at + _ROWS] = [common_prefix(a, b) for a, b in pairwise(part)]
+            continue
+
+        table = np.array(part, f"S{max(width, 1)}").view(np.uint8).reshape(len(part), -1)
+        differ = table[1:] != table[:-1]
+        first = np.where(differ.any(axis=1), differ.argmax(axis=1), width)
+        found[at : at + _ROWS] = np.minimum(first, np.minimum(lengths[1:], lengths[:-1]))
+
+    return found
+
+
+def encode_keys(
+    keys: list[bytes], shared: npt.NDArray[np.int64], inherited: int
+) -> tuple[bytes, bytes, bytes]:
     """Encode the keys of a node as lengths of prefixes, lengths of suffixes, and suffixes.
 
     Args:
@@ -65,12 +96,9 @@ def encode_keys(keys: list[bytes], shared: Sequence[int], inherited: int) -> tup
         shared: Their `shared_prefixes`.
         inherited: How many leading bytes to leave out; all keys share them, and the parent node holds them.
     """
-    suffixes = [key[start:] for key, start in zip(keys, [inherited, *shared], strict=True)]
-    return (
-        varints([start - inherited for start in shared] if inherited else shared),
-        varints([len(suffix) for suffix in suffixes]),
-        b"".join(suffixes),
-    )
+    starts = [inherited, *shared.tolist()]
+    suffixes = [key[start:] for key, start in zip(keys, starts, strict=True)]
+    return varint_column(shared - inherited), varint_column(key_lengths(suffixes)), b"".join(suffixes)
 
 
 def decode_keys(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("DirectoryHold", "make_held_directory")
+__all__ = ("DirectoryHold", "DirectoryHolds", "Flock", "system_flock")
 
 import errno
 import fcntl
@@ -10,16 +10,22 @@ import os
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, final
+from typing import Final, TypeAlias, final
+from weakref import WeakValueDictionary
 
 from penstock.handlers.stores.descriptor import translated
-from penstock.handlers.stores.name_claims import NameClaim
+from penstock.handlers.stores.name_claims import check_name_is_free, claim_name
 from penstock.handlers.stores.system_calls.atomic_rename import rename_only_to_absent
 from penstock.kernel.concurrency.fork import HomeProcess
 from penstock.kernel.errors import InUseError, StorageError
+from penstock.kernel.storage.claims import Claim
+
+Flock: TypeAlias = Callable[[int, int], object]
+"""`fcntl.flock`, or what takes its place in a test."""
+system_flock: Final[Flock] = fcntl.flock
 
 # Some network file systems have no such lock. A file with the holder's name takes its place there.
-_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
 @final
@@ -27,7 +33,7 @@ class DirectoryHold:
     """An flock on a directory. The system releases it when the process ends, even after a crash.
 
     The hold belongs to the directory, not to its name: it stays with it through a rename. Where the file
-    system has no such lock, an exclusive hold is a `NameClaim`, which belongs to the name.
+    system has no such lock, an exclusive hold is a claim, which belongs to the name.
 
     An exclusive hold keeps a second descriptor, so that the directory can be removed when the process has
     none left.
@@ -36,6 +42,7 @@ class DirectoryHold:
         path: The directory to lock.
         shared: Whether other shared holds may exist at the same time.
         name: The path that it will be renamed to and is claimed by; `path` itself if empty.
+        flock: The system's call.
 
     Raises:
         InUseError: If this process or another one already holds the directory, or if the directory was
@@ -44,10 +51,12 @@ class DirectoryHold:
 
     __slots__ = ("__weakref__", "_claim", "_home", "_number", "_path", "_spare")
 
-    def __init__(self, path: str, *, shared: bool = False, name: str = "") -> None:
+    def __init__(
+        self, path: str, *, shared: bool = False, name: str = "", flock: Flock = system_flock
+    ) -> None:
         self._home = HomeProcess()
         self._number = self._spare = -1  # in case the directory cannot be opened
-        self._claim: NameClaim | None = None
+        self._claim: Claim | None = None
         self._path = path
         with translated("hold", path):
             self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -57,23 +66,23 @@ class DirectoryHold:
                 with translated("hold", path):
                     self._spare = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-            self._lock(path, name or path, shared)
+            self._lock(path, name or path, shared, flock)
         except BaseException:
             self.release()
             raise
 
-    def _lock(self, path: str, name: str, shared: bool) -> None:
+    def _lock(self, path: str, name: str, shared: bool, flock: Flock) -> None:
         try:
-            fcntl.flock(self._number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            flock(self._number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUseError(path) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise StorageError.of("hold", path, error) from error
-            if not shared:
-                self._claim = NameClaim(name)
-            elif NameClaim.is_made(path):
-                raise InUseError(path) from None
+            if shared:
+                check_name_is_free(path)
+            else:
+                self._claim = claim_name(name)
 
         with translated("hold", path):
             is_same = os.path.samestat(os.fstat(self._number), os.stat(path))
@@ -113,30 +122,56 @@ class DirectoryHold:
         self.release()
 
 
-def make_held_directory(path: str, sync_parent: Callable[[], None]) -> DirectoryHold:
-    """Create the directory at `path`, in one that exists, durably, and held before anybody sees it.
-
-    If it fails, nothing is left there.
+@final
+class DirectoryHolds:
+    """Takes the holds of one store, and knows those on whole directories by their paths.
 
     Args:
-        path: Of the directory.
-        sync_parent: Makes its name durable.
-
-    Raises:
-        InUseError: If something lies at `path`, or another one was faster.
+        flock: The system's call.
     """
-    hold = _make_held(path)
-    try:
-        sync_parent()
-    except BaseException:
-        os.rmdir(path)
-        hold.release()
-        raise
 
-    return hold
+    __slots__ = ("_alone", "_flock")
+
+    def __init__(self, flock: Flock) -> None:
+        self._flock = flock
+        self._alone: WeakValueDictionary[str, DirectoryHold] = WeakValueDictionary()
+
+    def take(self, path: str) -> DirectoryHold:
+        """Hold the directory at `path` exclusively.
+
+        Raises:
+            InUseError: If anybody holds it.
+        """
+        hold = self._alone[path] = DirectoryHold(path, flock=self._flock)
+        return hold
+
+    def take_shared(self, path: str) -> DirectoryHold:
+        """Hold the directory at `path` together with others who do.
+
+        Raises:
+            InUseError: If it is held exclusively.
+        """
+        return DirectoryHold(path, shared=True, flock=self._flock)
+
+    def make(self, path: str) -> DirectoryHold:
+        """Create the directory at `path`, in one that exists, held before it is seen. Its name is not synced.
+
+        If it fails, nothing is left there.
+
+        Raises:
+            InUseError: If something lies at `path`, or another one was faster.
+        """
+        hold = self._alone[path] = _make_held(path, self._flock)
+        return hold
+
+    def give_up_spare(self, path: str) -> None:
+        """Close the descriptor that the hold on `path` keeps for its removal, if there is one."""
+        hold = self._alone.get(path)
+        if hold is not None:
+            hold.give_up_spare()
 
 
-def _make_held(path: str) -> DirectoryHold:
+def _make_held(path: str, flock: Flock) -> DirectoryHold:
     """Make it under a name of its own, hold it, and then rename it.
 
     Where the file system cannot rename to a free name alone, it is made first and held then; who finds it in
@@ -148,7 +183,7 @@ def _make_held(path: str) -> DirectoryHold:
 
     hold: DirectoryHold | None = None
     try:
-        hold = DirectoryHold(beside, name=path)
+        hold = DirectoryHold(beside, name=path, flock=flock)
         with translated("mkdir", path):
             if rename_only_to_absent(beside, path):
                 return hold
@@ -164,15 +199,15 @@ def _make_held(path: str) -> DirectoryHold:
 
     hold.release()
     os.rmdir(beside)
-    return _make_then_hold(path)
+    return _make_then_hold(path, flock)
 
 
-def _make_then_hold(path: str) -> DirectoryHold:
+def _make_then_hold(path: str, flock: Flock) -> DirectoryHold:
     try:
         with translated("mkdir", path):
             os.mkdir(path)
 
-        return DirectoryHold(path)
+        return DirectoryHold(path, flock=flock)
     except StorageError as error:
         if error.errno in {errno.EEXIST, errno.ENOENT}:  # it was there, or was taken and removed
             raise InUseError(path) from error

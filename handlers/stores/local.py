@@ -10,7 +10,6 @@ import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, final, get_args
-from weakref import WeakValueDictionary
 
 from penstock.handlers.stores import small_files as many
 from penstock.handlers.stores.aligned_buffers import Arena
@@ -18,7 +17,7 @@ from penstock.handlers.stores.build_state import Build
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
-from penstock.handlers.stores.directory_lock import DirectoryHold, make_held_directory
+from penstock.handlers.stores.directory_lock import DirectoryHold, DirectoryHolds, Flock, system_flock
 from penstock.handlers.stores.links import Links, check_links
 from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
@@ -45,6 +44,7 @@ class LocalStore:
             cache wherever the file system allows it. "buffered": through the page cache.
         links: Which symbolic links a checkpoint that is read may have in it: those that lead to another place
             "inside" of it, or "any".
+        flock: Locks a directory; by default the system's call. For tests: one that the file system refuses.
 
     Raises:
         ConfigError: If `io` or `links` is none of these.
@@ -52,7 +52,7 @@ class LocalStore:
 
     __slots__ = ("_arena", "_holds", "_io", "_links", "_synced")
 
-    def __init__(self, *, io: Io = "auto", links: Links = "inside") -> None:
+    def __init__(self, *, io: Io = "auto", links: Links = "inside", flock: Flock = system_flock) -> None:
         if io not in get_args(Io):
             raise ConfigError("store.io", f"must be one of {', '.join(get_args(Io))}, not {io!r}")
 
@@ -63,8 +63,7 @@ class LocalStore:
         self._links: Links = links
         self._synced = SyncedFiles()
         self._arena = Arena()  # empty while no data file is open for writing
-        # The exclusive holds, by path.
-        self._holds: WeakValueDictionary[str, DirectoryHold] = WeakValueDictionary()
+        self._holds = DirectoryHolds(flock)
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         """Return the kind of entry at `path`; None if there is nothing, or only a dangling link."""
@@ -163,23 +162,20 @@ class LocalStore:
 
     def hold(self, path: str) -> DirectoryHold:
         """Lock the directory; see `DirectoryHold`."""
-        hold = self._holds[path] = DirectoryHold(path)
-        return hold
+        return self._holds.take(path)
 
     def make_held(self, path: str) -> DirectoryHold:
-        """Create the directory at `path` and its missing parents, durably; it is locked before it is seen.
+        """Create the directory at `path`, locked before it is seen, and its missing parents, durably.
 
         Raises:
             InUseError: If something lies there.
         """
-        parent = os.path.dirname(path)
-        self.make_directory(parent)
-        hold = self._holds[path] = make_held_directory(path, lambda: self.sync_directory(parent))
-        return hold
+        self.make_directory(os.path.dirname(path))
+        return self._holds.make(path)
 
     def hold_reading(self, path: str) -> DirectoryHold:
         """Lock the directory together with other readers; see `DirectoryHold`."""
-        return DirectoryHold(path, shared=True)
+        return self._holds.take_shared(path)
 
     def list_directory(self, path: str) -> Sequence[str]:
         """Return the names in the directory, sorted."""
@@ -379,9 +375,8 @@ class LocalStore:
         Of a symbolic link, only the link is removed. The caller holds the directory, or knows that nobody
         else can build there.
         """
-        hold = self._holds.get(path)
         with translated("remove", path):
-            remove_tree(path, hold.give_up_spare if hold is not None else lambda: None)
+            remove_tree(path, lambda: self._holds.give_up_spare(path))
 
 
 def _reraise(error: OSError) -> None:

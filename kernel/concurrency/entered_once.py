@@ -21,19 +21,17 @@ class EnteredOnce:
 
     Args:
         name: What callers call its owner, for messages.
-        live: Makes the context.
     """
 
-    __slots__ = ("_life", "_live", "_name", "_open")
+    __slots__ = ("_life", "_name", "_open")
 
-    def __init__(self, name: str, live: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._live = live
         self._life: AbstractAsyncContextManager[None] | None = None
         self._open: EnteredOnce | None = None
 
-    async def enter(self) -> None:
-        """Enter the context.
+    async def enter(self, live: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """Enter the context that `live` makes.
 
         Raises:
             ClosedError: If it was entered before.
@@ -41,7 +39,7 @@ class EnteredOnce:
         if self._life is not None:
             raise ClosedError(f"a {self._name} can be entered once; make another one")
 
-        self._life = self._live()
+        self._life = live()
         # A reference cycle keeps this alive longer than its owner: at interpreter exit no loop could close
         # it.
         self._open = self

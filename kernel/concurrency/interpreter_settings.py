@@ -5,9 +5,10 @@ switched off:
 
 * **The cyclic collector.** A save or restore of thousands of leaves makes enough small objects to set
   off full collections, each of which walks everything that jax and the application ever made: 130 ms
-  here, with every thread stopped. Meanwhile collections begin after `NET_ALLOCATIONS` container
-  objects instead of 700. It is a threshold and no `gc.disable`, so other code can still disable, enable or
-  run the collector.
+  here, with every thread stopped. Meanwhile only young collections run, each after `NET_ALLOCATIONS`
+  container objects instead of 700: a few milliseconds long, however many leaves there are. What outlives one
+  counts as old in the end, or the next collection would walk all of it. It is a threshold and no
+  `gc.disable`, so other code can still disable, enable or run the collector.
 * **The switch interval.** A thread that needs the interpreter waits 5 ms for a computing thread to yield,
   and two computing threads may hand it to each other first. With 1 ms the event loop waits less.
 
@@ -22,6 +23,7 @@ __all__ = (
     "NET_ALLOCATIONS",
     "SWITCH_INTERVAL_S",
     "calm_interpreter",
+    "count_as_old",
 )
 
 import gc
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NET_ALLOCATIONS: Final = 1_000_000
+NET_ALLOCATIONS: Final = 15_000
+NEVER: Final = 2**30
 SWITCH_INTERVAL_S: Final = 0.001
 MOST_S: Final = 5.0
 
@@ -81,14 +84,33 @@ def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = 
             scope.cancel()
 
 
+def count_as_old() -> None:
+    """Have the collector treat every object that there is as old, without looking at one.
+
+    For objects that stay, made by the hundred thousand while `calm_interpreter` puts collections off: the
+    first young collection afterwards would walk all of them, with every thread stopped. Garbage among them is
+    found by the next full collection. Does nothing if the application froze objects: they would thaw.
+    """
+    if gc.isenabled() and not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()  # to the oldest generation
+
+
 @final
 class Setting(Generic[T]):
     """A process-wide setting that several operations may change at once. Thread-safe."""
 
-    def __init__(self, get: Callable[[], T], put: Callable[[T], object], meanwhile: Callable[[T], T]) -> None:
+    def __init__(
+        self,
+        get: Callable[[], T],
+        put: Callable[[T], object],
+        meanwhile: Callable[[T], T],
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
         self._get = get
         self._put = put
         self._meanwhile = meanwhile
+        self._at_end = at_end  # called before our value goes
         self._lock = Lock()
         self._users = 0
         self._changes: list[tuple[T, T]] = []  # what it was, and what we made of it
@@ -105,6 +127,9 @@ class Setting(Generic[T]):
         try:
             yield
         finally:
+            if self._users == 1 and self._get() == self._changes[-1][1]:
+                self._at_end()  # without the lock: a collection runs finalizers, which may do anything
+
             with self._lock:
                 self._users -= 1
                 if not self._users:
@@ -114,12 +139,25 @@ class Setting(Generic[T]):
 
 
 def _rarely(thresholds: tuple[int, int, int]) -> tuple[int, int, int]:
-    young, middle, old = thresholds  # of `young`, 0 is never
-    return (max(young, NET_ALLOCATIONS) if young else 0), middle, old
+    young, middle, old = thresholds
+    if not young:  # the collector is switched off
+        return 0, middle, old
+
+    return max(young, NET_ALLOCATIONS), NEVER, NEVER
+
+
+def _age_survivors() -> None:
+    """Let what young collections left meanwhile count as old. Only the objects since the last are walked."""
+    _, n_collections, _ = gc.get_count()
+    if n_collections and gc.isenabled():
+        gc.collect(0)
+        count_as_old()
 
 
 # One of each in a process, because there is one interpreter. They hold nothing while nothing runs.
-COLLECTOR: Final = Setting(gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds), _rarely)
+COLLECTOR: Final = Setting(
+    gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds), _rarely, _age_survivors
+)
 SWITCHES: Final = Setting(
     sys.getswitchinterval, sys.setswitchinterval, lambda interval: min(interval, SWITCH_INTERVAL_S)
 )

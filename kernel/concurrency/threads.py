@@ -13,9 +13,17 @@ import math
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, final
 
-from anyio import CancelScope, CapacityLimiter, Event, current_time, get_cancelled_exc_class, to_thread
+from anyio import (
+    CancelScope,
+    CapacityLimiter,
+    Event,
+    WouldBlock,
+    current_time,
+    get_cancelled_exc_class,
+    to_thread,
+)
 from anyio.lowlevel import current_token
 
 from penstock.kernel.errors import ConfigError
@@ -103,6 +111,19 @@ async def await_future(future: ForeignFuture[T]) -> T:
 
 
 @final
+class _Taken:
+    """The limiter of a call that has its thread already. Any other one would take a turn of the loop."""
+
+    async def __aenter__(self) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
+    async def acquire_on_behalf_of(self, borrower: object) -> None: ...
+    def release_on_behalf_of(self, borrower: object) -> None: ...
+
+
+_TAKEN: Final = _Taken()
+
+
+@final
 class Threads:
     """Worker threads for blocking calls, at most `limit` at a time.
 
@@ -112,7 +133,7 @@ class Threads:
         limit: Threads busy at once; positive.
     """
 
-    __slots__ = ("_limiter", "_patience_s", "_unlimited")
+    __slots__ = ("_leaves", "_limiter", "_patience_s")
 
     def __init__(self, limit: int = 8) -> None:
         if limit <= 0:
@@ -120,7 +141,7 @@ class Threads:
 
         self._limiter = CapacityLimiter(limit)
         self._patience_s = math.inf
-        self._unlimited: CapacityLimiter | None = None  # if calls may be left
+        self._leaves = False  # whether calls may be left
 
     def leaving_calls(self, after_s: float) -> Threads:
         """Return these threads for calls without effects, such as reads, which a cancellation may leave.
@@ -132,7 +153,7 @@ class Threads:
         """
         other = Threads()
         other._limiter, other._patience_s = self._limiter, after_s
-        other._unlimited = CapacityLimiter(math.inf)
+        other._leaves = True
         return other
 
     @property
@@ -148,23 +169,24 @@ class Threads:
             that nothing it does outlives the caller; but see `leaving_calls`.
         """
         call = _Call(function, args)
-        if self._unlimited is not None:
-            return await self._run_or_leave(call, self._unlimited)
-
-        try:
-            return await to_thread.run_sync(call, limiter=self._limiter)
-        except get_cancelled_exc_class():
-            await call.wait_over()
-            raise
-
-    async def _run_or_leave(self, call: _Call[T], unlimited: CapacityLimiter) -> T:
         # Held here, and not by the call: what is left no longer counts as busy.
-        async with self._limiter:
-            try:
-                return await to_thread.run_sync(call, abandon_on_cancel=True, limiter=unlimited)
-            except get_cancelled_exc_class():
-                await call.wait_over(self._patience_s)
-                raise
+        await self._take_thread()
+        try:
+            return await to_thread.run_sync(
+                call, abandon_on_cancel=self._leaves, limiter=cast("CapacityLimiter", _TAKEN)
+            )
+        except get_cancelled_exc_class():
+            await call.wait_over(self._patience_s)
+            raise
+        finally:
+            self._limiter.release()
+
+    async def _take_thread(self) -> None:
+        """Wait until one more thread may be busy. Takes no turn of the loop if it may now: the call does."""
+        try:
+            self._limiter.acquire_nowait()
+        except WouldBlock:
+            await self._limiter.acquire()
 
     def call_once(self, function: Callable[..., T], *args: Any) -> Callable[[], Awaitable[T]]:
         """Return an async function that runs `function(*args)` in a thread once; every call waits for it.

@@ -58,7 +58,7 @@ class MemoryOptions:
     """How many of these bytes saves may hold staged; None for all of them."""
     save_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
     """Bytes that all saves together may have in flight to storage at once."""
-    restore_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
+    restore_concurrent_bytes: int = field(default=256 * MIB, metadata={"positive": True})
     """Bytes that all restores together may have in flight from storage at once."""
 
 
@@ -82,7 +82,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class FlowOptions:
-    """`[restore]`, and most of `[save]`: the size of messages, and the stages that they pass."""
+    """What `[save]` and `[restore]` have in common: the size of messages, and the stages that they pass."""
 
     piece_bytes: int = field(default=16 * MIB, metadata={"positive": True})
     batch_leaves: int = field(default=2048, metadata={"positive": True})
@@ -108,12 +108,24 @@ class SaveFlowOptions(FlowOptions):
 
 @final
 @dataclass(frozen=True, slots=True)
+class RestoreFlowOptions(FlowOptions):
+    """`[restore]`: as `FlowOptions`, but with larger reads.
+
+    A message costs the event loop half a millisecond, a tenth of what two threads take to read 16 MiB.
+    """
+
+    piece_bytes: int = field(default=32 * MIB, metadata={"positive": True})
+    batch_bytes: int = field(default=32 * MIB, metadata={"positive": True})
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Config:
     """All options. Made by its constructor or by `Config.load`."""
 
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     save: SaveFlowOptions = field(default_factory=SaveFlowOptions)
-    restore: FlowOptions = field(default_factory=FlowOptions)
+    restore: RestoreFlowOptions = field(default_factory=RestoreFlowOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     loop: LoopOptions = field(default_factory=LoopOptions)
     format: SaveFormat = field(default_factory=SaveFormat)

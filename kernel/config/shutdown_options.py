@@ -26,6 +26,8 @@ class StoppingOptions:
             write in the background. After that it ends with an error that names the handler.
         read_s: How many seconds a restore that was cancelled, or whose deadline passed, waits for reads under
             way; so does whatever else only reads. After that it leaves them to their threads.
+        delete_s: How many seconds leaving a CheckpointManager waits for the deletion of steps. After that it
+            leaves them, too: the rest of a step that is gone already is removed by the next manager.
     """
 
     at_exit: Literal["drain", "abandon"] = "drain"
@@ -33,3 +35,4 @@ class StoppingOptions:
     sigterm_s: float = 0.0
     undo_s: float = field(default=60.0, metadata={"positive": True})
     read_s: float = field(default=READ_S, metadata={"positive": True})
+    delete_s: float = field(default=60.0, metadata={"positive": True})

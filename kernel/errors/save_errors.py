@@ -16,11 +16,16 @@ from penstock.kernel.errors.families import PenstockError, StorageError
 
 @final
 class InUseError(StorageError):
-    """Somebody else builds, reads or deletes a checkpoint at the path right now. Try again later."""
+    """Somebody else builds, reads or deletes a checkpoint at the path right now. Try again later.
+
+    Attributes:
+        more: Whose claim it is and how to remove that, where nothing can be locked; else empty.
+    """
 
     def __init__(self, path: str, more: str = "") -> None:
         problem = "somebody builds, reads or deletes a checkpoint here"
         super().__init__("hold", path, f"{problem}; {more}" if more else problem, errno.EBUSY)
+        self.more = more
 
 
 @final

@@ -102,12 +102,18 @@ class OlderStepError(SpecError):
 
 @final
 class RootInUseError(SpecError):
-    """Another CheckpointManager, in this process or another, writes into the directory of steps `root`."""
+    """Another CheckpointManager, in this process or another, writes into the directory of steps `root`.
 
-    def __init__(self, root: str) -> None:
+    Attributes:
+        root: The directory of steps.
+        more: Whose claim it is and how to remove that, where nothing can be locked; else empty.
+    """
+
+    def __init__(self, root: str, more: str = "") -> None:
         problem = "is in use by another CheckpointManager that writes there"
-        super().__init__(f"{root!r} {problem}; leave that one first, or open this one with read_only=True")
-        self.root = root
+        advice = "leave that one first, or open this one with read_only=True"
+        super().__init__(f"{root!r} {problem}; {advice}{more and f' ({more})'}")
+        self.root, self.more = root, more
 
 
 @final

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar, final
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-MOST_BYTES: Final = 256 * 2**20
+MOST_BYTES: Final = 64 * 2**20
 """Default limits of one cache."""
 
 

@@ -21,6 +21,7 @@ from anyio import Event
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from penstock.kernel.errors import ConfigError, LeaseTooLargeError
+from penstock.kernel.memory.memory_waits import waiting_for_memory
 
 PATIENCE: Final = 4
 """How many limits' worth of bytes prioritised requests may take ahead of a waiter before its turn comes."""
@@ -160,7 +161,8 @@ class ByteAccount:
         # A prioritised newcomer may fit although the head of the other line does not.
         self._grant()
         try:
-            await waiter.turn.wait()
+            with waiting_for_memory():
+                await waiter.turn.wait()
         except BaseException:
             if waiter.turn.is_set():  # granted and cancelled in the same tick
                 self._give_back(waiter.rooms, waiter.nbytes)

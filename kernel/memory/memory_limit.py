@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 __all__ = (
+    "FREE_BYTES",
+    "MOST_EXPANSION",
     "MemoryReading",
     "MemorySource",
     "SystemMemory",
     "adjusted_limit",
     "auto_limit",
     "auto_memory_limit",
+    "check_available",
     "free_memory",
 )
 
@@ -18,6 +21,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol, final
+
+from penstock.kernel.errors import InsufficientMemoryError
+
+FREE_BYTES: Final = 64 * 2**20
+"""Up to this size nothing is compared with what there is: any machine has that much."""
+
+MOST_EXPANSION: Final = 1000
+"""How many times the bytes stored may be asked for, if nobody says that they are wanted."""
 
 LEAST: Final = 64 * 2**20
 """The floor: a lower limit would make saves crawl without relieving the machine."""
@@ -105,6 +116,22 @@ def free_memory(root: str | os.PathLike[str] = "/") -> int:
         return free
 
     return min(free, max(0, soft - int(words[0]) * resource.getpagesize()))
+
+
+def check_available(path: str, nbytes: int, key_path: str) -> None:
+    """Raise `InsufficientMemoryError` for a buffer larger than what this process can still get. Blocking.
+
+    Args:
+        path: Of the checkpoint that it is for, and below it the leaf.
+        nbytes: Of the buffer. Up to `FREE_BYTES` nothing is compared.
+        key_path: Of the leaf.
+    """
+    if nbytes <= FREE_BYTES:
+        return
+
+    free = free_memory()
+    if nbytes > free:
+        raise InsufficientMemoryError(path, nbytes, free, key_path)
 
 
 def auto_limit(reading: MemoryReading) -> int:

@@ -12,10 +12,11 @@ __all__ = (
 )
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast, final
 
 from penstock.kernel.errors import SpecError
+from penstock.kernel.messages.statistics import StageStatistics, stage_lines
 from penstock.kernel.protocols.leaf import KeyPath
 
 Rename: TypeAlias = Mapping[Any, "str | KeyPath | None"] | Callable[[KeyPath], "str | KeyPath | None"]
@@ -157,12 +158,17 @@ class RestoreReport:
         n_leaves: Leaves that were read.
         nbytes: Array bytes that were read.
         changes: Every difference from what is stored; empty without options.
+        stages: Where the time went. `print(report)` says it in words.
     """
 
     path: str
     n_leaves: int
     nbytes: int
     changes: tuple[Change, ...] = ()
+    stages: tuple[StageStatistics, ...] = field(default=(), repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self!r}{stage_lines(self.stages)}"
 
     def key_paths(self, kind: ChangeKind) -> tuple[str, ...]:
         """Return the key paths of all changes of one kind."""

@@ -7,6 +7,7 @@ __all__ = (
     "Committed",
     "Leaf",
     "LeafBatch",
+    "Leaves",
     "Pack",
     "Pending",
     "Piece",
@@ -28,12 +29,13 @@ from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
+from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
+from penstock.kernel.messages.statistics import StageStatistics, stage_lines
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
-    from penstock.kernel.messages.statistics import StageStatistics
     from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
@@ -63,37 +65,6 @@ class TreeToSave:
         return self._tree.pop()
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One leaf on its way out. Holding it holds the value, which for a jax.Array is a snapshot."""
-
-    index: int  #: its place in flatten order
-    info: ParamInfo
-    value: object
-    spec: LeafSpec
-    handler: LeafHandler
-    staged: Leaf | None = field(default=None, init=False, compare=False, repr=False)
-    """The same leaf without its value, as the first stage described it. `replace` forgets it, and then
-    value and spec are compared before the leaf is staged."""
-
-    @property
-    def nbytes(self) -> int:
-        """Array bytes that are stored of it."""
-        return self.spec.nbytes
-
-    def without_value(self) -> Leaf:
-        """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
-        if self.staged is not None:
-            return self.staged
-
-        return Leaf(self.index, self.info, None, self.spec, self.handler)
-
-    def as_described(self, staged: Leaf | None = None) -> Leaf:
-        """Return this leaf, which was just made, with `staged` for when its value is gone."""
-        object.__setattr__(self, "staged", self.without_value() if staged is None else staged)
-        return self
-
-
 class Batchable(Protocol):
     """What travels in a `LeafBatch`: it knows where it stands, who handles it and what it weighs."""
 
@@ -112,7 +83,7 @@ L = TypeVar("L", bound=Batchable)
 class LeafBatch(Generic[L]):
     """Leaves that travel together: `Leaf`s of a save or `ReadLeaf`s of a restore."""
 
-    leaves: Sequence[L]  #: of a restore, perhaps a `ReadPack`
+    leaves: Sequence[L]  #: mostly in columns: `Leaves`, or of a restore a `ReadPack`
     prioritised: bool = False
     plan: Any = field(default=None, compare=False, repr=False)
     """The `SavePlan`; of a restore, its `RestorePlan`."""
@@ -125,6 +96,7 @@ class SavePlan:
 
     infos: Sequence[ParamInfo]  #: of every leaf, in flatten order
     specs: Sequence[LeafSpec]  #: of the same leaves, as they leave the last stage that changes any
+    handlers: Sequence[LeafHandler]  #: of the same leaves
     kept: WrittenBatch | None = None  #: leaves that the base holds already, where they lie there
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict[str, "ReferenceType[Any]"])
@@ -179,29 +151,40 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Small leaves of one chunk each, their bytes one after the other in one buffer.
+    """Small leaves, their bytes one after the other in one buffer: of each its chunks, in C order.
 
     What costs a small leaf most is being an object of its own in every message, so thousands of them
     travel, are written and are counted as a few packs.
     """
 
-    leaves: tuple[Leaf, ...]  #: without values
+    leaves: Sequence[Leaf]  #: without values
     data: memoryview  #: bytes, one-dimensional and contiguous; a copy, so it costs its length
 
     def __post_init__(self) -> None:
-        nbytes = sum([leaf.spec.nbytes for leaf in self.leaves])
+        nbytes = sum(self.sizes)
         if len(self.data) != nbytes:
             first = self.leaves[0].info.key_path if self.leaves else ""
             planned = f"{nbytes} bytes, with {len(self.leaves)} leaves in one pack"
             raise ChangedLeafError(first, planned, f"{len(self.data)} bytes")
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield each leaf as a piece; together they cost what the pack costs."""
+        """Yield each chunk as a piece; together they cost what the pack costs."""
         at = 0
         for leaf in self.leaves:
-            nbytes = leaf.spec.nbytes
-            yield Piece(leaf, (0,) * len(leaf.spec.chunk_shape), 0, self.data[at : at + nbytes], nbytes)
-            at += nbytes
+            nbytes = leaf.spec.chunk_nbytes
+            for chunk in leaf.spec.chunk_indices():
+                yield Piece(leaf, chunk, 0, self.data[at : at + nbytes], nbytes)
+                at += nbytes
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each leaf."""
+        return in_columns(self.leaves).sizes
+
+    @property
+    def chunk_sizes(self) -> Sequence[int]:
+        """Bytes of each chunk, leaf by leaf."""
+        return in_columns(self.leaves).chunk_sizes
 
     @property
     def nbytes(self) -> int:
@@ -231,7 +214,7 @@ class StagedBatch:
     Whoever drops a batch instead of passing it on releases it.
     """
 
-    leaves: tuple[Leaf, ...] = ()  #: those whose last piece is in this batch, or that have none
+    leaves: Sequence[Leaf] = ()  #: those whose last piece is in this batch, or that have none
     pieces: tuple[Piece, ...] = ()
     pending: tuple[Pending, ...] = ()
     staged: ByteLease | None = None  #: on the bytes copied to the host
@@ -264,7 +247,7 @@ class StagedBatch:
         mapping = _Mapping(function, resolve_spec)
         return replace(
             self,
-            leaves=tuple(map(mapping.leaf, self.leaves)),
+            leaves=mapping.leaves(self.leaves),
             pieces=tuple(map(mapping.piece, self.pieces)),
             packs=tuple(map(mapping.pack, self.packs)),
         )
@@ -289,6 +272,9 @@ class _Mapping:
     def leaf(self, leaf: Leaf) -> Leaf:
         spec = leaf.spec if self._change is None else resolved_spec(leaf.spec, self._change)
         return leaf if spec is leaf.spec else replace(leaf, spec=spec)
+
+    def leaves(self, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+        return leaves if self._change is None else Leaves.of(map(self.leaf, leaves))
 
     def piece(self, piece: Piece) -> Piece:
         leaf = self.leaf(piece.leaf)
@@ -316,33 +302,49 @@ class _Mapping:
         if all(map(is_, before, after)):
             return pack
 
-        return Pack(tuple([piece.leaf for piece in after]), memoryview(b"".join([one.data for one in after])))
+        return Pack(self.leaves(pack.leaves), memoryview(b"".join([one.data for one in after])))
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPack:
     """Where a pack came to lie."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: Sequence[Leaf]
     file: str  #: relative to the checkpoint directory
-    offset: int  #: of the first leaf in that file, bytes; the others follow without a gap
+    offset: int  #: of the first chunk in that file, bytes; the others follow without a gap
     nbytes: int
-    crc32cs: tuple[int, ...]  #: one for each leaf
+    crc32cs: Sequence[int]  #: one for each chunk
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """The places of the leaves in flatten order."""
+        return in_columns(self.leaves).indices
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each leaf."""
+        return in_columns(self.leaves).sizes
+
+    @property
+    def chunk_sizes(self) -> Sequence[int]:
+        """Bytes of each chunk, leaf by leaf."""
+        return in_columns(self.leaves).chunk_sizes
 
     def parts(self) -> Iterator[Written]:
-        """Yield where each leaf lies."""
-        offset = self.offset
-        for leaf, crc32c in zip(self.leaves, self.crc32cs, strict=True):
-            spec = leaf.spec
-            yield Written(leaf.index, (0,) * len(spec.chunk_shape), 0, self.file, offset, spec.nbytes, crc32c)
-            offset += spec.nbytes
+        """Yield where each chunk lies."""
+        offset, crc32cs = self.offset, iter(self.crc32cs)
+        for leaf in self.leaves:
+            nbytes = leaf.spec.chunk_nbytes
+            for chunk in leaf.spec.chunk_indices():
+                yield Written(leaf.index, chunk, 0, self.file, offset, nbytes, next(crc32cs))
+                offset += nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
     """What one batch of pieces and packs became."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: Sequence[Leaf]
     written: tuple[Written, ...] = ()
     packs: tuple[WrittenPack, ...] = ()
     handled: tuple[Pending, ...] = ()  #: what handlers wrote into files of their own
@@ -384,3 +386,6 @@ class SaveReport:
     durable_s: float = math.nan  #: from the call to DURABLE
     peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return f"{self!r}{stage_lines(self.stages)}"

@@ -10,6 +10,7 @@ __all__ = (
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast, final
 
 from anyio import (
@@ -19,6 +20,7 @@ from anyio import (
     create_task_group,
     get_cancelled_exc_class,
 )
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint_if_cancelled
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -104,14 +106,7 @@ async def _run_stages(
     """Connect the stages and run them; what failed is in the outcome, and only a cancellation is raised."""
     try:
         async with create_task_group() as stages:
-            for task in tasks:
-                outlet, following = create_memory_object_stream[Any](task.slot.queue)
-                stages.start_soon(
-                    task, inlet, outlet, stages.cancel_scope, name=f"penstock stage {task.slot.name}"
-                )
-                inlet = following
-
-            stages.start_soon(_collect, inlet, outcome.results, name="penstock result")
+            _Line(tasks, stages, outcome.results, _n_on_demand(tasks)).start(0, inlet)
     except BaseExceptionGroup:
         outcome.drop_results()
         if not outcome.failures:
@@ -123,6 +118,80 @@ async def _run_stages(
     if outcome.cut_short and not outcome.failures:
         outcome.drop_results()
         await checkpoint_if_cancelled()  # they were cut short by that cancellation
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Starts each stage with the first message for it, so that what comes after staging does not delay it.
+
+    The first message behind the stage that stages starts all the rest: the one that publishes must be
+    waiting for its message when the milestone before it is reached, and not act before.
+    """
+
+    tasks: Sequence[_SlotTask]
+    group: TaskGroup
+    results: list[Any]
+    n_on_demand: int
+
+    def start(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
+        """Start the stage with this number, or what collects the results behind the last one."""
+        if number == len(self.tasks):
+            self.group.start_soon(_collect, inlet, self.results, name="penstock result")
+            return
+
+        task = self.tasks[number]
+        ends = create_memory_object_stream[Any](task.slot.queue)
+        outlet = _Outlet(*ends, partial(self.start, number + 1))
+        self.group.start_soon(
+            task, inlet, outlet, self.group.cancel_scope, name=f"penstock stage {task.slot.name}"
+        )
+        if number >= self.n_on_demand:
+            outlet.start_next()
+
+
+def _n_on_demand(tasks: Sequence[_SlotTask]) -> int:
+    """How many of the first stages start the next one with their first message: up to the one that stages."""
+    staging = (at for at, task in enumerate(tasks, 1) if task.slot.milestone is Milestone.STAGED)
+    return next(staging, len(tasks))
+
+
+@final
+class _Outlet:
+    """Where a stage sends its messages. The first one, or the end without one, starts the stage behind it."""
+
+    __slots__ = ("_following", "_start", "_stream")
+
+    def __init__(
+        self,
+        stream: MemoryObjectSendStream[Any],
+        following: MemoryObjectReceiveStream[Any],
+        start_next: Callable[[MemoryObjectReceiveStream[Any]], None],
+    ) -> None:
+        self._stream = stream
+        self._following: MemoryObjectReceiveStream[Any] | None = following
+        self._start = start_next
+
+    async def send(self, message: object) -> None:
+        self.start_next()
+        await self._stream.send(message)
+
+    def __enter__(self) -> _Outlet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.start_next()
+        elif self._following is not None:
+            self._following.close()
+
+        self._stream.close()
+
+    def start_next(self) -> None:
+        """Start the stage behind, unless that was done."""
+        following, self._following = self._following, None
+        if following is not None:
+            self._start(following)
 
 
 @final
@@ -178,7 +247,7 @@ class _SlotTask:
     async def __call__(
         self,
         inlet: MemoryObjectReceiveStream[Any],
-        outlet: MemoryObjectSendStream[Any],
+        outlet: _Outlet,
         siblings: CancelScope,
     ) -> None:
         with receiving(inlet), outlet:
@@ -193,9 +262,7 @@ class _SlotTask:
                 siblings.cancel()
                 raise
 
-    async def _drive(
-        self, inlet: MemoryObjectReceiveStream[Any], outlet: MemoryObjectSendStream[Any]
-    ) -> bool:
+    async def _drive(self, inlet: MemoryObjectReceiveStream[Any], outlet: _Outlet) -> bool:
         stage = self.slot.stage
         complete: list[bool] = []
         async with stage.open(self.run) as actor:

@@ -17,6 +17,7 @@ __all__ = (
     "Finishing",
     "FunctionStage",
     "Messages",
+    "Sends",
     "Stage",
     "drive",
     "receiving",
@@ -32,12 +33,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 from anyio import BrokenResourceError, EndOfStream, WouldBlock, create_task_group
-from anyio.lowlevel import checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from penstock.kernel.errors import PipelineError
+from penstock.kernel.protocols.capability import Capability
 
 if TYPE_CHECKING:
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from anyio.streams.memory import MemoryObjectReceiveStream
 
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.messages.statistics import StageMeter
@@ -53,11 +55,13 @@ RunT_contra = TypeVar("RunT_contra", contravariant=True)
 
 
 @runtime_checkable
-class Stage(Protocol[RunT_contra]):
+class Stage(Capability, Protocol[RunT_contra]):
     """One step of a pipeline: a frozen value holding options. It may add the protocols below."""
 
     def open(self, run: RunT_contra, /) -> AbstractAsyncContextManager[Actor]:
         """Make the actor of one run. Its resources are released when the context ends.
+
+        Called when the first message comes, or the end without one.
 
         Cancellation:
             The context may be left at any time by cancellation. Clean-up that must happen is
@@ -67,7 +71,7 @@ class Stage(Protocol[RunT_contra]):
 
 
 @runtime_checkable
-class Concurrent(Protocol):
+class Concurrent(Capability, Protocol):
     """A stage with several workers, which share one actor. Without it there is one."""
 
     @property
@@ -75,7 +79,7 @@ class Concurrent(Protocol):
 
 
 @runtime_checkable
-class ChangesLeaves(Protocol):
+class ChangesLeaves(Capability, Protocol):
     """A stage of a save that changes the dtype, the shape or the stored length of leaves."""
 
     def resolve_spec(self, spec: LeafSpec, /) -> LeafSpec:
@@ -84,7 +88,7 @@ class ChangesLeaves(Protocol):
 
 
 @runtime_checkable
-class DeclaresMessages(Protocol):
+class DeclaresMessages(Capability, Protocol):
     """A stage that declares what it takes and gives, for lack of an annotated function."""
 
     @property
@@ -92,7 +96,7 @@ class DeclaresMessages(Protocol):
 
 
 @runtime_checkable
-class Finishing(Protocol):
+class Finishing(Capability, Protocol):
     """An actor that has messages to give, or work to do, after its last input."""
 
     def finish(self) -> AsyncIterator[Any]:
@@ -123,7 +127,7 @@ class FunctionStage:
 
 
 @runtime_checkable
-class _OffersThreads(Protocol):
+class _OffersThreads(Capability, Protocol):
     @property
     def threads(self) -> Threads: ...
 
@@ -158,6 +162,14 @@ def workers_of(stage: object) -> int:
     return stage.concurrency if isinstance(stage, Concurrent) else 1
 
 
+class Sends(Protocol):
+    """The sending end of a stream."""
+
+    async def send(self, item: Any, /) -> None:
+        """Pass a message on; raise anyio's BrokenResourceError if nobody will take it."""
+        ...
+
+
 @final
 class _ConsumerLeft(Exception):
     """Not an error: unwinds a worker whose consumer has left."""
@@ -167,7 +179,7 @@ async def drive(
     actor: Actor,
     concurrency: int,
     inlet: MemoryObjectReceiveStream[Any],
-    outlet: MemoryObjectSendStream[Any],
+    outlet: Sends,
     meter: StageMeter,
 ) -> bool:
     """Run `actor` over `inlet` until upstream closes it, then let it finish.
@@ -239,7 +251,7 @@ def release_dropped(message: object) -> None:
 class _Port:
     """The outlet; it releases a message that cannot be delivered."""
 
-    outlet: MemoryObjectSendStream[Any]
+    outlet: Sends
     meter: StageMeter
 
     async def send(self, message: Any) -> None:
@@ -260,7 +272,12 @@ async def _work(
     worker: int, actor: Actor, inlet: MemoryObjectReceiveStream[Any], port: _Port, ended: list[int]
 ) -> None:
     waiting_since = time.perf_counter()
-    async for message in inlet:
+    while True:
+        try:
+            message = await _received(inlet)
+        except EndOfStream:
+            break
+
         nbytes: int = getattr(message, "nbytes", 0)
         port.meter.took(nbytes, time.perf_counter() - waiting_since)
         try:
@@ -275,6 +292,17 @@ async def _work(
     ended.append(worker)
 
 
+async def _received(inlet: MemoryObjectReceiveStream[Any]) -> Any:
+    """Return the next message. One that is there already takes no turn of the loop: passing it on does."""
+    try:
+        return inlet.receive_nowait()
+    except WouldBlock:
+        return await inlet.receive()
+    except EndOfStream:
+        await checkpoint_if_cancelled()  # the end of what a cancelled stage gets is not the last message
+        raise
+
+
 async def _handle(worker: int, actor: Actor, message: Any, port: _Port, nbytes: int) -> None:
     result = actor(message)
     if isinstance(result, AsyncIterator):
@@ -284,20 +312,24 @@ async def _handle(worker: int, actor: Actor, message: Any, port: _Port, nbytes: 
     with port.meter.working(worker, nbytes):
         produced = await result
 
-    if produced is not None:
+    if produced is None:
+        await checkpoint()  # a worker that passes nothing on does not keep the loop, either
+    else:
         await port.send(produced)
 
 
 async def _forward(worker: int, produced: AsyncIterator[Any], port: _Port, nbytes: int) -> None:
+    passed_on = False
     try:
         while True:
             with port.meter.working(worker, nbytes):
                 try:
                     message = await anext(produced)
                 except StopAsyncIteration:
-                    return
+                    break
 
             nbytes = 0  # counted with the first stretch of work
+            passed_on = True
             await port.send(message)
             del message  # the receiver owns it now; do not keep it alive while the next one is made
     finally:
@@ -306,6 +338,9 @@ async def _forward(worker: int, produced: AsyncIterator[Any], port: _Port, nbyte
         close = getattr(produced, "aclose", None)
         if close is not None:
             await close()
+
+    if not passed_on:
+        await checkpoint()
 
 
 def _drain(inlet: MemoryObjectReceiveStream[Any]) -> None:

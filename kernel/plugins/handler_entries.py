@@ -18,6 +18,7 @@ from typing import Protocol, cast, final, runtime_checkable
 from penstock.kernel.errors import HandlerError
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.entry_points import Plugin
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
 
 _STREAMING = frozenset({"typestr", "describe", "pieces", "target", "build"})
@@ -25,7 +26,7 @@ _BATCH = frozenset({"typestr", "serialize", "deserialize", "metadata", "memory_s
 
 
 @runtime_checkable
-class MakesWorker(Protocol):
+class MakesWorker(Capability, Protocol):
     """A handler of another library that supplies its own penstock handler."""
 
     def stage_worker(self) -> LeafHandler: ...

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read, WholeChunks
 from penstock.kernel.protocols.stores import Store
@@ -37,7 +38,7 @@ class FoundItems:
 
 
 @runtime_checkable
-class ListedItems(Protocol):
+class ListedItems(Capability, Protocol):
     """A `Layout` that reads checkpoints of several items."""
 
     def items(self, store: Store, path: str) -> FoundItems:
@@ -51,7 +52,7 @@ class ListedItems(Protocol):
 
 
 @runtime_checkable
-class StorageDetails(Protocol):
+class StorageDetails(Capability, Protocol):
     """A `StoredCheckpoint` that knows how much room its leaves take on the medium."""
 
     @property
@@ -69,7 +70,7 @@ class StorageDetails(Protocol):
 
 
 @runtime_checkable
-class StoredSize(Protocol):
+class StoredSize(Capability, Protocol):
     """A `StoredCheckpoint` that can compare what it claims with what there is."""
 
     def stored_bytes(self, store: Store) -> int:
@@ -78,7 +79,7 @@ class StoredSize(Protocol):
 
 
 @runtime_checkable
-class ZarrDetails(Protocol):
+class ZarrDetails(Capability, Protocol):
     """A `StoredCheckpoint` whose arrays are in a zarr format."""
 
     @property
@@ -88,7 +89,7 @@ class ZarrDetails(Protocol):
 
 
 @runtime_checkable
-class NamedTensors(Protocol):
+class NamedTensors(Capability, Protocol):
     """A `StoredCheckpoint` that has names but no structure: the reader says what tree they form."""
 
     def split(self, separator: str) -> StoredCheckpoint:
@@ -109,7 +110,7 @@ class NamedTensors(Protocol):
 
 
 @runtime_checkable
-class PackedCheckpoint(Protocol):
+class PackedCheckpoint(Capability, Protocol):
     """A `StoredCheckpoint` that can locate many small leaves at once."""
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
@@ -122,7 +123,7 @@ class PackedCheckpoint(Protocol):
 
 
 @runtime_checkable
-class ChecksummedCheckpoint(Protocol):
+class ChecksummedCheckpoint(Capability, Protocol):
     """A `StoredCheckpoint` that recorded checksums of its array bytes."""
 
     def without_checksums(self) -> StoredCheckpoint:
@@ -131,7 +132,7 @@ class ChecksummedCheckpoint(Protocol):
 
 
 @runtime_checkable
-class LeafColumns(Protocol):
+class LeafColumns(Capability, Protocol):
     """Leaves of a `StoredCheckpoint` that are also available in columns.
 
     Reading columns costs a fraction of creating an object for each leaf.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 
 
@@ -23,7 +24,7 @@ class Background:
 
 
 @runtime_checkable
-class FilesHandler(Protocol):
+class FilesHandler(Capability, Protocol):
     """A `LeafHandler` that stores its leaves in files of its own, many leaves in one call.
 
     Its leaves travel in a `LeafBatch` of their own, which names the handler. They have no pieces and no

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "ArrangedDigests",
     "ArrangedLayout",
     "Arrangement",
     "FormattedLayout",
@@ -10,13 +11,15 @@ __all__ = (
     "ItemsLayout",
     "Layout",
     "Place",
+    "WrittenRange",
 )
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
 )
@@ -53,11 +56,13 @@ class Layout(Protocol):
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
         Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by stored
-        name, are stored with the checkpoint.
+        name, are stored with the checkpoint. Documents `beside` its own were written already, named from the
+        checkpoint; they are only recorded.
         """
         ...
 
@@ -93,13 +98,38 @@ class Place:
 class Arrangement:
     """All places in a checkpoint whose format needs them decided before anything is written."""
 
-    heads: tuple[Document, ...]  #: what each data file begins with
+    heads: tuple[Document, ...]  #: what each data file begins with, of the final length
     places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
     documents: tuple[Document, ...] = ()  #: what lies beside the data files
 
 
+class WrittenRange(NamedTuple):
+    """A range of a file that was written, within one block of a leaf."""
+
+    offset: int  #: bytes from the start of the file
+    nbytes: int
+    crc32c: int
+
+
+class ArrangedDigests(Protocol):
+    """Collects the checksums of what is written, for heads that have them. Thread-safe."""
+
+    @property
+    def block_bytes(self) -> int:
+        """A leaf has a checksum for each so many bytes, from its own beginning."""
+        ...
+
+    def add(self, ranges: Mapping[str, Sequence[WrittenRange]]) -> None:
+        """Take up what was written into each file, in any order; every byte once."""
+        ...
+
+    def head(self, file: str) -> bytes:
+        """Return the head of a file once all of it was written, as long as that of the arrangement."""
+        ...
+
+
 @runtime_checkable
-class ArrangedLayout(Protocol):
+class ArrangedLayout(Capability, Protocol):
     """A `Layout` whose files begin with a header that says where everything lies."""
 
     def arrange(
@@ -116,13 +146,22 @@ class ArrangedLayout(Protocol):
         """
         ...
 
+    def digests(self, arrangement: Arrangement, specs: Sequence[LeafSpec]) -> ArrangedDigests:
+        """Return what collects the checksums of one save.
+
+        Args:
+            arrangement: Of that save.
+            specs: Those that it was made of.
+        """
+        ...
+
     def file_of(self, path: str) -> str | None:
         """The one file of the arrangement that becomes `path`; None if `path` becomes a directory."""
         ...
 
 
 @runtime_checkable
-class FormattedLayout(Protocol):
+class FormattedLayout(Capability, Protocol):
     """A `Layout` that offers a choice of how arrays are stored."""
 
     @property
@@ -151,7 +190,7 @@ class FormattedLayout(Protocol):
 
 
 @runtime_checkable
-class ItemLayout(Protocol):
+class ItemLayout(Capability, Protocol):
     """A `Layout` that can write a tree as an item of a checkpoint."""
 
     def item_documents(
@@ -168,7 +207,7 @@ class ItemLayout(Protocol):
 
 
 @runtime_checkable
-class ItemsLayout(Protocol):
+class ItemsLayout(Capability, Protocol):
     """A `Layout` whose leaves lie in directories below the checkpoint, each with its own data files."""
 
     @property

@@ -11,7 +11,9 @@ __all__ = (
     "StoredLeaf",
 )
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -99,6 +101,21 @@ class LeafSpec:
     def is_single_chunk(self) -> bool:
         """Whether it has array bytes and all of them are one chunk."""
         return self.nbytes > 0 and self.nbytes == self.chunk_nbytes
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """How many chunks there are along each axis; chunks at the end of an axis may jut out."""
+        shape = self.shape or ()
+        return tuple([-(-size // chunk) for size, chunk in zip(shape, self.chunk_shape, strict=True)])
+
+    @property
+    def n_chunks(self) -> int:
+        """How many chunks there are; 0 if the array has no elements."""
+        return math.prod(self.grid_shape) if self.nbytes else 0
+
+    def chunk_indices(self) -> Iterator[tuple[int, ...]]:
+        """Yield the index of every chunk in the grid, in C order."""
+        return itertools.product(*map(range, self.grid_shape))
 
     @property
     def is_empty_marker(self) -> bool:

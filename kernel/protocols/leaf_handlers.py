@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "BufferHandler",
+    "ChunkBuffersHandler",
     "ChunkingHandler",
     "HandlerLookup",
     "LeafHandler",
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
@@ -26,7 +28,7 @@ from penstock.kernel.protocols.written import PiecePlan
 
 
 @runtime_checkable
-class ChunkingHandler(Protocol):
+class ChunkingHandler(Capability, Protocol):
     """A `LeafHandler` whose leaves can be chunked, cast and encoded as requested."""
 
     @property
@@ -40,7 +42,7 @@ class ChunkingHandler(Protocol):
 
 
 @runtime_checkable
-class PartsHandler(Protocol):
+class PartsHandler(Capability, Protocol):
     """A `LeafHandler` that can restore a leaf larger than the memory budget in parts.
 
     The state of the value under construction is in the parts' `Target.detail`; the handler has none.
@@ -88,7 +90,7 @@ class Waitable(Protocol):
 
 
 @runtime_checkable
-class TypeHandler(Protocol):
+class TypeHandler(Capability, Protocol):
     """The batch protocol of the field: what a third party implements for a leaf type of its own.
 
     `serialize` returns once the values are copied (they may change afterwards) with one future for
@@ -170,7 +172,7 @@ class LeafHandler(Protocol):
 
 
 @runtime_checkable
-class PackingHandler(LeafHandler, Protocol):
+class PackingHandler(LeafHandler, Capability, Protocol):
     """A `LeafHandler` whose small leaves can be read and built many at a time."""
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
@@ -192,20 +194,36 @@ class PackingHandler(LeafHandler, Protocol):
 
 
 @runtime_checkable
-class BufferHandler(Protocol):
+class BufferHandler(Capability, Protocol):
     """A `LeafHandler` whose small leaves can be packed instead of staged one by one."""
 
-    def buffer(self, leaf: StagedLeaf) -> Any:
-        """Return an object whose buffer (PEP 688) is the only chunk of `leaf`, to be copied at once.
+    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer (PEP 688) is its only chunk, to be copied at once.
 
-        On None, or on an error while the bytes are copied, the leaf goes through `pieces`.
+        A leaf with None goes through `pieces`; so do all of them on an error while the bytes are copied.
         Blocking.
+
+        Args:
+            values: Of leaves that have one signature, if the handler gives signatures.
+            spec: How they are stored, all alike.
         """
         ...
 
 
 @runtime_checkable
-class SigningHandler(Protocol):
+class ChunkBuffersHandler(Capability, Protocol):
+    """A `BufferHandler` whose small leaves can be packed even if they are stored in several chunks."""
+
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer is its chunks, one after another in C order.
+
+        All else is as for `buffers`.
+        """
+        ...
+
+
+@runtime_checkable
+class SigningHandler(Capability, Protocol):
     """A `LeafHandler` whose descriptions can be reused when the same tree is saved again."""
 
     def signature(self, value: Any) -> object:
@@ -218,7 +236,7 @@ class SigningHandler(Protocol):
 
 
 @runtime_checkable
-class SnapshotHandler(Protocol):
+class SnapshotHandler(Capability, Protocol):
     """A `LeafHandler` that knows which values are immutable and need not be written twice."""
 
     @property

@@ -8,6 +8,7 @@ __all__ = (
     "Destination",
     "DirectRead",
     "DriverRead",
+    "Joining",
     "OpaqueChunk",
     "Read",
     "ScatterRead",
@@ -17,7 +18,9 @@ __all__ = (
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, final, runtime_checkable
+
+from penstock.kernel.protocols.capability import Capability
 
 BLOCK_BYTES: Final = 64 * 1024
 """Bytes read at a time of a range that is kept in part."""
@@ -40,7 +43,7 @@ class Destination(Protocol):
 
 
 @runtime_checkable
-class Adopting(Protocol):
+class Adopting(Capability, Protocol):
     """A `Destination` that can use memory that is already filled."""
 
     @property
@@ -48,6 +51,21 @@ class Adopting(Protocol):
 
     def adopt(self, memory: memoryview) -> None:
         """Use these read-only bytes instead of memory of its own. Called before the first access."""
+        ...
+
+
+@runtime_checkable
+class Joining(Capability, Protocol):
+    """A `Destination` that can have its memory in one allocation with others of its class."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def join(self, others: Sequence[Any], /) -> None:
+        """Put this one and the others, in order, into one allocation. Called before the first access to any.
+
+        It is freed when none of them is used any more.
+        """
         ...
 
 

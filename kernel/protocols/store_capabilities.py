@@ -29,11 +29,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.stores import BuildToken
 
 
 @runtime_checkable
-class Exchanges(Protocol):
+class Exchanges(Capability, Protocol):
     """A store that can replace a checkpoint. On any other, `overwrite=True` is refused."""
 
     def exchange(self, token: BuildToken) -> None:
@@ -46,7 +47,7 @@ class Exchanges(Protocol):
 
 
 @runtime_checkable
-class Renames(Protocol):
+class Renames(Capability, Protocol):
     """A store that can move a checkpoint. On any other, deleted steps cannot be moved to a trash folder."""
 
     def rename(self, source: str, destination: str) -> None:
@@ -59,7 +60,7 @@ class Renames(Protocol):
 
 
 @runtime_checkable
-class SharedFiles(Protocol):
+class SharedFiles(Capability, Protocol):
     """A store that can put a file into a second checkpoint without sending its bytes again."""
 
     def share(self, source: str, destination: str) -> Literal["link", "copy"]:
@@ -77,7 +78,7 @@ class SharedFiles(Protocol):
 
 
 @runtime_checkable
-class SyncsFiles(Protocol):
+class SyncsFiles(Capability, Protocol):
     """A store whose files are perhaps not durable, if others wrote them. On any other, they are."""
 
     def sync_file(self, path: str) -> None:
@@ -89,7 +90,7 @@ class SyncsFiles(Protocol):
 
 
 @runtime_checkable
-class MappedFiles(Protocol):
+class MappedFiles(Capability, Protocol):
     """A store whose files can be mapped into memory. On any other, `restore(mmap=True)` is refused."""
 
     def map_file(self, path: str) -> memoryview:
@@ -101,7 +102,7 @@ class MappedFiles(Protocol):
 
 
 @runtime_checkable
-class ForeignFiles(Protocol):
+class ForeignFiles(Capability, Protocol):
     """A store whose paths are those of the operating system, so that other libraries can write there.
 
     On any other, leaf handlers that write files themselves are refused.
@@ -113,7 +114,7 @@ class ForeignFiles(Protocol):
 
 
 @runtime_checkable
-class FreeSpace(Protocol):
+class FreeSpace(Capability, Protocol):
     """A store that knows how much room is left. On any other, a save begins and fails when it is full."""
 
     def free_bytes(self, path: str) -> int | None:
@@ -125,7 +126,7 @@ class FreeSpace(Protocol):
 
 
 @runtime_checkable
-class KvStoreSpecs(Protocol):
+class KvStoreSpecs(Capability, Protocol):
     """A store that TensorStore can read. On any other, chunks with a codec are refused by a restore."""
 
     def kvstore_spec(self, directory: str) -> dict[str, Any]:
@@ -156,7 +157,7 @@ DEFAULT_PLACEMENT: Final = Placement()
 
 
 @runtime_checkable
-class PreferredPlacement(Protocol):
+class PreferredPlacement(Capability, Protocol):
     """A store that says how bytes should be placed; see `penstock.kernel.storage.byte_placement`."""
 
     @property
@@ -174,7 +175,7 @@ class Hold(Protocol):
 
 
 @runtime_checkable
-class BuildHolds(Protocol):
+class BuildHolds(Capability, Protocol):
     """A store whose directories can be held exclusively, so that only one save at a time builds there."""
 
     def hold(self, path: str) -> Hold:
@@ -186,9 +187,10 @@ class BuildHolds(Protocol):
         ...
 
     def make_held(self, path: str) -> Hold:
-        """Create the directory at `path` and its missing parents, durably, held exclusively from the first.
+        """Create the directory at `path`, held exclusively from the first, and its missing parents, durably.
 
-        If it fails, nothing is left at `path`.
+        Its own name need not be durable: what is built there is published under another one, which is. If it
+        fails, nothing is left at `path`.
 
         Raises:
             InUseError: If something lies there already. If several create it at once, one succeeds.
@@ -197,7 +199,7 @@ class BuildHolds(Protocol):
 
 
 @runtime_checkable
-class ReadHolds(Protocol):
+class ReadHolds(Capability, Protocol):
     """A store whose directories can be held by readers, so that nothing is deleted while it is read."""
 
     def hold_reading(self, path: str) -> Hold:
@@ -211,7 +213,7 @@ class ReadHolds(Protocol):
 
 
 @runtime_checkable
-class FolderListing(Protocol):
+class FolderListing(Capability, Protocol):
     """A store that tells directories from files without one call for each."""
 
     def list_folders(self, path: str) -> Sequence[str]:
@@ -220,7 +222,7 @@ class FolderListing(Protocol):
 
 
 @runtime_checkable
-class ManyFiles(Protocol):
+class ManyFiles(Capability, Protocol):
     """A store that reads or measures many small files more cheaply than one by one."""
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
@@ -233,7 +235,7 @@ class ManyFiles(Protocol):
 
 
 @runtime_checkable
-class UntrustedFiles(Protocol):
+class UntrustedFiles(Capability, Protocol):
     """A store whose files may not be what they seem: they may have holes, and be links to others."""
 
     def data_sizes(self, paths: Iterable[str]) -> Sequence[int]:

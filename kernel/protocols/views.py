@@ -80,24 +80,34 @@ class PackedLeaves(Protocol):
     @property
     def leaves(self) -> Sequence[StagedLeaf]: ...
     @property
+    def indices(self) -> Sequence[int]:
+        """The places of the leaves in flatten order."""
+        ...
+
+    @property
+    def chunk_sizes(self) -> Sequence[int]:
+        """Bytes of each chunk, leaf by leaf, in C order of each leaf's grid."""
+        ...
+
+    @property
     def file(self) -> str:
         """Relative to the checkpoint directory."""
         ...
 
     @property
     def offset(self) -> int:
-        """Of the first leaf in the file, bytes."""
+        """Of the first chunk in the file, bytes."""
         ...
 
     @property
     def nbytes(self) -> int: ...
     @property
     def crc32cs(self) -> Sequence[int]:
-        """One for each leaf."""
+        """One for each chunk."""
         ...
 
     def parts(self) -> Iterator[Written]:
-        """Yield where each leaf lies."""
+        """Yield where each chunk lies."""
         ...
 
 

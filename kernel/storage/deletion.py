@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("delete_checkpoint", "move_checkpoint", "remove_abandoned")
+__all__ = ("delete_checkpoint", "delete_file", "move_checkpoint", "remove_abandoned")
 
 import errno
 import os
+from collections.abc import Callable
 
 from penstock.kernel.errors import StorageError, UnsupportedByStoreError
-from penstock.kernel.protocols.store_capabilities import Renames
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_alone
 
 
-def delete_checkpoint(store: Store, path: str, hidden: str) -> StorageError | None:
+def delete_checkpoint(
+    store: Store, path: str, hidden: str, *, is_wanted: Callable[[], bool] = lambda: True
+) -> StorageError | None:
     """Remove the checkpoint at `path`; the first step already makes it invisible. Blocking.
 
     On a store with renames it is first renamed to a name that no reader takes for a checkpoint. On any other
@@ -23,21 +26,25 @@ def delete_checkpoint(store: Store, path: str, hidden: str) -> StorageError | No
         store: Where it lies.
         path: Of the checkpoint.
         hidden: The name to hide it under. Anything already there is left from an earlier deletion.
+        is_wanted: Asked once it is held, before the first step; if it says no, nothing is done.
 
     Returns:
-        Why something of it was left under the hidden name; None if all of it is gone.
+        Why something of it was left under the hidden name; None if all of it is gone, or it is not wanted.
 
     Raises:
         InUseError: If it is being read or built.
         StorageError: If the medium refuses. The checkpoint is still there.
     """
     if not isinstance(store, Renames):
-        _remove_in_place(store, path)
+        _remove_in_place(store, path, is_wanted)
         return None
 
     remove_abandoned(store, hidden)
     held = hold_alone(store, path)
     try:
+        if not is_wanted():
+            return None
+
         store.rename(path, hidden)
         try:
             store.sync_directory(os.path.dirname(path))
@@ -50,11 +57,52 @@ def delete_checkpoint(store: Store, path: str, hidden: str) -> StorageError | No
     return None
 
 
-def move_checkpoint(store: Store, path: str, destination: str) -> StorageError | None:
+def delete_file(store: Store, path: str, hidden: str) -> None:
+    """Remove the checkpoint at `path` that is one file. Blocking.
+
+    A file cannot be held. So the directory is held in which a save to `path` builds: while one goes on,
+    nothing is deleted, and none begins until the file is gone.
+
+    Args:
+        store: Where it lies; a store with renames.
+        path: Of the file.
+        hidden: The directory in which a save to `path` builds. The file is moved there, and removed with it.
+
+    Raises:
+        InUseError: If a save to `path` goes on.
+        StorageError: If the medium refuses. If the file is gone nevertheless, the next save removes the rest.
+        UnsupportedByStoreError: If the store cannot rename, or hold.
+    """
+    if not isinstance(store, Renames):
+        raise UnsupportedByStoreError("delete", path, store, Renames)
+    if not isinstance(store, BuildHolds):
+        raise UnsupportedByStoreError("delete", path, store, BuildHolds)
+
+    remove_abandoned(store, hidden)
+    held = store.make_held(hidden)
+    try:
+        store.rename(path, os.path.join(hidden, os.path.basename(path)))
+        store.sync_directory(os.path.dirname(path))
+    finally:
+        try:
+            store.remove_tree(hidden)
+        finally:
+            held.release()
+
+
+def move_checkpoint(
+    store: Store, path: str, destination: str, *, is_wanted: Callable[[], bool] = lambda: True
+) -> StorageError | None:
     """Move the checkpoint at `path`, in one step, over whatever lies at `destination`. Blocking.
 
+    Args:
+        store: Where it lies.
+        path: Of the checkpoint.
+        destination: Its new path.
+        is_wanted: Asked once it is held, before it is moved; if it says no, it is not.
+
     Returns:
-        Why the move may not be durable; None if it is.
+        Why the move may not be durable; None if it is, or it is not wanted.
 
     Raises:
         UnsupportedByStoreError: If the store cannot rename.
@@ -65,9 +113,14 @@ def move_checkpoint(store: Store, path: str, destination: str) -> StorageError |
         raise UnsupportedByStoreError("move", path, store, Renames)
 
     store.make_directory(os.path.dirname(destination))
-    remove_abandoned(store, destination)
+    if store.kind(destination) is not None:  # an earlier one, which a crash must not leave there in part
+        delete_checkpoint(store, destination, f"{destination}.penstock-replaced")
+
     held = hold_alone(store, path)
     try:
+        if not is_wanted():
+            return None
+
         store.rename(path, destination)
     finally:
         held.release()
@@ -105,10 +158,11 @@ def remove_abandoned(store: Store, path: str) -> None:
         held.release()
 
 
-def _remove_in_place(store: Store, path: str) -> None:
+def _remove_in_place(store: Store, path: str, is_wanted: Callable[[], bool]) -> None:
     held = hold_alone(store, path)
     try:
-        store.remove_tree(path)
+        if is_wanted():
+            store.remove_tree(path)
     finally:
         held.release()
 

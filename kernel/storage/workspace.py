@@ -92,7 +92,7 @@ class Workspace:
         self._overwrite = overwrite
         self._recognises = recognises
         self._file = file
-        self._lock = Lock()
+        self._lock = Lock(fast_acquire=True)
         self._made: set[str] = set()
         self._is_checked = False
         self._token: BuildToken | None = None

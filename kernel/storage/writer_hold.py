@@ -8,15 +8,16 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final, final
 
-from penstock.kernel.errors import RootInUseError, StorageError
+from penstock.kernel.errors import InUseError, RootInUseError, StorageError
 from penstock.kernel.protocols.store_capabilities import BuildHolds
+from penstock.kernel.storage.claims import Claim, StoreClaimFiles
 
 if TYPE_CHECKING:
     from penstock.kernel.protocols.store_capabilities import Hold
     from penstock.kernel.protocols.stores import Store
 
 WRITER: Final = ".penstock-writer"
-"""An empty directory that is there while somebody writes, and held. The root itself is held by readers."""
+"""A directory that is there while somebody writes. It is held: the root itself is held by readers."""
 
 _TRIES: Final = 3
 """The writer before this one may be removing the directory just now."""
@@ -26,10 +27,10 @@ _NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.
 
 @final
 class WriterHold:
-    """The exclusive right to write into the directory at `root`, as far as the store has holds. Blocking.
+    """The exclusive right to write into the directory at `root`. Blocking.
 
     It ends with the process, however that ends. What a crash leaves behind is taken over by the next writer.
-    On a store without holds nothing is held, and nobody is refused.
+    On a store without holds it is a `Claim`, which must be removed by hand after a crash on another machine.
 
     Args:
         store: Where `root` lies.
@@ -51,21 +52,20 @@ class WriterHold:
             RootInUseError: If somebody else holds it, in this process or another.
             StorageError: If the medium fails.
         """
-        store = self._store
-        if self._hold is not None or not isinstance(store, BuildHolds):
+        if self._hold is not None:
             return
 
         for left in reversed(range(_TRIES)):
             try:
-                store.make_directory(self._place)
-                self._hold = store.hold(self._place)
+                self._hold = self._taken()
             except StorageError as error:
                 if error.errno in _NOT_WRITABLE:
                     return
                 if error.errno not in {errno.EBUSY, errno.ENOENT}:
                     raise
                 if not left:
-                    raise RootInUseError(self._root) from error
+                    more = error.more if isinstance(error, InUseError) else ""
+                    raise RootInUseError(self._root, more) from error
             else:
                 return
 
@@ -80,6 +80,14 @@ class WriterHold:
             return
 
         try:
-            self._store.remove_tree(self._place)
+            if isinstance(self._store, BuildHolds):
+                self._store.remove_tree(self._place)
         finally:
             hold.release()
+
+    def _taken(self) -> Hold:
+        if not isinstance(self._store, BuildHolds):
+            return Claim(StoreClaimFiles(self._store), self._place, self._root)
+
+        self._store.make_directory(self._place)
+        return self._store.hold(self._place)

@@ -9,7 +9,8 @@ A save or a restore is a pipeline of small actors under one memory budget::
         state = await ckpt.restore("run/step_100", like=state)
 
 Scripts without an event loop find the same in `penstock.sync`. Importing this module loads neither
-jax nor tensorstore: each name is fetched from its own module when it is first used.
+jax nor tensorstore: what saves and restores is loaded in a worker thread when a `Checkpointer` is first
+entered, or by `warm_up`, and any other name when it is first used.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ __all__ = (
     "steps",
     "sync",
     "verify",
+    "warm_up",
     "watch",
 )
 
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from penstock.tools.repair_report import RepairReport
     from penstock.tools.seal import SealReport, seal
     from penstock.verification.verify_report import VerifyReport
+    from penstock.warming import warm_up
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -114,5 +117,12 @@ else:
             "penstock.tools.repair": ("repair",),
             "penstock.tools.repair_report": ("RepairReport",),
             "penstock.tools.seal": ("SealReport", "seal"),
+            "penstock.warming": ("warm_up",),
         },
     )
+
+    # A program calls these first in its event loop, where nothing should be imported.
+    import penstock.api
+    import penstock.items
+    import penstock.steps.step_watch
+    import penstock.warming  # noqa: F401

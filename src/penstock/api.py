@@ -4,14 +4,10 @@ from __future__ import annotations
 
 __all__ = (
     "Checkpointer",
-    "convert",
-    "export_safetensors",
     "metadata",
-    "repair",
     "restore",
     "restore_items",
     "save",
-    "seal",
     "verify",
 )
 
@@ -19,26 +15,24 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.checkpointer.engine import Compare
-from penstock.checkpointer.pipelines import First
-from penstock.checkpointer.restore_keywords import RestoreKeywords
-from penstock.kernel.config.save_format import SaveArgs
-from penstock.kernel.messages.restore import Only
-from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
-from penstock.kernel.messages.save import SaveReport
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-from penstock.kernel.protocols.leaf import KeyPath
-from penstock.tools.convert import convert
-from penstock.tools.export import export_safetensors
-from penstock.tools.repair import repair
-from penstock.tools.seal import seal
-from penstock.verification.verify_report import VerifyReport
+from penstock.checkpointer.checkpointer import Checkpointer
 
 if TYPE_CHECKING:
     import jax
+
+    from penstock.checkpointer.checkpointer import Path, Staging
+    from penstock.checkpointer.description import CheckpointMetadata
+    from penstock.checkpointer.engine import Compare
+    from penstock.checkpointer.pipelines import First
+    from penstock.checkpointer.restore_keywords import RestoreKeywords
+    from penstock.kernel.config.save_format import SaveArgs
+    from penstock.kernel.messages.restore import Only
+    from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
+    from penstock.kernel.messages.save import SaveReport
+    from penstock.kernel.pipeline.pipeline import Pipeline
+    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+    from penstock.kernel.protocols.leaf import KeyPath
+    from penstock.verification.verify_report import VerifyReport
 
 T = TypeVar("T")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __all__ = (
     "Array",
     "Composite",
@@ -13,7 +15,6 @@ __all__ = (
     "for_items",
 )
 
-from penstock.checkpointer.save_items import for_items
 from penstock.handlers.formats.items.item_types import (
     Array,
     Composite,
@@ -23,3 +24,10 @@ from penstock.handlers.formats.items.item_types import (
     PyTree,
     RandomKey,
 )
+
+if TYPE_CHECKING:
+    from penstock.checkpointer.save_items import for_items
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(__name__, {"penstock.checkpointer.save_items": ("for_items",)})

@@ -41,6 +41,10 @@ from penstock.kernel.messages.restore import Only, Order
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.tools.convert import convert as _convert
+from penstock.tools.export import export_safetensors as _export_safetensors
+from penstock.tools.repair import repair as _repair
+from penstock.tools.seal import seal as _seal
 
 if TYPE_CHECKING:
     import jax
@@ -138,7 +142,7 @@ save = blocking(api.save)
 restore_items = blocking(api.restore_items)
 metadata = blocking(api.metadata)
 verify = blocking(api.verify)
-convert = blocking(api.convert)
-export_safetensors = blocking(api.export_safetensors)
-repair = blocking(api.repair)
-seal = blocking(api.seal)
+convert = blocking(_convert)
+export_safetensors = blocking(_export_safetensors)
+repair = blocking(_repair)
+seal = blocking(_seal)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("adjacent", "batched", "grouped")
+__all__ = ("adjacent", "batched", "batched_columns", "cuts", "grouped")
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import Batchable, LeafBatch
 from penstock.kernel.protocols.files_handler import FilesHandler
 
@@ -48,6 +49,41 @@ def batched(
         del batch
         yield message
         del message
+
+
+def batched_columns(leaves: Leaves, limits: RunLimits, *, plan: Any = None) -> Iterator[LeafBatch[Leaf]]:
+    """Do what `batched` does with leaves in columns. Their values are taken out as it goes."""
+    handlers = leaves.handlers
+    owners = {
+        number: each
+        for number, each in {id(each): each for each in handlers}.items()
+        if isinstance(each, FilesHandler)
+    }
+    if owners:
+        is_owned = [id(each) in owners for each in handlers]
+        owned = list(leaves.part([at for at, is_one in enumerate(is_owned) if is_one]))
+        rest = leaves.part([at for at, is_one in enumerate(is_owned) if not is_one])
+        leaves.take(0, len(leaves))  # whoever holds these columns holds no value any more
+        leaves = rest
+        yield from _owned(owned, plan, prioritised=False)
+
+    for start, stop in cuts(leaves.sizes, limits.batch_bytes, limits.batch_leaves):
+        batch = LeafBatch(leaves.take(start, stop), False, plan)
+        yield batch
+        del batch
+
+
+def cuts(sizes: Sequence[int], most: int, most_items: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where groups begin and end that weigh at most `most`; what weighs more is alone."""
+    start = nbytes = 0
+    for stop, size in enumerate(sizes):
+        nbytes += size
+        if stop > start and (nbytes > most or stop - start == most_items):
+            yield start, stop
+            start, nbytes = stop, size
+
+    if len(sizes) > start:
+        yield start, len(sizes)
 
 
 def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBatch[L]]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 __all__ = ("check_room", "naming_leaf")
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from penstock.kernel.errors import NoSpaceError, StorageError
-from penstock.kernel.messages.save import Leaf, SavePlan
+from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.store_capabilities import FreeSpace
 
 
-def check_room(run: SaveRun, leaves: Sequence[Leaf], plan: SavePlan) -> None:
+def check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:
     """Compare what will be written with what is free. Blocking, but for one quick call.
 
     Leaves that are linked to a base are not among `leaves` and do not count. What a codec leaves of a chunk
@@ -25,7 +26,7 @@ def check_room(run: SaveRun, leaves: Sequence[Leaf], plan: SavePlan) -> None:
         StorageError: If the medium does not say.
     """
     store = run.store
-    sizes = [plan.specs[leaf.index].nbytes for leaf in leaves]
+    sizes = [plan.specs[index].nbytes for index in leaves.indices]
     needed = sum(sizes)
     if not needed or not isinstance(store, FreeSpace):
         return
@@ -38,10 +39,10 @@ def check_room(run: SaveRun, leaves: Sequence[Leaf], plan: SavePlan) -> None:
         return
 
     reached = 0
-    for leaf, nbytes in zip(leaves, sizes, strict=True):
+    for index, nbytes in zip(leaves.indices, sizes, strict=True):
         reached += nbytes
         if reached > free:
-            raise NoSpaceError("save", run.path, needed, free, leaf.info.key_path)
+            raise NoSpaceError("save", run.path, needed, free, leaves.infos[index].key_path)
 
 
 @contextmanager

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("check_planned", "described", "plan_of")
+__all__ = ("check_planned", "check_planned_together", "described", "plan_of")
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from penstock.kernel.errors import ChangedLeafError, PipelineError
-from penstock.kernel.messages.save import Leaf, SavePlan
+from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.codec_rules import AUTO
 
@@ -41,6 +42,13 @@ def check_planned(leaf: Leaf, plan: SavePlan) -> None:
     planned = plan.specs[leaf.index]
     if leaf.spec is not planned and not same_spec(leaf.spec, planned):
         raise ChangedLeafError(leaf.info.key_path, described(planned), described(leaf.spec))
+
+
+def check_planned_together(leaves: Leaves, plan: SavePlan) -> None:
+    """Do what `check_planned` does for many leaves."""
+    for number, (index, spec) in enumerate(zip(leaves.indices, leaves.specs, strict=True)):
+        if spec is not plan.specs[index]:
+            check_planned(leaves[number], plan)
 
 
 def same_spec(spec: LeafSpec, planned: LeafSpec) -> bool:

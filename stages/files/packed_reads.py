@@ -14,13 +14,14 @@ from crc32c import crc32c
 from penstock.kernel.errors import ChecksumError, TruncatedDataError
 from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.protocols.stores import ReadableFile
+from penstock.stages.files.chunk_order import put_in_order
 
 GAP: Final = 4096
 """Bytes. A gap of up to this size between two leaves is read too: that is cheaper than another call."""
 
 
 def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
-    """Read the bytes of all leaves into one buffer.
+    """Read the bytes of all leaves into one buffer, each in C order, in however many chunks it is stored.
 
     Raises:
         TruncatedDataError: If the file ends too early; names the first leaf that is cut off.
@@ -44,6 +45,7 @@ def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
     if verify:
         _verify(pack, data, starts)
 
+    put_in_order(pack.specs, data, starts)
     return HostPack(pack, data, starts)
 
 

@@ -17,6 +17,7 @@ from penstock.kernel.errors import TreeDifference
 from penstock.kernel.messages.restore import Only
 from penstock.kernel.messages.restore_options import Change, RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_infos import keys_of
 from penstock.stages.planning.leaf_sources import (
     ABSENT,
     Matching,
@@ -129,7 +130,7 @@ def _by_keys(
     if target is None:
         return Matching(infos, None, rows)
 
-    pairing = pair_keys([info.keys for info in target.infos], keys)
+    pairing = pair_keys(keys_of(target.infos), keys)
     found = pairing.rows
     if not isinstance(rows, range):
         found = [ABSENT if at == ABSENT else rows[at] for at in found]

@@ -19,7 +19,10 @@ from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler
 T = TypeVar("T")
 
 SMALL: Final = 64 * 1024
-"""Bytes. Larger leaves gain nothing by travelling together: they are read into memory of their own."""
+"""Bytes of a chunk. Leaves of larger chunks gain nothing by travelling together."""
+
+MOST: Final = 16 * SMALL
+"""Bytes of a leaf in several chunks. To bring them together costs a copy, and to read each alone a call."""
 
 
 @final
@@ -89,7 +92,7 @@ class _Infos:
 def _by_handler(wanted: Wanted, changed: Collection[int]) -> Iterator[tuple[PackingHandler, list[int]]]:
     """Yield each packing handler with the positions of its small leaves. Handlers need not be hashable."""
     handlers = {id(handler): handler for handler in wanted.handlers}
-    small = {id(spec): 0 < spec.nbytes <= SMALL for spec in wanted.specs_once}
+    small = {id(spec): _is_small(spec) for spec in wanted.specs_once}
     is_small = list(map(small.__getitem__, map(id, wanted.specs)))
     for number, handler in handlers.items():
         if isinstance(handler, PackingHandler):
@@ -100,6 +103,10 @@ def _by_handler(wanted: Wanted, changed: Collection[int]) -> Iterator[tuple[Pack
                 numbers = [at for at in numbers if wanted.places[at] not in changed]
 
             yield handler, numbers
+
+
+def _is_small(spec: LeafSpec) -> bool:
+    return bool(spec.nbytes) and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST
 
 
 def _packs(

@@ -13,20 +13,23 @@ from typing import Any, Final, cast, final
 import jax
 from jax import tree_util
 
-from penstock.kernel.errors import StructureMismatchError, TreeDifference
+from penstock.kernel.errors import SpecError, StructureMismatchError, TreeDifference
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.messages.packs import ReadLeaf, ReadPack
 from penstock.kernel.messages.restore import Located, Making, RestorePlan
 from penstock.kernel.messages.restore_options import Change, RestoreOptions
 from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
 from penstock.kernel.protocols.reads import Target
 from penstock.stages.planning.casting import DtypeRule, Refit, refit_spec
+from penstock.stages.planning.joined_memory import join_memory
 from penstock.stages.planning.leaf_reads import in_parts, plan_reads
 from penstock.stages.planning.leaf_sources import ABSENT, Input, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves
 from penstock.stages.planning.pack_selection import Wanted, make_packs
-from penstock.stages.planning.result_size import MOST_EXPANSION, ResultBytes, check_expansion
+from penstock.stages.planning.result_size import ResultBytes, check_expansion
 from penstock.stages.planning.stored_columns import StoredInfos, spec_column
 from penstock.stages.planning.value_conversion import maker
 from penstock.stages.pytree.flattening import nest, nest_columns
@@ -71,13 +74,16 @@ def plan_restore(
 
     matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, located.only)
     if target is None:
-        check_expansion(run, checkpoint, matching.rows, max_expansion)
+        check_expansion(run.store, checkpoint, matching.rows, max_expansion)
 
     planner = _Planner(run, located, options, matching)
     packs, leaves = planner.read_results()
     makings = planner.makings()
     leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs])
     planner.check()
+    if not located.mmap:
+        join_memory(leaves)
+
     plan = RestorePlan(
         matching.infos,
         _unflatten(matching, treedef, has_target=located.has_like),
@@ -187,6 +193,9 @@ class _Planner:
                 continue
             if spec is stored.spec:
                 continue
+            handler = wanted.handlers[at]
+            if isinstance(handler, FilesHandler):
+                raise _not_changed(info.key_path, handler.name)
 
             self._specs[place] = spec
             if spec.dtype != stored.spec.dtype:
@@ -266,6 +275,14 @@ class _Planner:
             on_disk = f"{on_disk} (as {stored.info.key_path})"
 
         self._matching.differences.append(replace(difference, key_path=key_path, on_disk=on_disk))
+
+
+def _not_changed(key_path: str, handler: str) -> SpecError:
+    """Make the error of a leaf that only its own handler reads, and that an option would change."""
+    problem = f"is read by {handler} as a whole, and so cannot be cast or resized by dtype or strict=False"
+    error = SpecError(f"{key_path} {problem}; leave it out of `dtype`, and change the value that is returned")
+    error.key_path = key_path
+    return error
 
 
 def _unflatten(matching: Matching, treedef: Any, *, has_target: bool) -> Callable[[Sequence[object]], object]:

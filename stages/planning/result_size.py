@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-__all__ = ("MOST_EXPANSION", "ResultBytes", "check_expansion")
+__all__ = ("ResultBytes", "check_expansion")
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import final
 
 import jax
 
 from penstock.kernel.errors import ExpansionError, InsufficientMemoryError
-from penstock.kernel.memory.memory_limit import free_memory
+from penstock.kernel.memory.memory_limit import FREE_BYTES, check_available, free_memory
 from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.stores import Store
 from penstock.stages.planning.stored_columns import spec_column
 
-MOST_EXPANSION: Final = 1000
-"""How many times the bytes stored a result may take, if no target says that it is wanted."""
 
-FREE_BYTES: Final = 64 * 2**20
-"""Up to this size, nothing is compared: any machine has that much."""
-
-
-def check_expansion(run: RestoreRun, checkpoint: StoredCheckpoint, rows: Sequence[int], most: int) -> None:
+def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[int], most: int) -> None:
     """Refuse leaves that claim far more bytes than the whole checkpoint has. Blocking.
 
     Args:
-        run: The restore.
+        store: Where it lies.
         checkpoint: Which checkpoint.
-        rows: Places of the leaves to restore.
+        rows: Places of the leaves to read.
         most: How many times the bytes stored they may take.
 
     Raises:
@@ -41,7 +35,7 @@ def check_expansion(run: RestoreRun, checkpoint: StoredCheckpoint, rows: Sequenc
     if claimed <= FREE_BYTES or not isinstance(checkpoint, StoredSize):
         return
 
-    stored = checkpoint.stored_bytes(run.store)
+    stored = checkpoint.stored_bytes(store)
     if claimed > most * stored:
         largest = max(rows, key=lambda row: specs[row].claimed_nbytes)
         key_path = checkpoint.leaves[largest].info.key_path
@@ -92,5 +86,4 @@ class ResultBytes:
     def add_reads(self, leaf: ReadLeaf) -> None:
         """Compare the largest buffer that a read of a leaf needs, such as a chunk, with what there is."""
         scratch = max([read.scratch_nbytes for read in leaf.reads], default=0)
-        if scratch > FREE_BYTES:
-            ResultBytes(self._path).add(leaf.stored.info.key_path, scratch)
+        check_available(self._path, scratch, leaf.stored.info.key_path)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("SavedTree", "SavedTrees")
+__all__ = ("SavedTree", "SavedTrees", "Signed")
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, final
 
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
-from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
-_BYTES_OF_A_LEAF: Final = 500
+_BYTES_OF_A_LEAF: Final = 32  # two references, and a part in specs that are shared
+
+
+Signed: TypeAlias = Mapping[int, Mapping[object, LeafSpec]]
+"""The spec of each signature, by the identity of the handler that gave it."""
 
 
 @final
@@ -21,10 +25,11 @@ class SavedTree:
     """The leaves of one tree, without their values."""
 
     infos: Sequence[ParamInfo]  #: the same object that the structure cache returns for this structure
-    leaves: tuple[Leaf, ...]
-    signatures: Sequence[object]  #: from the handler of each leaf; None if it must describe the value again
+    specs: Sequence[LeafSpec]
+    handlers: Sequence[LeafHandler]
     save_args: Sequence[object] = ()  #: one for each leaf; empty if there were none
     coded: bool = False  #: whether any leaf has a codec
+    signed: Signed = field(default_factory=dict[int, Mapping[object, LeafSpec]])
 
 
 @final
@@ -46,4 +51,4 @@ class SavedTrees:
 
     def keep(self, tree: SavedTree) -> None:
         """Remember `tree`; it replaces an earlier tree of the same structure."""
-        self._known.put(ByIdentity(tree.infos), tree, _BYTES_OF_A_LEAF * len(tree.leaves))
+        self._known.put(ByIdentity(tree.infos), tree, _BYTES_OF_A_LEAF * len(tree.specs))

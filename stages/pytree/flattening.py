@@ -12,6 +12,7 @@ from jax import tree_util
 
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
+from penstock.kernel.protocols.leaf_infos import LeafInfos
 
 # Looked up once instead of for each step of each leaf. jax declares no types for them.
 _jax: Any = tree_util
@@ -69,6 +70,9 @@ def check_names(infos: Sequence[ParamInfo]) -> None:
         DuplicateNameError: If two leaves have the same stored name.
         InvalidLeafError: If a key contains a surrogate, which no document can hold.
     """
+    if isinstance(infos, LeafInfos) and infos.distinct:
+        return
+
     seen: dict[str, str] = {}
     for info in infos:
         name = info.name

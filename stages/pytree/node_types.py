@@ -29,9 +29,9 @@ class NodeTypes:
     __slots__ = ("_known",)
 
     def __init__(self, most: int = 8) -> None:
-        self._known: BoundedCache[ByIdentity, tuple[ParamInfo, ...]] = BoundedCache(most)
+        self._known: BoundedCache[ByIdentity, Sequence[ParamInfo]] = BoundedCache(most)
 
-    def of(self, tree: object, infos: tuple[ParamInfo, ...]) -> tuple[ParamInfo, ...]:
+    def of(self, tree: object, infos: Sequence[ParamInfo]) -> Sequence[ParamInfo]:
         """Return `infos` with the types of all nodes on the path to each leaf.
 
         Args:
@@ -40,7 +40,7 @@ class NodeTypes:
                 it is the key of the cache.
         """
 
-        def make() -> tuple[ParamInfo, ...]:
+        def make() -> Sequence[ParamInfo]:
             rows = zip(infos, _nodes(tree, ()), strict=True)
             return tuple([replace(info, nodes=nodes) for info, nodes in rows])
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 __all__ = ("StructureCache",)
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias, cast, final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 
 from jax import tree_util
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
+from penstock.kernel.protocols.leaf_infos import Children, LeafInfos, TreeNode
 from penstock.stages.pytree.flattening import check_names, flatten_tree, is_empty, step
 
 _jax: Any = tree_util
 _SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
-_BYTES_OF_A_LEAF: Final = 500
+_BYTES_OF_A_LEAF: Final = 100  # its key in two lists, and the text where that is not the caller's own
 _LEAF: Final = "leaf"
 _SORTED: Final = "its keys, sorted"
 _ORDERED: Final = "its keys, as they are"
@@ -55,9 +56,9 @@ class StructureCache:
     __slots__ = ("_known",)
 
     def __init__(self, most: int = 8) -> None:
-        self._known: BoundedCache[tuple[int, tuple[_Mark, ...]], tuple[ParamInfo, ...]] = BoundedCache(most)
+        self._known: BoundedCache[tuple[int, tuple[_Mark, ...]], Sequence[ParamInfo]] = BoundedCache(most)
 
-    def flatten(self, tree: object) -> tuple[tuple[ParamInfo, ...], list[Any], Any]:
+    def flatten(self, tree: object) -> tuple[Sequence[ParamInfo], list[Any], Any]:
         """Flatten a tree as `flatten_tree` does, with the same result and the same errors.
 
         Returns:
@@ -76,18 +77,17 @@ class StructureCache:
         marks = tuple(walk.marks)
         infos = self._known.get((len(leaves), marks))
         if infos is None:
-            made = _infos(marks, len(leaves))
-            if made is None:
+            infos = _infos(marks, len(leaves))
+            if infos is None:
                 return _by_path(tree)
 
-            infos = tuple(made)
             check_names(infos)
             self._known.put((len(leaves), marks), infos, _BYTES_OF_A_LEAF * len(infos))
 
         return infos, leaves, treedef
 
 
-def _by_path(tree: object) -> tuple[tuple[ParamInfo, ...], list[Any], Any]:
+def _by_path(tree: object) -> tuple[Sequence[ParamInfo], list[Any], Any]:
     flat, treedef = flatten_tree(tree)
     return tuple([found.info for found in flat]), [found.value for found in flat], treedef
 
@@ -160,48 +160,78 @@ def _named(node: object) -> tuple[_Step, ...]:
     return tuple([(*step(path[0]), _jax.keystr(path)) for path, _ in pairs])
 
 
-def _steps(mark: _Mark) -> _Steps:
+def _children(mark: _Mark) -> Children:
     """Return the names of a container's children, in jax's order."""
-    _, cls, children, _ = mark
+    _, cls, children, types = mark
     if isinstance(children, int):
-        return [(str(at), _SEQUENCE, f"[{at}]") for at in range(children)]
+        numbers = range(children)
+        return Children(list(map(str, numbers)), [_SEQUENCE] * children, lambda at: f"[{at}]")
 
     keys: Any = children
-    if cls is OrderedDict:
-        return [(str(key), _MAPPING, f"[{key!r}]") for key in keys]
-    if cls is dict or cls is defaultdict:
-        return [(str(key), _MAPPING, f"[{key!r}]") for key in sorted(keys)]
+    if cls is OrderedDict or cls is dict or cls is defaultdict:
+        found: list[Any] = list(keys) if cls is OrderedDict else sorted(keys)
+        texts = found if types is None else list(map(str, found))
+        return Children(texts, [_MAPPING] * len(found), lambda at: f"[{found[at]!r}]")
 
-    return tuple(keys)
-
-
-def _below(kinds: tuple[KeyKind, ...]) -> dict[KeyKind, tuple[KeyKind, ...]]:
-    """Return the kinds of a child's keys, by the kind of its last key. All children share these tuples."""
-    return {kind: (*kinds, kind) for kind in KeyKind}
+    steps: _Steps = keys
+    shown = [text for _, _, text in steps]
+    return Children([key for key, _, _ in steps], [kind for _, kind, _ in steps], shown.__getitem__)
 
 
-def _infos(marks: Sequence[_Mark], n_leaves: int) -> list[ParamInfo] | None:
-    """Compute the info of each leaf from the marks; None if they do not determine it."""
+def _is_distinct(mark: _Mark, keys: Sequence[str]) -> bool:
+    """Whether distinct children of a container have distinct names that a name can be cut into again."""
+    _, _, children, types = mark
+    if isinstance(children, int):
+        return True
+
+    text = "".join(keys)
+    # Keys of a dict that are all texts differ; those of other types may be spelt alike.
+    only_text = types is None and not (keys and isinstance(cast("Sequence[object]", children)[0], tuple))
+    return text.isascii() and "." not in text and (only_text or len(set(keys)) == len(keys))
+
+
+def _infos(marks: Sequence[_Mark], n_leaves: int) -> Sequence[ParamInfo] | None:
+    """Compute the places of all leaves from the marks; None if they do not determine it."""
     if not marks:
-        return [ParamInfo((), (), "")] if n_leaves == 1 else None
+        return (ParamInfo((), (), ""),) if n_leaves == 1 else None
 
-    found: list[ParamInfo] = []
+    runs: list[tuple[int, TreeNode, int]] = []
+    distinct = True
+    n_found = 0
     following = iter(marks)
-    stack: list[tuple[Iterator[_Step], KeyPath, dict[KeyKind, tuple[KeyKind, ...]], str]] = [
-        (iter(_steps(next(following))), (), _below(()), "")
-    ]
+    stack: list[tuple[TreeNode, int]] = []  # each container, and the number of its next child
     inner = next(following, None)
-    while stack:
-        steps, keys, kinds, text = stack[-1]
-        begins = -1 if inner is None else inner[0]
-        for key, kind, shown in steps:
-            if len(found) == begins and inner is not None:
-                stack.append((iter(_steps(inner)), (*keys, key), _below(kinds[kind]), text + shown))
-                inner = next(following, None)
-                break
+    opened: _Outer | None = _Outer((), (), "")
+    while inner is not None or stack:
+        if inner is not None and opened is not None:
+            children = _children(inner)
+            distinct = distinct and _is_distinct(inner, children.keys)
+            stack.append((TreeNode(opened.keys, opened.kinds, opened.key_path, children), 0))
+            inner, opened = next(following, None), None
 
-            found.append(ParamInfo((*keys, key), kinds[kind], text + shown))
-        else:
-            stack.pop()
+        if not stack:
+            return None
 
-    return found if inner is None and len(found) == n_leaves else None
+        node, at = stack.pop()
+        left = len(node.children.keys) - at
+        count = min(left, (n_leaves if inner is None else inner[0]) - n_found)
+        if count:
+            runs.append((n_found, node, at))
+            n_found += count
+        if count < left:  # the next child is a container
+            if inner is None:
+                return None
+
+            info = node.info(at + count)
+            opened = _Outer(info.keys, info.kinds, info.key_path)
+            stack.append((node, at + count + 1))
+
+    return LeafInfos(runs, n_leaves, distinct=distinct) if n_found == n_leaves else None
+
+
+class _Outer(NamedTuple):
+    """The place of a container."""
+
+    keys: KeyPath
+    kinds: tuple[KeyKind, ...]
+    key_path: str

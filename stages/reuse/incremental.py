@@ -18,7 +18,8 @@ from operator import attrgetter
 from typing import final
 
 from penstock.kernel.errors import PenstockError, StorageError
-from penstock.kernel.messages.save import Leaf, References, SavePlan, WrittenBatch
+from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.save import References, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
@@ -44,7 +45,7 @@ class _Candidate:
     parts: tuple[Written, ...]
 
 
-async def set_aside(run: SaveRun, leaves: list[Leaf], plan: SavePlan) -> tuple[list[Leaf], SavePlan]:
+async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
     """Return the leaves that must be written, in order, and the plan with all others in `kept`.
 
     The files of the leaves that are kept are linked into the new checkpoint. If another save overwrites the
@@ -72,8 +73,8 @@ async def set_aside(run: SaveRun, leaves: list[Leaf], plan: SavePlan) -> tuple[l
 
 
 async def _set_aside(
-    run: SaveRun, base: str, identity: object, leaves: list[Leaf], plan: SavePlan
-) -> tuple[list[Leaf], SavePlan]:
+    run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
+) -> tuple[Leaves, SavePlan]:
     directory, candidates, sizes = await run.threads.run(_compare, run, base, identity, leaves, plan)
     if not candidates:
         return leaves, plan
@@ -91,7 +92,8 @@ async def _set_aside(
     batch = WrittenBatch(staged, tuple(part for found in kept for part in found.parts))
     gone = {found.leaf.index for found in kept}
     run.events.info("save.unchanged", path=run.path, n_leaves=len(kept), nbytes=batch.nbytes)
-    return [leaf for leaf in leaves if leaf.index not in gone], replace(plan, kept=batch)
+    rest = leaves.part([number for number, index in enumerate(leaves.indices) if index not in gone])
+    return rest, replace(plan, kept=batch)
 
 
 def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[str, int]) -> set[str]:

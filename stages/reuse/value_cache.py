@@ -4,14 +4,16 @@ from __future__ import annotations
 
 __all__ = ("KnownValues", "references_to")
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, final
 from weakref import ref
 
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.messages.save import References
+from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, SnapshotHandler
+from penstock.kernel.protocols.leaf_infos import names_of
 
 _BYTES_OF_A_REFERENCE: Final = 200
 
@@ -52,12 +54,13 @@ class KnownValues:
         self._known.change(path, added)
 
     def moved(self, path: str, to: str, identity: object) -> None:
-        """Record that the only tree at `path` has been moved to `to`.
+        """Record that the only tree at `path` is moved to `to`.
 
         Args:
             path: Where it was saved. Nothing is recorded if no tree is known there.
             to: Its new path.
-            identity: Its `Store.identity` at the new path.
+            identity: Its `Store.identity`, taken where nobody else could have replaced it: before the move,
+                which does not change it.
         """
         _, references = self._known.pop(path) or (None, {})
         if path in references:
@@ -74,20 +77,26 @@ def _sized(identity: object, references: ByDirectory) -> tuple[tuple[object, ByD
     return (identity, references), _BYTES_OF_A_REFERENCE * n_references
 
 
-def references_to(values: Iterable[tuple[str, object, LeafHandler]]) -> References:
-    """Make weak references to the values that are immutable.
+def references_to(
+    infos: Sequence[ParamInfo], values: Sequence[object], handlers: Sequence[LeafHandler]
+) -> References:
+    """Make weak references to the values that are immutable, by stored name.
 
     Args:
-        values: The stored name, the value and the handler of each leaf.
+        infos: Where the leaves stand.
+        values: Of the same leaves.
+        handlers: Of the same leaves.
     """
-    immutable: dict[int, bool] = {}  # by identity: a handler need not be hashable
+    kinds = {id(handler): handler for handler in handlers}
+    immutable = {
+        number for number, each in kinds.items() if isinstance(each, SnapshotHandler) and each.immutable
+    }
     found: dict[str, Any] = {}
-    for name, value, handler in values:
-        never_changes = immutable.get(id(handler))
-        if never_changes is None:
-            never_changes = isinstance(handler, SnapshotHandler) and handler.immutable
-            immutable[id(handler)] = never_changes
-        if never_changes:
+    if not immutable:
+        return found
+
+    for name, value, handler in zip(names_of(infos), values, handlers, strict=True):
+        if id(handler) in immutable:
             with suppress(TypeError):  # its class does not support weak references
                 found[name] = ref(value)
 

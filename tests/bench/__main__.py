@@ -16,7 +16,7 @@ from tests.bench.machine import ROOT, facts
 from tests.bench.memory import measure_memory
 from tests.bench.options import Options, parse
 from tests.bench.place import open_place
-from tests.bench.processes import run_stalls, run_workload
+from tests.bench.processes import run_cold, run_stalls, run_workload
 from tests.bench.results import FORMAT, Note, Results
 from tests.bench.workloads import BY_NAME
 
@@ -49,6 +49,11 @@ def _one(results: Results, options: Options, name: str, place: Path) -> None:
     workload = BY_NAME[name]
     try:
         results.quiet.append(noise.look(name))
+        if workload.cold:
+            for loop in LOOPS:
+                results.add(run_cold(workload, options, place, loop))
+
+            return
         if not options.only_stalls:
             results.add(run_workload(workload, options, place))
         for loop in LOOPS if workload.stalls else ():

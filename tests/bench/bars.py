@@ -9,11 +9,15 @@ from tests.bench.loops import LOOPS
 from tests.bench.measures import (
     OURS,
     Measure,
+    beside_jax,
+    cpu_share,
     longest_stall_ms,
     memory_share,
     noise_floor_ms,
     per_leaf_growth,
+    slow_down_percent,
     slowest_to_median,
+    speed_of_raw,
     staged_share,
     time_of,
     times_as_fast,
@@ -72,8 +76,10 @@ def _judged(bar: Bar, measured: float | None, noise: float | None) -> Verdict:
 SAVE, INTO_JAX, INTO_NUMPY = Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY
 COLD, METADATA, SECOND = Operation.COLD_NUMPY, Operation.METADATA, Operation.SECOND_SAVE
 OPEN, BEST = Operation.OPEN, Operation.BEST
+BESIDE_1, BESIDE_10 = Operation.BESIDE_1, Operation.BESIDE_10
 RAW = ("raw buffered", "raw O_DIRECT")
 FIRST = "penstock, first save"
+ONE_SHOT = "penstock, one-shot"
 PLAIN = "Orbax uncompressed"
 BOTH = ("Orbax", "Orbax async")
 
@@ -85,6 +91,10 @@ def _fast(text: str, limit: float, workload: str, operation: str, *others: str, 
 
 def _most(text: str, limit: float, measure: Measure, workload: str, operation: str) -> Bar:
     return Bar(text, "at most", limit, measure, workload, operation)
+
+
+def _least(text: str, limit: float, measure: Measure) -> Bar:
+    return Bar(text, "at least", limit, measure, "large", INTO_JAX)
 
 
 def _near(text: str, limit: float, workload: str, operation: str) -> Bar:
@@ -161,6 +171,39 @@ BARS = (
         "steps",
         BEST,
     ),
+    _least("1 GiB restored, warm, into jax: speed of raw preadv", 0.9, speed_of_raw("large")),
+    _least("1 GiB restored by a one-shot call: the same", 0.9, speed_of_raw("large", ONE_SHOT)),
+    _fast("transformer restored into jax: times safetensors", 2.0, "transformer", INTO_JAX, "safetensors"),
+    _most(
+        "1 GiB saved: CPU seconds / raw O_DIRECT's with one copy and one crc32c",
+        1.2,
+        cpu_share("large", SAVE, "raw O_DIRECT, crc32c"),
+        "large",
+        SAVE,
+    ),
+    _most(
+        "192 MiB each ten seconds: slow-down of training, %",
+        2.0,
+        slow_down_percent("beside", BESIDE_10),
+        "beside",
+        BESIDE_10,
+    ),
+    *[
+        _most(
+            f"{n:,} leaves over 8 devices {what}: µs a shard beside jax's own calls",
+            limit,
+            beside_jax(f"shards-{n}", operation, 8, ours),
+            f"shards-{n}",
+            operation,
+        )
+        for n in (1000, 4000)
+        for what, limit, operation, ours in (
+            ("saved", 5, SAVE, OURS),
+            ("saved for the first time", 10, SAVE, FIRST),
+            ("restored", 8, INTO_JAX, OURS),
+        )
+    ],
     *[_stall("1 GiB", "large", loop) for loop in LOOPS],
     *[_stall("10,000 leaves", "small", loop) for loop in LOOPS],
+    *[_stall("10,000 leaves from the first call", "first", loop) for loop in LOOPS],
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from tests.bench.results import IDLE, Operation, Results, median, spread
 
 Measure: TypeAlias = Callable[[Results], float | None]
 OURS = "penstock"
+UNDISTURBED = "nothing saved"
+"""The steps of training alone."""
 
 
 def times_as_fast(workload: str, operation: str, *others: str, ours: str = OURS) -> Measure:
@@ -18,6 +21,16 @@ def times_as_fast(workload: str, operation: str, *others: str, ours: str = OURS)
         medians = [median(results.seconds(workload, other, operation)) for other in others]
         best = min((found for found in medians if found is not None), default=None)
         return _ratio(best, median(results.seconds(workload, ours, operation)))
+
+    return measure
+
+
+def speed_of_raw(workload: str, ours: str = OURS) -> Measure:
+    """How fast a warm restore into jax is, of what the raw way takes to read the same into numpy."""
+
+    def measure(results: Results) -> float | None:
+        raw = median(results.seconds(workload, "raw buffered", Operation.RESTORE_NUMPY))
+        return _ratio(raw, median(results.seconds(workload, ours, Operation.RESTORE_JAX)))
 
     return measure
 
@@ -47,6 +60,48 @@ def staged_share(workload: str) -> Measure:
     return measure
 
 
+def cpu_share(workload: str, operation: str, other: str) -> Measure:
+    """Processor seconds, as a part of those of `other`."""
+
+    def measure(results: Results) -> float | None:
+        theirs = median(results.cpu(workload, other, operation))
+        return _ratio(median(results.cpu(workload, OURS, operation)), theirs)
+
+    return measure
+
+
+def slow_down_percent(workload: str, operation: str, contender: str = OURS) -> Measure:
+    """By how much steps of training take longer beside saves: the median of the pairs, in percent."""
+
+    def measure(results: Results) -> float | None:
+        found = median(slow_downs(results, workload, operation, contender))
+        return None if found is None else found * 100
+
+    return measure
+
+
+def slow_downs(results: Results, workload: str, operation: str, contender: str) -> list[float]:
+    """Of each pair, what the steps took longer beside saves than the same without, as a part of it."""
+    pairs = zip(
+        results.seconds(workload, contender, operation),
+        results.seconds(workload, UNDISTURBED, operation),
+        strict=False,
+    )
+    return [beside / alone - 1 for beside, alone in pairs]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return what the median lies within by order alone, with at least 95 %; None of less than six."""
+    ordered = sorted(values)
+    n, below = len(ordered), 0.0
+    for rank in range(n // 2):
+        below += math.comb(n, rank) / 2**n
+        if below > 0.025:
+            return (ordered[rank - 1], ordered[n - rank]) if rank else None
+
+    return None
+
+
 def slowest_to_median(workload: str, operation: str) -> Measure:
     """How far the slowest is from the median."""
 
@@ -70,6 +125,21 @@ def per_leaf_growth(many: str, few: str, operation: str) -> Measure:
             return None
 
         return _ratio(medians[0] / sizes[0].n_leaves, medians[1] / sizes[1].n_leaves)
+
+    return measure
+
+
+def beside_jax(workload: str, operation: str, n_devices: int, ours: str = OURS) -> Measure:
+    """Microseconds for each shard, beside those of jax's own calls."""
+
+    def measure(results: Results) -> float | None:
+        size = results.size(workload)
+        took = median(results.seconds(workload, ours, operation))
+        alone = median(results.seconds(workload, "jax alone", operation))
+        if size is None or took is None or alone is None:
+            return None
+
+        return (took - alone) / (size.n_leaves * n_devices) * 1e6
 
     return measure
 

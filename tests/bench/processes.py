@@ -10,8 +10,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from tests.bench.contenders.labels import COLD
 from tests.bench.loops import is_here
 from tests.bench.machine import ROOT
 from tests.bench.options import Options
@@ -44,8 +46,29 @@ def run_stalls(workload: Workload, options: Options, place: Path, loop: str) -> 
     return _run(workload, options, place, 2, loop)
 
 
+def run_cold(workload: Workload, options: Options, place: Path, loop: str) -> Results:
+    """Measure first calls, each variant in a process of its own. Raises what `run_workload` does."""
+    if not is_here(loop):
+        return Results(notes=[Note(workload.name, "penstock", f"first calls: {loop} is not installed")])
+
+    results = Results()
+    for label in COLD:
+        sys.stderr.write(f"{workload.name} on {loop}: {label}\n")
+        more = {"variant": label}
+        results.add(_run(workload, options, place, 2, loop, program="tests.bench.cold_process", more=more))
+
+    return results
+
+
 def _run(
-    workload: Workload, options: Options, place: Path, n_copies: int, loop: str | None = None
+    workload: Workload,
+    options: Options,
+    place: Path,
+    n_copies: int,
+    loop: str | None = None,
+    *,
+    program: str = "tests.bench.worker",
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Results:
     scale = workload.quick if options.quick else 1.0
     check_space(place, int(workload.nbytes * scale), n_copies)
@@ -59,9 +82,10 @@ def _run(
         "loop": loop,
         "folder": str(folder),
         "output": str(output),
+        **more,
     }
     try:
-        command = [sys.executable, "-m", "tests.bench.worker", json.dumps(asked)]
+        command = [sys.executable, "-m", program, json.dumps(asked)]
         ended = subprocess.run(
             command, cwd=ROOT, env=environment(workload), stdin=subprocess.DEVNULL, check=False
         )

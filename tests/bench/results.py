@@ -16,6 +16,9 @@ IDLE = "idle"
 class Operation(StrEnum):
     """What is timed. In this order within a round."""
 
+    WARM_UP = "warm_up"
+    FIRST_SAVE = "first save of a process, one-shot"
+    FIRST_RESTORE = "first restore of a process, one-shot"
     SAVE = "save"
     SECOND_SAVE = "second save, 5 % changed"
     RESTORE_JAX = "restore into jax, warm"
@@ -28,6 +31,8 @@ class Operation(StrEnum):
     ALL_STEPS = "all_steps"
     BEST = "open, then best_step over all"
     STEADY = "save, ten in a row"
+    BESIDE_1 = "steps of training, a save each second"
+    BESIDE_10 = "steps of training, a save each ten seconds"
 
     @property
     def reads(self) -> bool:
@@ -51,6 +56,7 @@ class StageTime:
     busy_s: float
     starved_s: float
     blocked_s: float
+    memory_wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Sample:
     staged_s: float | None = None  #: after which a background save gave the caller control
     nbytes_written: int | None = None  #: in files that an earlier checkpoint does not share
     io_bytes: int | None = None  #: what the kernel counted this process to write to storage
+    cpu_s: float | None = None  #: processor seconds of all threads of the process
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,11 @@ class Results:
         """Times after which the caller had control, in order; empty if it saves in the foreground."""
         samples = self._of(workload, contender, operation)
         return [sample.staged_s for sample in samples if sample.staged_s is not None]
+
+    def cpu(self, workload: str, contender: str, operation: str) -> list[float]:
+        """Processor seconds of one operation, in order."""
+        samples = self._of(workload, contender, operation)
+        return [sample.cpu_s for sample in samples if sample.cpu_s is not None]
 
     def written(self, workload: str, contender: str, operation: str) -> list[int]:
         """Bytes written, in order."""

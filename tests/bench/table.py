@@ -17,6 +17,7 @@ HEADINGS = (
     "time: median (min..max)",
     "MiB/s",
     "µs/leaf",
+    "CPU s/GiB",
     "staged",
     "written",
     "extra memory",
@@ -141,11 +142,17 @@ def _row(results: Results, size: Size, label: str, operation: Operation) -> tupl
         ranged(taken),
         speed,
         microseconds(taken.median / size.n_leaves),
+        _cpu(results, size, label, operation),
         ranged(spread(results.staged(size.workload, label, operation))),
         f"{written.median / size.nbytes:.1%}" if written else "",
         f"{amount(memory.extra_bytes)} ({memory.extra_bytes / size.nbytes:.0%})" if memory else "",
         ranged(stalls),
     )
+
+
+def _cpu(results: Results, size: Size, label: str, operation: Operation) -> str:
+    found = spread(results.cpu(size.workload, label, operation))
+    return figure(found.median / size.nbytes * 2**30) if found and size.nbytes else ""
 
 
 def ranged(found: Spread | None) -> str:
@@ -176,9 +183,15 @@ def _profiles(results: Results, verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _profile(profile: Profile) -> str:
-    rows = [("stage", "busy", "starved", "blocked")]
+    rows = [("stage", "busy", "starved", "blocked", "memory")]
     rows.extend(
-        (stage.name, seconds(stage.busy_s), seconds(stage.starved_s), seconds(stage.blocked_s))
+        (
+            stage.name,
+            seconds(stage.busy_s),
+            seconds(stage.starved_s),
+            seconds(stage.blocked_s),
+            seconds(stage.memory_wait_s),
+        )
         for stage in profile.stages
     )
 

@@ -142,7 +142,7 @@ def test_bars_are_told_and_what_falls_short_is_taken_apart(results: Results) -> 
 
     assert bar.split()[-2:] == ["1.5", "short"]
     assert [line.split(",")[1].strip() for line in taken_apart] == ["save"]
-    assert any(line.split() == ["write", "400", "ms", "100", "ms", "0", "ms"] for line in lines)
+    assert any(line.split() == ["write", "400", "ms", "100", "ms", "0", "ms", "0", "ms"] for line in lines)
 
 
 def test_a_quick_run_says_that_it_proves_nothing(results: Results) -> None:

@@ -189,10 +189,10 @@ class _Bench:
             return
 
         written = io_bytes()
-        since = time.perf_counter()
+        since, cpu_since = time.perf_counter(), time.process_time()
         value = await self._setting.perform(contender, operation)
-        seconds = time.perf_counter() - since
-        sample = Sample(self._workload.name, contender.label, operation, number, seconds)
+        seconds, cpu_s = time.perf_counter() - since, time.process_time() - cpu_since
+        sample = Sample(self._workload.name, contender.label, operation, number, seconds, cpu_s=cpu_s)
         if isinstance(value, Saved):
             sample = self._saved(sample, contender, operation, value, written)
         elif operation is not Operation.METADATA:

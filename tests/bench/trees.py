@@ -135,6 +135,12 @@ def sharded(scale: float) -> Any:
     return {f"array_{at}": _spec(shape, np.float32, sharding) for at, sharding in enumerate(shardings)}
 
 
+def shards(n: int) -> Any:
+    """Leaves of 16 KiB under modules of ten, divided by rows among eight devices."""
+    leaf = _spec((64, 64), np.float32, _sharding(_mesh(8), "x"))
+    return {f"layer_{at:03d}": {f"weight_{each}": leaf for each in range(10)} for at in range(n // 10)}
+
+
 def changing(scale: float) -> Any:
     return {f"array_{at:03d}": _spec((int(1280 * scale), 1024)) for at in range(100)}
 
@@ -143,9 +149,13 @@ SPECIFIED: dict[str, Callable[[float], Any]] = {
     "large": large,
     "transformer": transformer,
     "small": lambda scale: kilobytes(int(10_000 * scale)),
+    "first": lambda scale: kilobytes(int(10_000 * scale)),
     "many": lambda scale: kilobytes(int(100_000 * scale)),
     "one": one,
+    "beside": lambda scale: large(scale * 3 / 16),
     "sharded": sharded,
+    "shards-1000": lambda scale: shards(int(1000 * scale)),
+    "shards-4000": lambda scale: shards(int(4000 * scale)),
     "changed": changing,
     "tiny": lambda scale: {name: _spec((at, 100)) for at, name in enumerate("abcde", 1)},
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 from tests.bench import trees
+from tests.bench.beside import measure_beside
 from tests.bench.contenders.everyone import others, ours
 from tests.bench.contenders.managers import everybody
 from tests.bench.contenders.penstock import n_threads
@@ -44,11 +45,22 @@ def measured(options: dict[str, Any]) -> Results:
         return anyio.run(measure_steps, workload, n_steps, rounds, folder, managers)
 
     state = trees.build(workload.name, options["scale"])
+    if workload.name == "beside":
+        contenders = others(with_orbax=with_orbax)
+        return anyio.run(measure_beside, workload, state, rounds, folder, contenders)
     if options["loop"] is not None:
         loop = options["loop"]
         return run_on(loop, measure_stalls, workload, state, rounds, folder, loop)
 
-    results = anyio.run(measure, workload, state, rounds, folder, ours(), others(with_orbax=with_orbax))
+    results = anyio.run(
+        measure,
+        workload,
+        state,
+        rounds,
+        folder,
+        ours(),
+        others(with_orbax=with_orbax, in_shards=workload.in_shards),
+    )
     results.notes.append(Note(workload.name, "raw", raw_ways(n_threads("save"), n_threads("restore"))))
     return results
 

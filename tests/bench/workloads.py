@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tests.bench.results import Operation
 
 WARM = (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESTORE_NUMPY)
+FROM_THE_FIRST = (Operation.WARM_UP, Operation.FIRST_SAVE, Operation.FIRST_RESTORE)
 MINUTES = "it would take minutes: see its time per leaf with 10,000 leaves"
 EACH_A_FILE = "a file and an fsync for each leaf: see its time per leaf with 10,000 leaves"
 
@@ -23,9 +24,11 @@ class Workload:
     nbytes: int  #: about
     quick: float  #: part of the size in a quick run
     devices: int = 1
+    in_shards: bool = False  #: whether each leaf is as many small shards as there are devices
     n_steps: int = 0  #: in a directory of steps, which is what is worked on then
     memory: bool = False  #: whether peak memory is measured, in a process for each operation
     stalls: bool = False  #: whether the event loop is watched
+    cold: bool = False  #: whether each variant has a fresh process, with its loop watched from the first call
     fewer: Mapping[str, int] = field(default_factory=dict[str, int])  #: most rounds, by contender
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])  #: why, by contender
 
@@ -62,6 +65,22 @@ WORKLOADS = (
         fewer={"Orbax": 2, "Orbax async": 2, "Orbax uncompressed": 1, "numpy": 1},
     ),
     Workload(
+        "first",
+        "10,000 leaves of 1 KiB, from the first call of a process",
+        (
+            Operation.FIRST_SAVE,
+            Operation.FIRST_RESTORE,
+            Operation.SAVE,
+            Operation.RESTORE_JAX,
+            Operation.METADATA,
+        ),
+        rounds=3,
+        nbytes=10 * 2**20,
+        quick=1 / 10,
+        stalls=True,
+        cold=True,
+    ),
+    Workload(
         "many",
         "100,000 leaves of 1 KiB",
         (*WARM, Operation.METADATA),
@@ -92,6 +111,21 @@ WORKLOADS = (
         quick=1 / 4,
         devices=8,
     ),
+    *[
+        Workload(
+            name,
+            f"{n:,} leaves of 16 KiB, each sharded over 8 virtual devices",
+            (Operation.SAVE, Operation.RESTORE_JAX, Operation.RESHARD),
+            rounds=5,
+            nbytes=n * 2**14,
+            quick=1 / 10,
+            devices=8,
+            in_shards=True,
+            fewer={"Orbax": 1, "Orbax async": 1, "Orbax uncompressed": 1},
+            skipped={"numpy": EACH_A_FILE},
+        )
+        for name, n in (("shards-1000", 1000), ("shards-4000", 4000))
+    ],
     Workload(
         "changed",
         "100 arrays, of which 5 change between two saves",
@@ -99,6 +133,14 @@ WORKLOADS = (
         rounds=3,
         nbytes=500 * 2**20,
         quick=1 / 4,
+    ),
+    Workload(
+        "beside",
+        "192 MiB saved beside steps of training",
+        (Operation.BESIDE_1, Operation.BESIDE_10),
+        rounds=20,
+        nbytes=192 * 2**20,
+        quick=1 / 8,
     ),
     Workload(
         "steps",

@@ -473,7 +473,7 @@ class TestConfig:
         file = tmp_path / "penstock.toml"
         file.write_text(toml)
         with pytest.raises(SpecError, match=words) as caught:
-            Checkpointer(config=file)
+            await Checkpointer(config=file).__aenter__()
         if isinstance(caught.value, ConfigError) and "TOML" not in words:
             assert caught.value.source == str(file)
 

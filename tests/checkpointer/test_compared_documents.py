@@ -12,12 +12,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from docs.examples.stages_of_your_own import Quantise
 from tests.unsealed import unseal
 
 import penstock
 from penstock.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.items import Array, Composite, Json, NumpyRandomKey, PyTree, RandomKey
 from penstock.kernel.config.save_format import SaveFormat
+from penstock.pipelines import save_pipeline
 
 TREE = {"a": np.arange(10), "key": jax.random.key(1), "text": "words"}
 ITEMS = Composite(
@@ -119,6 +121,38 @@ def test_of_a_step(do: Callable[[Path], None], tmp_path: Path) -> None:
     change(tmp_path / "metadata" / "_ROOT_METADATA")
     with pytest.raises(ChecksumError, match="_ROOT_METADATA"):
         penstock.sync.metadata(tmp_path)
+
+
+@pytest.mark.parametrize("do", [change, lose])
+@pytest.mark.parametrize("name", ["_ROOT_METADATA", "_PENSTOCK_INTEGRITY"])
+def test_of_a_root(name: str, do: Callable[[Path], None], tmp_path: Path) -> None:
+    with penstock.sync.CheckpointManager(tmp_path, metadata={"project": 1}) as manager:
+        saved = manager.save(1, TREE)
+        assert saved is not None
+        saved.result()
+    assert penstock.sync.verify(tmp_path).intact
+
+    do(tmp_path / "metadata" / name)
+
+    assert penstock.sync.verify(tmp_path).status == "damaged"
+    with pytest.raises(CorruptCheckpointError):
+        penstock.sync.metadata(tmp_path)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("items", [False, True])
+async def test_of_what_stages_did(items: bool, tmp_path: Path) -> None:
+    pipeline = save_pipeline().insert_after("device_to_host", Quantise())
+    async with penstock.Checkpointer() as checkpointer:
+        tree = {"a": np.zeros(10, np.float32)}
+        saved = Composite(state=PyTree(tree)) if items else tree
+        await (await checkpointer.save(tmp_path / "c", saved, pipeline=pipeline))
+        assert (await checkpointer.verify(tmp_path / "c")).intact
+        (file,) = (tmp_path / "c").rglob("_PENSTOCK_STAGES")
+        change(file)
+        report = await checkpointer.verify(tmp_path / "c")
+
+    assert (report.status, [finding.file for finding in report.findings]) == ("damaged", [str(file)])
 
 
 def test_an_item_that_was_deleted_by_right_is_not_missed(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from penstock.kernel.errors import (
     NoHandlerError,
     PipelineError,
     SaveCancelledError,
+    SpecError,
     StructureMismatchError,
     TreeDifference,
 )
@@ -315,6 +316,29 @@ class QuantisedHandler:
         return [Quantised(row[8:], float(row[:8].view(np.float64)[0])) for row in rows]
 
 
+class OwnArrays(TableHandler):
+    """Keeps arrays in files of its own, and describes each."""
+
+    def typestr(self) -> str:
+        return "np.ndarray"
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": np.float32}, {"dtype": {"a": np.float32}}, {"strict": False}], ids=str
+)
+async def test_a_leaf_that_its_own_handler_reads_is_not_cast(options: Any, tmp_path: Path) -> None:
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "c", {"a": np.arange(4.0)}))
+
+    registry = default_handlers(entry_points=False)
+    registry.register(np.ndarray, OwnArrays(), override=True)
+    async with Checkpointer(registry=registry) as checkpointer:
+        with pytest.raises(SpecError, match=r"\['a'\] is read by .*OwnArrays as a whole") as caught:
+            await checkpointer.restore(tmp_path / "c", like={"a": np.zeros(5)}, **options)
+
+    assert caught.value.key_path == "['a']"
+
+
 async def test_a_streaming_handler(tmp_path: Path) -> None:
     registry = default_handlers(entry_points=False)
     registry.register(Quantised, QuantisedHandler())
@@ -467,9 +491,9 @@ verify = false
         arguments = {"save": {"stages": ["flatten", "write"], "limit_bytes": {"in_flight_bytes": "1MiB"}}}
         config = Config.load(environ={}, arguments=arguments)
         with pytest.raises(PipelineError, match="no stage is called 'limit_bytes'"):
-            Checkpointer(config=config)
+            await Checkpointer(config=config).__aenter__()
 
     async def test_options_of_one_stage_are_unknown_to_others(self) -> None:
         config = Config.load(environ={}, arguments={"save": {"write": {"verify": True}}})
         with pytest.raises(ConfigError, match=r"write\.verify: no such option"):
-            Checkpointer(config=config)
+            await Checkpointer(config=config).__aenter__()

@@ -97,7 +97,7 @@ async def test_so_does_whatever_else_reads(saved: str, name: str, call: Any) -> 
 
 OF_MANAGERS: dict[str, tuple[str, Callable[[CheckpointManager], Awaitable[object]]]] = {
     "reload": ("list_folders", lambda manager: manager.reload()),
-    "best": ("read_file", lambda manager: manager.best_step("loss")),
+    "best": ("read_files", lambda manager: manager.best_step("loss")),
     "metadata": ("read_file", lambda manager: manager.metadata()),
     "root": ("kind", lambda manager: manager.root_metadata()),
     "restore": ("file.read_at", lambda manager: manager.restore()),

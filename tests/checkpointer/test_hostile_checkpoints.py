@@ -12,8 +12,11 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.checkpointer.strange_checkpoints import STRANGE
 
 import penstock
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
@@ -25,7 +28,9 @@ from penstock.kernel.errors import (
     NotAFileError,
     PenstockError,
     SpecError,
+    UnsupportedFormatError,
 )
+from penstock.kernel.messages.save import Leaf
 
 STRUCT: Any = jax.ShapeDtypeStruct  # jax declares no types for it
 
@@ -285,3 +290,80 @@ async def test_a_tree_too_deep_to_be_built_is_said_to_be(tmp_path: Path) -> None
 
     with pytest.raises(SpecError, match="900 levels cannot be built without a target"):
         await restore(path)
+
+
+async def test_what_was_never_written_is_converted_only_if_that_is_allowed(tmp_path: Path) -> None:
+    n = 2**24 + 1
+    path = write_array(tmp_path / "c", {"shape": [n], "chunks": [n]})
+
+    for tool in (penstock.convert, penstock.repair):
+        with pytest.raises(ExpansionError, match=r"leaf \['a'\]"):
+            await tool(path, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+    await penstock.convert(path, tmp_path / "new", max_expansion=10**9)
+    found = await restore(tmp_path / "new", like={"a": np.zeros(n, np.float32)})
+    assert set(np.unique(found["a"])) == {7}
+
+
+async def test_tiny_chunks_are_converted_to_one(tmp_path: Path) -> None:
+    path = write_array(tmp_path / "c", {"shape": [2**19]})
+
+    tracemalloc.start()
+    try:
+        await penstock.convert(path, tmp_path / "new")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 40 * 2**20  # a piece for each chunk would take 250 MB
+    assert set(np.unique((await restore(tmp_path / "new"))["a"])) == {7}
+
+
+def test_a_chunk_that_no_memory_holds_is_not_converted(tmp_path: Path) -> None:
+    path = write_array(tmp_path / "c", {"shape": [2**45], "chunks": [2**45]})
+    opened = open_checkpoint(LocalStore(), str(path))
+    value = StoredValue(SourceFiles(LocalStore()), opened, opened.leaves[0])
+    handler = StoredValueHandler()
+    leaf = Leaf(0, value.stored.info, value, handler.describe(value, value.stored.info), handler)
+
+    with pytest.raises(InsufficientMemoryError, match="140737488355328 bytes"):
+        next(handler.pieces(leaf, 2**20))
+
+
+@pytest.mark.parametrize("strange", ["a range again and again", "chunks in one piece"])
+async def test_bytes_are_read_once_however_often_they_are_listed(strange: str, tmp_path: Path) -> None:
+    STRANGE[strange](tmp_path / "c")
+
+    with pytest.raises(CorruptCheckpointError, match=r"lie in one another|together with other bytes"):
+        await restore(tmp_path / "c")
+
+    async with penstock.Checkpointer() as checkpointer:
+        report = await checkpointer.verify(tmp_path / "c")
+
+    assert report.nbytes <= 32 * 2**20
+    assert report.status == "damaged"
+
+
+async def test_a_hole_is_not_read_to_compare_it(tmp_path: Path) -> None:
+    STRANGE["a hole to compare"](tmp_path / "c")
+
+    async with penstock.Checkpointer() as checkpointer:
+        report = await checkpointer.verify(tmp_path / "c")
+    with pytest.raises(UnsupportedFormatError, match="it is not read"):
+        await penstock.seal(tmp_path / "c")
+
+    assert report.n_ranges == 0
+    assert any("it is not read" in finding.problem for finding in report.unchecked)
+
+
+async def test_a_record_names_nothing_outside(tmp_path: Path) -> None:
+    STRANGE["a record of a document elsewhere"](tmp_path / "c")
+
+    async with penstock.Checkpointer() as checkpointer:
+        report = await checkpointer.verify(tmp_path / "c")
+
+    assert [finding.problem for finding in report.damages][:1] == [
+        "'/etc/passwd' leads out of the checkpoint"
+    ]
+    assert report.n_documents == 0

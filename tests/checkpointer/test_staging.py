@@ -21,6 +21,7 @@ from penstock.checkpointer import pipelines
 from penstock.checkpointer.checkpointer import Checkpointer, Staging
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DeletedLeafError
+from penstock.kernel.messages.restore_options import RestoreReport
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.protocols.stores import Store
 from penstock.testing.faulty_store import FaultyStore
@@ -244,3 +245,20 @@ class TestTwoSaves:
         assert numbers == sorted(numbers)
         assert {1, 2} == set(numbers)
         assert {"write_at", "sync", "write_file", "discard"} <= {operation for operation, _ in seen}
+
+
+async def test_reports_tell_waiting_for_memory_from_work(tmp_path: Path) -> None:
+    tree = {name: np.arange(2**18, dtype=np.float32) for name in "abcdefgh"}  # 8 MiB, copied to be staged
+    reports: list[RestoreReport] = []
+    async with Checkpointer(memory_limit="2MiB", restore_concurrent_bytes="1MiB") as checkpointer:
+        saved = await (await checkpointer.save(tmp_path / "c", tree))
+        await checkpointer.restore(tmp_path / "c", on_report=reports.append)
+
+    waited = {stage.name: stage.memory_wait_s for stage in saved.stages}
+    assert waited["device_to_host"] > 0
+    assert waited["flatten"] == waited["write"] == waited["finalize"] == 0
+    waited = {stage.name: stage.memory_wait_s for stage in reports[0].stages}
+    assert waited["limit_bytes"] > 0
+    assert waited["read"] == waited["assemble"] == 0
+    assert "device_to_host: worked" in str(saved)
+    assert "limit_bytes: worked" in str(reports[0])

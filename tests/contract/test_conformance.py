@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -21,6 +22,7 @@ from penstock.handlers.leaves.string import StringHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols import store_capabilities
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
 from penstock.kernel.protocols.store_capabilities import ReadHolds
 from penstock.kernel.protocols.stores import BuildToken, Store
@@ -36,6 +38,7 @@ from penstock.testing.capability_conformance import (
     MappingConformance,
     RenameConformance,
     SharingConformance,
+    UntrustedFilesConformance,
 )
 from penstock.testing.crash_store import CrashStore
 from penstock.testing.faulty_store import FaultyStore
@@ -62,6 +65,7 @@ class _EveryCapability(
     ForeignFilesConformance,
     KvStoreConformance,
     ListingConformance,
+    UntrustedFilesConformance,
     HoldConformance,
 ):
     """What the local store, and a store around it, must do beyond the required part."""
@@ -232,6 +236,12 @@ class _Forgetful:
 
         return Hold()
 
+    def check_links(self, root: str, directory: str) -> None:
+        """It looks at none."""
+
+    def data_sizes(self, paths: Iterable[str]) -> Sequence[int]:
+        return [os.stat(path).st_size if os.path.exists(path) else 0 for path in paths]  # folders, too
+
     def rename(self, source: str, destination: str) -> None:
         if Path(destination).exists():
             raise StorageError("rename", source, "exists", errno.EEXIST)
@@ -357,7 +367,9 @@ def test_a_store_without_holds_for_reading_is_a_store(tmp_path: Path, make: Call
 @pytest.mark.parametrize("kind", ["faulty", "crash"])
 def test_a_store_around_another_has_its_capabilities_and_no_others(tmp_path: Path, kind: str) -> None:
     protocols = [
-        found for found in vars(store_capabilities).values() if getattr(found, "_is_runtime_protocol", False)
+        found
+        for found in vars(store_capabilities).values()
+        if getattr(found, "_is_runtime_protocol", False) and found is not Capability
     ]
     assert len(protocols) == 14
     for inner in (LocalStore(), MemoryStore()):
@@ -372,6 +384,11 @@ def test_a_store_around_another_has_its_capabilities_and_no_others(tmp_path: Pat
         ("test_one_holder_at_a_time", "holding what is held must raise StorageError"),
         ("test_what_is_renamed_is_at_its_new_path_alone", "not be under its old name"),
         ("test_what_is_discarded_is_gone", "discard must remove"),
+        ("test_only_what_takes_room_counts", "must say 0 for what is no file"),
+        (
+            "test_links_that_lead_out_are_refused_and_others_are_not",
+            r"a link to ../../.. must raise LinkOutsideError",
+        ),
     ],
 )
 def test_a_wrong_store_is_found(tmp_path: Path, test: str, said: str) -> None:

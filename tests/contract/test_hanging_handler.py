@@ -81,7 +81,7 @@ async def test_nobody_builds_where_it_may_still_write_until_it_has_ended(tmp_pat
 
         assert sorted(os.listdir(tmp_path)) == sorted([left, "other"])
 
-    assert checkpointer._life._threads is not None
+    assert checkpointer._operations.life._threads is not None
     hanging.hang.release()
     del hanging, checkpointer, save
     await _next_save(tmp_path / "new")

@@ -65,7 +65,7 @@ def a_save() -> DurableSave:
         return (Span(0, start, start + 0.5, 10), Span(1, 5.1, 5.2, 0))
 
     stages = tuple(
-        StageStatistics(name, 2, 1, 1, 10, 0.01, 0.0, 0.0, spans_from(5.0 + at))
+        StageStatistics(name, 2, 1, 1, 10, 0.01, 0.0, 0.0, 0.0, spans_from(5.0 + at))
         for at, name in enumerate(save_pipeline().names)
     )
     return DurableSave(20, "/run/20", 3, 30, 0.5, 9.0, 0.001, 5.0, {"staged": 5.5, "finalized": 14.0}, stages)

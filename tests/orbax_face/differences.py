@@ -210,8 +210,9 @@ MANAGERS: Final[Section] = {
             "`delete` is an OSError meanwhile. When a save fails in the background, the steps that it"
             " would have replaced are still in `all_steps`, and the failure is raised once. Metrics "
             "may be arrays of one number. `restore` waits for a save first. A `handler_registry` is "
-            "copied. While it saves, an empty `.penstock-writer` lies in the directory, and a second "
-            "manager that saves there is logged. An empty directory is no step."
+            "copied. While it saves, a folder `.penstock-writer` lies in the directory, and a second "
+            "manager that saves there is logged, and so is a root that is itself a checkpoint. An empty "
+            "directory is no step."
         ),
         (
             "A link is as good a file as the first, whichever step is deleted. Orbax forgets steps "

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint
 import pytest
+from tests.unsealed import unseal
 
 import penstock.orbax
 from penstock.orbax.v0.handlers.base_pytree_handler import BasePyTreeSaveArgs
@@ -397,6 +398,7 @@ def test_a_handler_is_found_by_the_name_that_earlier_versions_recorded(tmp_path:
     assert recorded["item_handlers"]["state"].startswith("orbax.checkpoint._src.handlers.base_pytree")
     earlier = "penstock.orbax.handlers.base_pytree.BasePyTreeCheckpointHandler"
     file.write_text(json.dumps(recorded | {"item_handlers": {"state": earlier}}))
+    unseal(path)  # which they did not write, either
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         assert checkpointer.restore(path)["state"] == {"a": 1}
 

@@ -25,6 +25,8 @@ import orbax.checkpoint as ocp
 from tests.unsealed import unseal
 
 import penstock
+import penstock.orbax as face
+import penstock.orbax.v1 as face_v1
 from penstock.errors import PenstockError
 from penstock.items import Array, Composite, Json, NumpyRandomKey, PyTree, RandomKey
 from penstock.kernel.config.save_format import SaveFormat
@@ -78,6 +80,25 @@ def save_safetensors(path: Path) -> None:
     penstock.sync.export_safetensors(plain, path.with_suffix(".safetensors"), custom_metadata={"lr": 0.5})
 
 
+def save_shards(path: Path) -> None:
+    tensors = {f"l{at}": np.arange(100 * at, 100 * at + 100, dtype=np.float32) for at in range(6)}
+    penstock.sync.export_safetensors(tensors, path, max_shard_bytes=900, custom_metadata={"lr": 0.5})
+
+
+def save_composite(path: Path) -> None:
+    args = face.args.Composite(
+        state=face.args.PyTreeSave({"a": np.arange(300.0), "text": "words"}),
+        config=face.args.JsonSave({"layers": 12}),
+        key=face.args.JaxRandomKeySave(jax.random.key(3)),
+    )
+    with face.Checkpointer(face.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args, custom_metadata={"run": 5})
+
+
+def save_v1(path: Path) -> None:
+    face_v1.save(path, {"a": np.arange(300.0), "text": "words"}, custom_metadata={"run": 5})
+
+
 def save_as_before(path: Path) -> None:
     saving()(path)
     unseal(path)
@@ -121,6 +142,24 @@ def safetensors(path: Path) -> object:
     return whole(path.with_suffix(".safetensors"))
 
 
+def composite(path: Path) -> object:
+    """Return all items, as the face gives them, and what is said of them."""
+    args = face.args.Composite(
+        state=face.args.PyTreeRestore(),
+        config=face.args.JsonRestore(),
+        key=face.args.JaxRandomKeyRestore(),
+    )
+    with face.Checkpointer(face.CompositeCheckpointHandler()) as checkpointer:
+        found = checkpointer.restore(path, args)
+        about = checkpointer.metadata(path)
+        return comparable(({name: found[name] for name in found}, about.custom_metadata))
+
+
+def v1(path: Path) -> object:
+    """Return what the newer API of the face gives."""
+    return comparable((face_v1.load(path), face_v1.metadata(path).custom_metadata))
+
+
 def comparable(value: object) -> object:
     """Return nested tuples that are equal only for results that are the same to the bit."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -155,7 +194,10 @@ KINDS = (
     Kind("items", save_items, items),
     Kind("a manager's step", save_steps, steps),
     Kind("by Orbax, then `penstock seal`", save_with_orbax_and_seal),
-    Kind("safetensors", save_safetensors, safetensors, is_safe=False),
+    Kind("by `penstock.orbax`, items", save_composite, composite),
+    Kind("by `penstock.orbax.v1`", save_v1, v1),
+    Kind("safetensors", save_safetensors, safetensors),
+    Kind("safetensors, several files", save_shards),
     Kind("OCDBT, by penstock 0.1", save_as_before, is_safe=False),
     Kind("OCDBT, by Orbax", save_with_orbax, is_safe=False),
 )

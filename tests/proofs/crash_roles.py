@@ -317,6 +317,8 @@ async def find_steps(folder: Path, lines: Sequence[Line], memory: Memory, found:
         del durable[:-3]
         trash = folder / root / TRASH
         for path in trash.iterdir() if trash.exists() else ():
+            if not path.name.isdigit():  # what a step replaced there, and was being removed
+                continue
             tree = await penstock.restore(path, item="default")
             assert number_of(tree, path) == int(path.name)
             found["steps in the trash restored"] += 1

@@ -30,7 +30,7 @@ from tests.corpus.corpora import unpack, unpack_earlier
 
 import penstock
 from penstock.handlers.formats.common import integrity, zarr_metadata
-from penstock.handlers.formats.orbax.discovery.tombstone import DELETION, deleted_item
+from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.documents import (
     array_metadatas,
     checkpoint_metadata,
@@ -38,6 +38,7 @@ from penstock.handlers.formats.orbax.documents import (
     strings_document,
     tree_metadata,
 )
+from penstock.handlers.formats.orbax.documents.file_names import DELETION
 from penstock.handlers.formats.orbax.documents.tuple_types import tuple_paths
 from penstock.handlers.formats.orbax.msgpack.msgpack_tree import read_tree
 from penstock.handlers.formats.orbax.reading.json_leaves import json_leaves

@@ -109,7 +109,8 @@ def pack_twice(batch: WrittenBatch) -> WrittenBatch:
 
 
 def leaf_twice(batch: WrittenBatch) -> WrittenBatch:
-    return replace(batch, leaves=batch.leaves + tuple(leaf for leaf in batch.leaves if leaf.index == 1))
+    again = [leaf for leaf in batch.leaves if leaf.index == 1]
+    return replace(batch, leaves=(*batch.leaves, *again))
 
 
 @pytest.mark.parametrize(

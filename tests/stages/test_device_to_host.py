@@ -177,7 +177,7 @@ async def test_a_sharded_array_is_one_chunk_a_shard_and_replicas_are_not_copied_
 
     batches = await staged(rig, {"a": array})
 
-    pieces = [piece for batch in batches for piece in batch.pieces]
+    pieces = [piece for batch in batches for piece in batch.parts()]
     assert {piece.chunk: bytes(piece.data) for piece in pieces} == {
         (at,): bytes([2 * at, 2 * at + 1]) for at in range(4)
     }

@@ -14,18 +14,31 @@ import pytest
 
 import penstock
 import penstock.orbax
+import penstock.sync
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ClosedError, PathError, RootInUseError, UnknownMetricError
+from penstock.kernel.concurrency.process_identity import ProcessIdentity
+from penstock.kernel.errors import (
+    ClosedError,
+    LinkOutsideError,
+    PathError,
+    RootInUseError,
+    UnknownMetricError,
+)
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.claims import StoreClaimFiles
 from penstock.kernel.storage.writer_hold import WRITER, WriterHold
 from penstock.steps.keep_policies import KeepBest, KeepLast
 from penstock.steps.manager import CheckpointManager
+from penstock.testing import MemoryStore, lockless_store
 
 pytestmark = pytest.mark.anyio
 
 CRASHES = """
 import os, sys, anyio, penstock
+from penstock.testing import lockless_store
 async def main():
-    async with penstock.CheckpointManager(sys.argv[1]) as manager:
+    store = lockless_store() if sys.argv[2] == "without locks" else None
+    async with penstock.CheckpointManager(sys.argv[1], store=store) as manager:
         await (await manager.save(1, {"n": 1}))
         print("saved", flush=True)
         sys.stdin.read()
@@ -74,26 +87,64 @@ class TestOneWriter:
         async with CheckpointManager(tmp_path) as manager:
             await save(manager, 1)
 
-    def test_a_writer_that_crashed_holds_nothing(self, tmp_path: Path) -> None:
-        command = [sys.executable, "-c", CRASHES, str(tmp_path)]
+    @pytest.mark.parametrize("kind", ["with locks", "without locks"])
+    def test_a_writer_that_crashed_holds_nothing(self, kind: str, tmp_path: Path) -> None:
+        def manager() -> CheckpointManager:
+            return CheckpointManager(tmp_path, store=lockless_store() if kind == "without locks" else None)
+
+        command = [sys.executable, "-c", CRASHES, str(tmp_path), kind]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stdout.readline() == b"saved\n"
-            with pytest.raises(RootInUseError):
-                anyio.run(CheckpointManager(tmp_path).__aenter__)
+            with pytest.raises(RootInUseError) as caught:
+                anyio.run(manager().__aenter__)
 
+            assert (f"process {process.pid} of" in caught.value.more) is (kind == "without locks")
             process.stdin.close()
 
         async def resume() -> None:
-            async with CheckpointManager(tmp_path) as manager:
-                assert manager.latest_step() == 1
-                await save(manager, 2)
+            async with manager() as opened:
+                assert opened.latest_step() == 1
+                await save(opened, 2)
 
         assert process.returncode == 9
         assert (tmp_path / WRITER).is_dir()
         anyio.run(resume)
         assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+
+    @pytest.mark.parametrize("kind", ["no flock", "no holds"])
+    async def test_without_locks_a_second_one_is_refused_too(self, kind: str, tmp_path: Path) -> None:
+        store: Store = MemoryStore() if kind == "no holds" else lockless_store()
+        store.make_directory(str(tmp_path))
+        async with CheckpointManager(tmp_path, store=store) as manager:
+            await save(manager, 1)
+            with pytest.raises(RootInUseError, match="another CheckpointManager") as caught:
+                await CheckpointManager(tmp_path, store=store).__aenter__()
+
+            claim = WRITER if kind == "no holds" else f".{WRITER}.penstock-claim"
+            assert f"process {os.getpid()} of " in caught.value.more
+            assert caught.value.more.endswith(f"if that has ended, remove {tmp_path}/{claim}")
+            assert caught.value.more in str(caught.value)
+            async with CheckpointManager(tmp_path, store=store, read_only=True) as reader:
+                assert reader.latest_step() == 1
+            await save(manager, 2)
+
+        async with CheckpointManager(tmp_path, store=store) as manager:
+            await save(manager, 3)
+
+        assert sorted(store.list_directory(str(tmp_path))) == ["1", "2", "3"]
+
+    async def test_the_claim_of_another_machine_refuses_until_it_is_removed(self, tmp_path: Path) -> None:
+        store, elsewhere = MemoryStore(), ProcessIdentity("far", "m", "b", "n", 7, "1")
+        files = StoreClaimFiles(store)
+        files.create(str(tmp_path / WRITER), elsewhere.encode())
+        with pytest.raises(RootInUseError, match=rf"process 7 of far; if that has ended, remove .*/{WRITER}"):
+            await CheckpointManager(tmp_path, store=store).__aenter__()
+
+        files.remove(str(tmp_path / WRITER))
+        async with CheckpointManager(tmp_path, store=store) as manager:
+            await save(manager, 1)
 
     async def test_where_nothing_can_be_written_a_manager_opens_and_reads(self, tmp_path: Path) -> None:
         async with CheckpointManager(tmp_path) as manager:
@@ -137,6 +188,19 @@ class TestOneWriter:
 
 
 class TestRoots:
+    def test_orbax_opens_a_checkpoint_as_an_empty_root_and_that_is_logged(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ocp: Any = penstock.orbax
+        penstock.sync.save(tmp_path / "one", state())
+        for root, times in ((tmp_path, 0), (tmp_path / "one", 1)):
+            with ocp.CheckpointManager(root) as manager:
+                assert list(manager.all_steps()) == []
+
+            assert capsys.readouterr().out.count("step.root_is_checkpoint") == times
+
+        penstock.sync.restore(tmp_path / "one")
+
     @pytest.mark.parametrize("read_only", [False, True])
     async def test_a_checkpoint_is_no_root(self, read_only: bool, tmp_path: Path) -> None:
         await penstock.save(tmp_path / "one", state())
@@ -148,6 +212,24 @@ class TestRoots:
             await anext(penstock.watch(tmp_path / "one"))
 
         await penstock.restore(tmp_path / "one")
+
+    async def test_links_that_lead_out_show_nothing_of_what_they_lead_to(self, tmp_path: Path) -> None:
+        secret = tmp_path / "secret.json"
+        secret.write_text('{"password": 7}')
+        root = tmp_path / "run"
+        async with CheckpointManager(root, metadata={"a": 1}) as manager:
+            await save(manager, 1, metrics={"loss": 1.0})
+
+        for file, ask in (("1/metrics/metrics", "metadata"), ("metadata/_ROOT_METADATA", "root_metadata")):
+            kept = (root / file).read_bytes()
+            (root / file).unlink()
+            (root / file).symlink_to(secret)
+            async with CheckpointManager(root, read_only=True) as manager:
+                with pytest.raises(LinkOutsideError, match="secret"):
+                    await getattr(manager, ask)()
+
+            (root / file).unlink()
+            (root / file).write_bytes(kept)
 
     async def test_one_that_is_not_open_says_so(self, tmp_path: Path) -> None:
         manager = CheckpointManager(tmp_path)
@@ -167,6 +249,22 @@ class TestMisspeltMetrics:
             assert manager.all_steps() == ()
 
         assert os.listdir(tmp_path) == []
+
+    async def test_one_that_is_only_missing_is_logged_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with CheckpointManager(tmp_path, keep=KeepBest(1, "eval_loss")) as manager:
+            for step in (1, 2, 3):
+                await save(manager, step, metrics={"train_loss": 1.0 / step})
+
+            assert manager.all_steps() == (1, 2, 3)
+            for step, loss in ((4, 1.0), (5, 2.0)):
+                await save(manager, step, metrics={"eval_loss": loss})
+            await save(manager, 6)
+            await manager.wait()
+            assert manager.all_steps() == (1, 2, 3, 4, 6)  # step 5 is not the best
+
+        assert caplog.text.count("step.metric_missing") == 1
 
     async def test_one_that_comes_later_counts_from_then_on(self, tmp_path: Path) -> None:
         keep = KeepBest(1, "eval/loss", without_metric=False)

@@ -28,7 +28,6 @@ from penstock.steps.keep_policies import (
     ranking_of,
     steps_to_delete,
 )
-from penstock.steps.preemption import awaits_preemption
 from penstock.steps.save_policies import (
     Always,
     EverySeconds,
@@ -42,6 +41,7 @@ from penstock.steps.save_policies import (
     SaveMoment,
     SavePolicy,
     WhenIdle,
+    awaits_preemption,
 )
 
 numbers = st.integers(0, 60)

@@ -17,7 +17,7 @@ from penstock.kernel.storage.writer_hold import WRITER
 from penstock.steps.keep_policies import KeepLast, StepInfo
 from penstock.steps.manager import CheckpointManager
 from penstock.steps.save_policies import FirstSave, SaveMoment
-from penstock.steps.step_directory import read_info
+from penstock.steps.step_directory import StepReader
 from penstock.testing.faulty_store import FaultyStore
 from penstock.testing.hang_points import Hang, Operation
 
@@ -197,4 +197,4 @@ async def test_a_watcher_that_waits_for_the_next_step_holds_none(tmp_path: Path)
 def test_a_step_without_a_time_of_commit_is_as_old_as_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "_CHECKPOINT_METADATA").write_text('{"init_timestamp_nsecs": 5000000000}')
 
-    assert read_info(LocalStore(), str(tmp_path), 7, frozenset({"time"})) == StepInfo(7, 5.0)
+    assert StepReader(LocalStore()).info(str(tmp_path), 7, frozenset({"time"})) == StepInfo(7, 5.0)

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from safetensors.numpy import save_file
 from tests.unsealed import unseal
 
 import penstock
 from penstock.errors import ChecksumError, MissingFileError, NotACheckpointError, UnsupportedFormatError
 
-TREE = {"a": np.arange(3000.0), "b": [jnp.arange(500)], "text": "words"}
+ARRAY = np.arange(3000.0)
+TREE = {"a": ARRAY, "b": [jnp.arange(500)], "text": "words"}
 
 
 def by_orbax(path: Path) -> None:
@@ -35,6 +38,14 @@ def by_the_first_penstock(path: Path) -> None:
 
 def files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def by_early_orbax(path: Path) -> None:
+    """Write a msgpack file, as Orbax did before it had databases."""
+    path.mkdir()
+    array = [[3000], "float64", ARRAY.tobytes()]
+    tree = {"a": msgpack.ExtType(1, msgpack.packb(array)), "text": "words"}
+    (path / "checkpoint").write_bytes(msgpack.packb(tree))
 
 
 WRITERS = [by_orbax, by_orbax_with_zstd, by_the_first_penstock]
@@ -78,6 +89,20 @@ def test_both_read_it_as_before(write: Callable[[Path], None], tmp_path: Path) -
         assert found["text"] == "words"
 
 
+@pytest.mark.parametrize("at", [20, 10_000, -3])
+def test_a_msgpack_file_is_compared_where_it_is_read(at: int, tmp_path: Path) -> None:
+    by_early_orbax(tmp_path / "c")
+    penstock.sync.seal(tmp_path / "c")
+    assert penstock.sync.restore(tmp_path / "c")["a"].tobytes() == np.arange(3000.0).tobytes()
+
+    data = bytearray((tmp_path / "c" / "checkpoint").read_bytes())
+    data[at] ^= 1
+    (tmp_path / "c" / "checkpoint").write_bytes(data)
+
+    with pytest.raises(ChecksumError):
+        penstock.sync.restore(tmp_path / "c")
+
+
 def test_what_is_sealed_stays_as_it_is(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "c", TREE)
     before = files(tmp_path / "c")
@@ -90,7 +115,7 @@ def test_what_is_sealed_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_all_steps_and_their_items(tmp_path: Path) -> None:
-    with penstock.sync.CheckpointManager(tmp_path) as manager:
+    with penstock.sync.CheckpointManager(tmp_path, metadata={"project": 1}) as manager:
         for step in (1, 2):
             save = manager.save(step, TREE, metrics={"loss": 0.5})
             assert save is not None
@@ -101,7 +126,10 @@ def test_all_steps_and_their_items(tmp_path: Path) -> None:
 
     report = penstock.sync.seal(tmp_path)
 
-    assert report.sealed == tuple(str(tmp_path / name) for name in ("1/default", "1", "2/default", "2"))
+    assert report.sealed == tuple(
+        str(tmp_path / name) for name in ("1/default", "1", "2/default", "2", "metadata")
+    )
+    assert penstock.sync.seal(tmp_path).sealed == ()
     metrics = tmp_path / "1" / "metrics" / "metrics"
     metrics.write_text(metrics.read_text().replace("5", "4"))
     with penstock.sync.CheckpointManager(tmp_path) as manager:
@@ -133,9 +161,17 @@ def test_a_lost_record_is_noticed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_sealed(tmp_path: Path) -> None:
-    penstock.sync.export_safetensors({"a": np.ones(1)}, tmp_path / "x.safetensors")
+    save_file({"a": np.ones(1)}, tmp_path / "x.safetensors")
 
-    with pytest.raises(UnsupportedFormatError, match="no room"):
+    with pytest.raises(UnsupportedFormatError, match="`penstock convert` writes a copy"):
         penstock.sync.seal(tmp_path / "x.safetensors")
     with pytest.raises(NotACheckpointError):
         penstock.sync.seal(tmp_path / "nothing")
+
+
+def test_safetensors_of_ours_are_sealed_already(tmp_path: Path) -> None:
+    penstock.sync.export_safetensors({"a": np.ones(1)}, tmp_path / "x.safetensors")
+    before = (tmp_path / "x.safetensors").read_bytes()
+
+    assert penstock.sync.seal(tmp_path / "x.safetensors").unchanged == (str(tmp_path / "x.safetensors"),)
+    assert (tmp_path / "x.safetensors").read_bytes() == before

@@ -14,6 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import save_file
+from tests.every_item import every_item
 from tests.unsealed import unseal
 
 import penstock
@@ -233,13 +235,15 @@ def test_a_flipped_bit_in_a_document_is_found(copy: Path, name: str) -> None:
     assert {Path(damage.file).name for damage in found.damages} == {name}
 
 
-def test_safetensors_have_no_checksums(tmp_path: Path) -> None:
-    penstock.sync.export_safetensors({"a": np.ones(1)}, tmp_path / "x.safetensors")
+def test_safetensors_of_ours_and_of_others(tmp_path: Path) -> None:
+    penstock.sync.export_safetensors({"a": np.ones(1), "b": np.ones(0)}, tmp_path / "x.safetensors")
+    save_file({"a": np.ones(1)}, tmp_path / "y.safetensors")
 
-    found = verify(tmp_path / "x.safetensors")
+    ours, theirs = verify(tmp_path / "x.safetensors"), verify(tmp_path / "y.safetensors")
 
-    assert (found.status, found.n_leaves) == ("unchecked", 1)
-    assert "records no checksums" in found.findings[0].problem
+    assert (ours.status, ours.n_leaves, ours.n_ranges, ours.n_documents) == ("intact", 2, 1, 1)
+    assert (theirs.status, theirs.n_leaves) == ("unchecked", 1)
+    assert "records no checksums" in theirs.findings[0].problem
 
 
 def test_a_tree_without_arrays(tmp_path: Path) -> None:
@@ -281,13 +285,7 @@ def test_an_empty_folder_holds_no_checkpoint(tmp_path: Path) -> None:
     assert found.findings[0].problem == "there is no checkpoint"
 
 
-ITEMS: Any = penstock.Composite(
-    state={"a": np.arange(1000.0), "b": [np.ones(50)]},
-    config=penstock.items.Json({"lr": 0.5}),
-    scale=penstock.items.Array(np.arange(9.0)),
-    key=penstock.items.RandomKey(jax.random.key(7)),
-    shuffle=penstock.items.NumpyRandomKey(np.random.RandomState(0).get_state()),
-)
+ITEMS: Any = every_item({"a": np.arange(1000.0), "b": [np.ones(50)]})
 
 
 @pytest.fixture(scope="module")

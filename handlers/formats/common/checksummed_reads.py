@@ -6,7 +6,7 @@ of all of it.
 
 from __future__ import annotations
 
-__all__ = ("NONE", "cut_at_pieces", "recorded_crc32c", "with_checksums")
+__all__ = ("NONE", "covers_others", "cut_at_pieces", "recorded_crc32c", "with_checksums")
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -84,6 +84,20 @@ def cut_at_pieces(chunk: StoredChunk, bounds: Bounds, recorded: Checksums) -> It
             place = tuple(map(int.__add__, chunk.start, corner))
             if overlaps(bounds, place, shape):
                 yield replace(chunk, offset=chunk.offset + start * chunk.itemsize, start=place, shape=shape)
+
+
+def covers_others(recorded: Checksums, offset: int, nbytes: int) -> bool:
+    """Whether a piece has bytes of a range and others, too.
+
+    penstock writes no such piece. To compare it, all of it would be read again for each chunk in it.
+    """
+    for at in {recorded.from_offset(offset + 1) - 1, recorded.from_offset(offset + nbytes) - 1}:
+        if at >= 0:
+            start, end = recorded[at].offset, recorded[at].offset + recorded[at].nbytes
+            if start < offset < end or start < offset + nbytes < end:
+                return True
+
+    return False
 
 
 def recorded_crc32c(recorded: Checksums, offset: int, nbytes: int) -> int | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 __all__ = (
     "DIRECT_BYTES",
+    "MOST_BYTES",
     "Bounds",
     "StoredChunk",
     "chunk_reads",
     "chunks_in",
     "intersect",
+    "is_beyond_memory",
     "merge_direct",
     "overlaps",
     "rectangles",
@@ -42,6 +44,9 @@ _MOVED_AS: Final[dict[int, np.dtype[Any]]] = {
     4: np.dtype("u4"),
     8: np.dtype("u8"),
 }
+
+MOST_BYTES: Final = 2**62
+"""Of an array or a chunk, so that no size or offset in one needs more than 64 bits."""
 
 
 @final
@@ -238,3 +243,8 @@ def _span(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
 def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
     # The index may be shorter: its missing axes are 0.
     return sum(map(int.__mul__, index, strides))
+
+
+def is_beyond_memory(shape: Sequence[int], itemsize: int) -> bool:
+    """Whether no array can have this shape, even if an axis of 0 makes it take no bytes."""
+    return math.prod([n or 1 for n in shape]) * itemsize > MOST_BYTES

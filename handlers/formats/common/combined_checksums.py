@@ -7,11 +7,14 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("append_zeros", "combined_crc32c")
+__all__ = ("append_zeros", "append_zeros_to_each", "combined_crc32c")
 
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 _POLYNOMIAL: Final = 0x82F63B78  # of crc32c, its bits reversed
 
@@ -43,6 +46,31 @@ def append_zeros(crc32c: int, nbytes: int) -> int:
         power += 1
 
     return crc32c
+
+
+def append_zeros_to_each(
+    crc32cs: npt.NDArray[np.uint32], nbytes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """Do what `append_zeros` does for many checksums at once, each with its own number of bytes."""
+    found, left, power = crc32cs.copy(), nbytes.copy(), 0
+    while left.any():
+        odd = np.flatnonzero(left & 1)
+        if len(odd):
+            images, bits = _images(power), found[odd]
+            parts = [images[at][bits >> (8 * at) & 0xFF] for at in range(4)]
+            found[odd] = parts[0] ^ parts[1] ^ parts[2] ^ parts[3]
+
+        left >>= 1
+        power += 1
+
+    return found
+
+
+@lru_cache(maxsize=64)
+def _images(power: int) -> npt.NDArray[np.uint32]:
+    """Return what the map of 2**power zero bytes makes of each value of each byte, by place and value."""
+    map_ = _zeros(power)
+    return np.array([[_apply(map_, byte << (8 * at)) for byte in range(256)] for at in range(4)], np.uint32)
 
 
 @lru_cache(maxsize=64)

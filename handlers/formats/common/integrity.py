@@ -17,93 +17,31 @@ __all__ = (
     "Integrity",
     "columns",
     "decode",
+    "decode_documents",
     "digest_of",
     "encode",
     "encode_files",
+    "with_documents",
     "without_documents",
 )
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
+from struct import unpack
+from typing import Final, NamedTuple, cast, final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
+from penstock.handlers.formats.common.checksum_columns import COLUMNS, Checksum, Checksums
+from penstock.handlers.formats.common.inside_paths import check_inside
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 VERSION: Final = 2
-_COLUMNS: Final[dict[str, np.dtype[Any]]] = {
-    "offsets": np.dtype("<u8"),
-    "nbytes": np.dtype("<u8"),
-    "crc32c": np.dtype("<u4"),
-}
-
-Column: TypeAlias = npt.NDArray[Any]
-
-
-@final
-class Checksum(NamedTuple):
-    """What a range of a data file holds."""
-
-    offset: int  #: bytes from the start of the file
-    nbytes: int
-    crc32c: int
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Checksums(Sequence[Checksum]):
-    """The checksums of one data file, by ascending offset."""
-
-    offsets: Column
-    nbytes: Column
-    crc32c: Column
-
-    @classmethod
-    def of(cls, pieces: Iterable[tuple[int, int, int]]) -> Checksums:
-        """Put (offset, bytes, crc32c) into columns."""
-        rows = sorted(pieces)
-        columns = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(
-            *[np.array(column, dtype) for column, dtype in zip(columns, _COLUMNS.values(), strict=True)]
-        )
-
-    @overload
-    def __getitem__(self, index: int, /) -> Checksum: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> tuple[Checksum, ...]: ...
-    def __getitem__(self, index: int | slice, /) -> Checksum | tuple[Checksum, ...]:
-        if isinstance(index, slice):
-            return tuple([self[at] for at in range(len(self))[index]])
-
-        return Checksum(int(self.offsets[index]), int(self.nbytes[index]), int(self.crc32c[index]))
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def __iter__(self) -> Iterator[Checksum]:
-        columns = (self.offsets.tolist(), self.nbytes.tolist(), self.crc32c.tolist())
-        return map(Checksum._make, zip(*columns, strict=True))
-
-    def from_offset(self, offset: int) -> int:
-        """The number of the first piece that begins at `offset` or behind it."""
-        return int(np.searchsorted(self.offsets, np.uint64(offset)))
-
-    def exactly(self, offsets: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The checksum of each of many ranges; -1 of one that is not just a piece."""
-        starts, sizes = offsets.astype(np.uint64), nbytes.astype(np.uint64)
-        at = np.minimum(np.searchsorted(self.offsets, starts), max(len(self) - 1, 0))
-        if not len(self):
-            return np.full(len(at), -1, np.int64)
-
-        same = (self.offsets[at] == starts) & (self.nbytes[at] == sizes)
-        return np.where(same, self.crc32c[at].astype(np.int64), -1)
 
 
 @final
@@ -170,6 +108,29 @@ def encode_files(
     return msgpack.packb(members)
 
 
+def with_documents(
+    path: str,
+    data: bytes | None,
+    documents: Mapping[str, Digest],
+    about: Mapping[str, object] | None = None,
+) -> bytes:
+    """Return the document with other digests of documents; a new one if there is no `data`.
+
+    Args:
+        path: Of the document, for the error.
+        data: Its content.
+        documents: All that are to be recorded.
+        about: What `_CHECKPOINT_METADATA` says; by default what was recorded of it.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+    """
+    empty: dict[str, object] = {"version": VERSION, "files": {}}
+    members = empty if data is None else _members(path, data)[0]
+    said = {} if about is None else {"about": dict(about)}
+    return msgpack.packb({**members, "documents": _encoded(documents) if documents else {}, **said})
+
+
 def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:
     """Return the document without the digests of some documents.
 
@@ -177,8 +138,7 @@ def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]
         CorruptCheckpointError: As `decode`.
     """
     kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
-    members = _as_map(path, cast("object", msgpack.unpackb(data)))
-    return msgpack.packb({**members, "documents": _encoded(kept) if kept else {}})
+    return msgpack.packb({**_members(path, data)[0], "documents": _encoded(kept) if kept else {}})
 
 
 def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:
@@ -207,7 +167,7 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
 
         for pack in batch.packs:
             offsets, lengths, checksums = files.setdefault(pack.file, ([], [], []))
-            sizes = [leaf.spec.nbytes for leaf in pack.leaves]
+            sizes = pack.chunk_sizes
             offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)
@@ -217,7 +177,7 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
 
 def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dict[str, bytes]:
     order = np.argsort(np.array(offsets, np.int64), kind="stable")
-    columns = zip(_COLUMNS.items(), (offsets, lengths, checksums), strict=True)
+    columns = zip(COLUMNS.items(), (offsets, lengths, checksums), strict=True)
     return {name: np.array(column, dtype)[order].tobytes() for (name, dtype), column in columns}
 
 
@@ -228,6 +188,39 @@ def decode(path: str, data: bytes) -> Integrity:
         CorruptCheckpointError: If it is malformed.
         UnsupportedFormatError: If a later penstock wrote it.
     """
+    members, version = _members(path, data)
+    files = _as_map(path, members.get("files"))
+    for file in files:
+        check_inside(path, file)
+
+    digests = _as_map(path, members.get("digests", {}))
+    if not all(isinstance(digest, bytes) for digest in digests.values()):
+        raise CorruptCheckpointError(path, "has a digest that is no bytes")
+    if version == 1:
+        found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
+    else:
+        found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
+
+    return Integrity(
+        found,
+        cast("dict[str, bytes]", digests),
+        _documents(path, members),
+        _as_map(path, members.get("about", {})),
+    )
+
+
+def decode_documents(path: str, data: bytes) -> Mapping[str, Digest]:
+    """Read the digests of documents alone; what it says of data files is not looked at. Quick.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+        UnsupportedFormatError: If a later penstock wrote it.
+    """
+    return _documents(path, _members(path, data)[0])
+
+
+def _members(path: str, data: bytes) -> tuple[dict[str, object], int]:
+    """Return what the document has, and its version."""
     if not data:
         raise CorruptCheckpointError(path, "is empty")
     try:
@@ -242,28 +235,15 @@ def decode(path: str, data: bytes) -> Integrity:
     if type(version) is not int or version < 1:
         raise CorruptCheckpointError(path, f"is of version {version!r}, not {VERSION}")
 
-    files = _as_map(path, members.get("files"))
-    digests = _as_map(path, members.get("digests", {}))
-    if not all(isinstance(digest, bytes) for digest in digests.values()):
-        raise CorruptCheckpointError(path, "has a digest that is no bytes")
-    if version == 1:
-        found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
-    else:
-        found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
-
-    return Integrity(
-        found,
-        cast("dict[str, bytes]", digests),
-        _documents(path, _as_map(path, members.get("documents", {}))),
-        _as_map(path, members.get("about", {})),
-    )
+    return members, version
 
 
 def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]:
-    if not members:
+    columns = _as_map(path, members.get("documents", {}))
+    if not columns:
         return {}
 
-    names, nbytes, sums = (members.get(name) for name in ("names", "nbytes", "crc32c"))
+    names, nbytes, sums = (columns.get(name) for name in ("names", "nbytes", "crc32c"))
     listed = cast("list[object]", names) if isinstance(names, list) else [None]
     if (
         not all(isinstance(name, str) for name in listed)
@@ -274,7 +254,10 @@ def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]
     if (len(nbytes), len(sums)) != (8 * len(listed), 4 * len(listed)):
         raise CorruptCheckpointError(path, f"has {len(listed)} documents, and columns of other lengths")
 
-    rows = zip(np.frombuffer(nbytes, "<u8").tolist(), np.frombuffer(sums, "<u4").tolist(), strict=True)
+    for name in cast("list[str]", listed):
+        check_inside(path, name)
+
+    rows = zip(unpack(f"<{len(listed)}Q", nbytes), unpack(f"<{len(listed)}I", sums), strict=True)
     return dict(zip(cast("list[str]", listed), map(Digest._make, rows), strict=True))
 
 
@@ -303,7 +286,7 @@ class _Recorded(Mapping[str, Checksums]):
 
 
 def _checksums(columns: tuple[bytes, ...]) -> Checksums:
-    return Checksums(*map(np.frombuffer, columns, _COLUMNS.values()))
+    return Checksums(*map(np.frombuffer, columns, COLUMNS.values()))
 
 
 def _as_map(path: str, value: object) -> dict[str, object]:
@@ -319,7 +302,7 @@ def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
     columns: list[bytes] = []
     lengths: list[int] = []
     members = cast("dict[object, object]", value) if isinstance(value, dict) else _as_map(path, value)
-    for name, dtype in _COLUMNS.items():
+    for name, dtype in COLUMNS.items():
         column = members.get(name)
         if type(column) is not bytes or len(column) % dtype.itemsize:
             raise CorruptCheckpointError(path, f"{file!r} has {name} that are no column of numbers")
@@ -331,16 +314,25 @@ def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
         shown = f"{lengths[0]}, {lengths[1]} and {lengths[2]} entries"
         raise CorruptCheckpointError(path, f"{file!r} has columns of {shown}")
     if lengths[0] > 1:
-        offsets = _checksums(tuple(columns)).offsets
-        if np.any(offsets[1:] < offsets[:-1]):
-            raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+        _check_apart(path, file, _checksums(tuple(columns)))
 
     return tuple(columns)
 
 
+def _check_apart(path: str, file: str, pieces: Checksums) -> None:
+    """Raise unless pieces are in order and apart: else a small file could be read any number of times."""
+    offsets, gaps = pieces.offsets, pieces.offsets[1:] - pieces.offsets[:-1]
+    if np.any(offsets[1:] < offsets[:-1]):
+        raise CorruptCheckpointError(path, f"{file!r} has offsets that are not in ascending order")
+    if np.any(pieces.nbytes[:-1] > gaps):
+        raise CorruptCheckpointError(path, f"{file!r} has pieces that lie in one another")
+
+
 def _listed(path: str, file: str, value: object) -> Checksums:
     pieces = cast("list[object]", value) if isinstance(value, list) else [None]
-    return Checksums.of([_checksum(path, file, piece) for piece in pieces])
+    found = Checksums.of([_checksum(path, file, piece) for piece in pieces])
+    _check_apart(path, file, found)
+    return found
 
 
 def _checksum(path: str, file: str, value: object) -> tuple[int, int, int]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ("LeafTable", "StoredArray", "StoredLeaves")
+__all__ = ("ChunkRows", "LeafTable", "StoredArray", "StoredLeaves")
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import final, overload
+from typing import Final, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.common.chunk_keys import prefix_of
+from penstock.handlers.formats.common.chunk_keys import GridKeys, prefix_of
 from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import ArrayFormat
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+
+MOST_CHUNKS: Final = 4096
+"""Chunks of a leaf whose rows are looked up in advance. A leaf with more of them is no small one."""
 
 
 @final
@@ -25,6 +29,22 @@ class StoredArray:
 
     format: ArrayFormat
     prefix: str  #: of the array's keys in the index: the stored name and a slash, or nothing
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkRows:
+    """The rows of chunks in an index, leaf by leaf, in C order of each leaf's grid."""
+
+    rows: npt.NDArray[np.int64]  #: of all leaves, one after another
+    counts: npt.NDArray[np.int64]  #: chunks of each leaf; 0 for a leaf that is stored in another way
+
+    def of(self, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the rows of some leaves, one after another, and the number of each leaf's rows."""
+        counts = self.counts[numbers]
+        ends = np.cumsum(counts)
+        starts = (np.cumsum(self.counts) - self.counts)[numbers]
+        return self.rows[np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())], counts
 
 
 @final
@@ -41,26 +61,57 @@ class LeafTable:
     """`StoredLeaf.detail`, by number, of the few leaves whose bytes lie outside zarr arrays."""
 
     @cached_property
-    def only_chunks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each leaf, the row of its only chunk and its bytes; -1 unless it has exactly one raw chunk."""
-        get = self.rows.get
-        suffixes = {id(form): _suffix(form) for form in {id(form): form for form in self.formats}.values()}
-        sizes = {id(spec): spec.nbytes or -1 for spec in {id(spec): spec for spec in self.specs}.values()}
-        rows: list[int] = []
-        for path, form in zip(self.keys, self.formats, strict=True):
-            suffix = suffixes[id(form)]
-            key = "" if suffix is None else prefix_of(".".join(path)) + suffix
-            rows.append(get(key.encode(), -1) if key else -1)
+    def chunk_rows(self) -> ChunkRows:
+        """The rows of the chunks of every leaf that is stored raw, in not too many whole chunks."""
+        alike: dict[int, list[int]] = {}
+        for number, form in enumerate(self.formats):
+            alike.setdefault(id(form), []).append(number)
 
-        return np.array(rows, np.int64), np.array([sizes[id(spec)] for spec in self.specs], np.int64)
+        counts = np.zeros(len(self.formats), np.int64)
+        first = np.full(len(self.formats), -1, np.int64)
+        others: dict[int, list[int]] = {}
+        for numbers in alike.values():
+            form = self.formats[numbers[0]]
+            keys = _grid_keys(form)
+            if keys is None or form is None:
+                continue
+
+            if math.prod(form.grid_shape) == 1:
+                first[numbers] = self._rows_of(numbers, next(iter(keys)))
+            else:
+                others |= {number: self._all_rows(number, keys) for number in numbers}
+
+        counts[first >= 0] = 1
+        counts[list(others)] = list(map(len, others.values()))
+        starts, rows = np.cumsum(counts) - counts, np.zeros(int(counts.sum()), np.int64)
+        rows[starts[first >= 0]] = first[first >= 0]
+        for number, found in others.items():
+            rows[starts[number] : starts[number] + len(found)] = found
+
+        return ChunkRows(rows, counts)
+
+    def _rows_of(self, numbers: Sequence[int], key: bytes) -> list[int]:
+        """Return the row of the only chunk of each leaf; -1 for one that is missing."""
+        get, paths = self.rows.get, self.keys
+        return [get(prefix_of(".".join(paths[number])).encode() + key, -1) for number in numbers]
+
+    def _all_rows(self, number: int, keys: Iterable[bytes]) -> list[int]:
+        """Return the rows of the chunks of a leaf; none if one is missing."""
+        prefix = prefix_of(".".join(self.keys[number])).encode()
+        try:
+            return list(map(self.rows.__getitem__, map(prefix.__add__, keys)))
+        except KeyError:  # it is told when the leaf is restored on its own
+            return []
 
 
-def _suffix(form: ArrayFormat | None) -> str | None:
-    """Return the end of the key of an array's only chunk; None if there are several, or it has a codec."""
-    if form is None or not form.plain or form.shape != form.chunk_shape:
+def _grid_keys(form: ArrayFormat | None) -> Iterable[bytes] | None:
+    """The keys of an array's chunks; None if they are too many, have a codec, or jut out of the array."""
+    if form is None or not form.plain or math.prod(form.grid_shape) > MOST_CHUNKS:
+        return None
+    if any(size % chunk for size, chunk in zip(form.shape, form.chunk_shape, strict=True)):
         return None
 
-    return form.chunk_key((0,) * len(form.shape))
+    return GridKeys(form.grid_shape, form.chunk_key)
 
 
 @final

@@ -11,7 +11,6 @@ from __future__ import annotations
 __all__ = (
     "METADATA_KEYS",
     "MOST_AXES",
-    "MOST_BYTES",
     "ArrayFormat",
     "decode",
     "encode_v2",
@@ -21,7 +20,6 @@ __all__ = (
 )
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,15 +33,13 @@ from penstock.handlers.formats.common.checked_json import (
     as_string,
     parse_object,
 )
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 
 _LONG_NUMBER: Final = 20  # digits, more than any index has
 
 MOST_AXES: Final = 64
 """What numpy has."""
-
-MOST_BYTES: Final = 2**62
-"""Of an array or a chunk, so that no size or offset in one needs more than 64 bits."""
 
 METADATA_KEYS: Final = (".zarray", "zarr.json")
 """The key of an array's metadata, in version 2 and in version 3."""
@@ -229,7 +225,7 @@ def decode(path: str, data: bytes) -> ArrayFormat:
     if len(found.shape) > MOST_AXES:
         raise UnsupportedFormatError(path, f"has {len(found.shape)} axes; penstock reads up to {MOST_AXES}")
     for sizes in (found.shape, found.chunk_shape):
-        if 0 not in found.shape and math.prod(sizes) * found.itemsize > MOST_BYTES:
+        if is_beyond_memory(sizes, found.itemsize) and (sizes is found.shape or 0 not in found.shape):
             raise CorruptCheckpointError(path, f"{sizes} is beyond any memory"[:200])
 
     return found
@@ -292,6 +288,8 @@ def _decode_v3(path: str, document: dict[str, object]) -> ArrayFormat:
 
 def _is_plain_v3(path: str, codecs: list[object], dtype: str) -> bool:
     """Whether the one codec is `bytes`, in little-endian order where there is an order."""
+    if not codecs:
+        raise CorruptCheckpointError(path, "codecs is an empty list; one of them makes bytes of elements")
     if len(codecs) != 1:
         return False
 

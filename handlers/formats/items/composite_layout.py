@@ -8,10 +8,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, final
 
 from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.items.item_parts import TreePart
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
 from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase
@@ -103,7 +103,7 @@ class CompositeLayout(ItemsLayoutBase):
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Check the names in each item; see `check_names` for the errors."""
         for part, found in self._by_part(leaves):
-            check_names(found, self.save_format, single=part.single)
+            check_names(TreeColumns.of(found), self.save_format, single=part.single)
 
     def documents(
         self,
@@ -113,19 +113,24 @@ class CompositeLayout(ItemsLayoutBase):
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make the documents of every item, then those of the checkpoint."""
         committed_ns = time.time_ns()
         made: list[Document] = []
         by_folder = self.by_folder(digests or {})
-        for part, found in self._by_part(sorted(leaves, key=attrgetter("index"))):
-            tree = EncodedTree(found, self.save_format, part.custom_metadata)
+        for part, found in self._by_part(leaves):
+            tree = EncodedTree(TreeColumns.of(found), self.save_format, part.custom_metadata)
             found_digests = by_folder.get(part.directory, {})
             documents = tree.item_documents(written_in(part.directory, batches), committed_ns, found_digests)
             made.extend([replace(one, path=f"{part.directory}/{one.path}") for one in documents])
 
         return self._with_checkpoint(
-            made, started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
+            made,
+            started_ns=started_ns,
+            committed_ns=committed_ns,
+            custom_metadata=custom_metadata,
+            beside=beside,
         )
 
     def _part(self, leaf: StagedLeaf) -> TreePart:

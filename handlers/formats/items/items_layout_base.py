@@ -66,6 +66,7 @@ class ItemsLayoutBase:
         started_ns: int,
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
+        beside: Sequence[Document],
     ) -> list[Document]:
         """Append the documents of the other items and of the checkpoint to those of the trees.
 
@@ -81,7 +82,7 @@ class ItemsLayoutBase:
         records = [document for document in made if os.path.basename(document.path) == INTEGRITY]
         ours = [*self._parts.documents, Document(CHECKPOINT_METADATA, about)]
         content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
-        record = integrity.encode((), {}, [*ours, *records], content)
+        record = integrity.encode((), {}, [*ours, *records, *beside], content)
         of_item = {os.path.dirname(document.path): document.data for document in records}
         marks = [
             Document(f"{directory}/{COMMIT_MARK}", commit_mark_text.encode(of_item.get(directory)))

@@ -84,6 +84,7 @@ class SingleItemLayout(ItemsLayoutBase):
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make the documents of the tree and of the other items, then those of the checkpoint."""
         committed_ns = time.time_ns()
@@ -96,5 +97,9 @@ class SingleItemLayout(ItemsLayoutBase):
         )
         trees = [replace(one, path=f"{self.only_folder}/{one.path}") for one in made]
         return self._with_checkpoint(
-            trees, started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
+            trees,
+            started_ns=started_ns,
+            committed_ns=committed_ns,
+            custom_metadata=custom_metadata,
+            beside=beside,
         )

@@ -32,6 +32,8 @@ class LeafInItem:
 @dataclass(frozen=True, slots=True)
 class _PackInItem:
     leaves: Sequence[StagedLeaf]
+    indices: Sequence[int]
+    chunk_sizes: Sequence[int]
     file: str
     offset: int
     nbytes: int
@@ -63,7 +65,16 @@ def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[Written
     for batch in batches:
         written = [replace(w, file=w.file[n:]) for w in batch.written if w.file.startswith(prefix)]
         packs = [
-            _PackInItem(pack.leaves, pack.file[n:], pack.offset, pack.nbytes, pack.crc32cs, pack)
+            _PackInItem(
+                pack.leaves,
+                pack.indices,
+                pack.chunk_sizes,
+                pack.file[n:],
+                pack.offset,
+                pack.nbytes,
+                pack.crc32cs,
+                pack,
+            )
             for pack in batch.packs
             if pack.file.startswith(prefix)
         ]

@@ -6,11 +6,11 @@ __all__ = ("OrbaxLayout",)
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, final
 
 from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
 from penstock.handlers.formats.common.temporary_names import temporary_path
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.orbax.discovery.item_listing import list_items
 from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS
 from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
@@ -98,7 +98,7 @@ class OrbaxLayout:
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Check only the names; see `check_names` for the errors."""
-        check_names(leaves, self._form)
+        check_names(TreeColumns.of(leaves), self._form)
 
     def documents(
         self,
@@ -108,16 +108,21 @@ class OrbaxLayout:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make every document; see `EncodedTree` for what it raises."""
-        ordered = sorted(leaves, key=attrgetter("index"))
+        columns = TreeColumns.of(leaves)
         if self._custom is None:
-            tree = self._trees.of(ordered)
+            tree = self._trees.of(columns)
         else:
-            tree = EncodedTree(ordered, self._form, self._custom)
+            tree = EncodedTree(columns, self._form, self._custom)
 
         return tree.documents(
-            batches, started_ns=started_ns, custom_metadata=custom_metadata, digests=digests or {}
+            batches,
+            started_ns=started_ns,
+            custom_metadata=custom_metadata,
+            digests=digests or {},
+            beside=beside,
         )
 
     def item_documents(
@@ -130,11 +135,11 @@ class OrbaxLayout:
         digests: Mapping[str, bytes],
     ) -> Sequence[Document]:
         """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
-        ordered = sorted(leaves, key=attrgetter("index"))
+        columns = TreeColumns.of(leaves)
         if custom_metadata is None:
-            tree = self._trees.of(ordered)
+            tree = self._trees.of(columns)
         else:
-            tree = EncodedTree(ordered, self._form, custom_metadata)
+            tree = EncodedTree(columns, self._form, custom_metadata)
 
         return tree.item_documents(batches, committed_ns, digests)
 

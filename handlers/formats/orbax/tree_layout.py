@@ -7,9 +7,9 @@ __all__ = ("TreeLayout",)
 import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Final, final
 
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
@@ -75,7 +75,7 @@ class TreeLayout:
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Check only the names; see `check_names` for the errors."""
-        check_names(leaves, self._form, single=self._single)
+        check_names(TreeColumns.of(leaves), self._form, single=self._single)
 
     def documents(
         self,
@@ -85,15 +85,16 @@ class TreeLayout:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make the documents of the tree; see `EncodedTree` for what it raises."""
-        ordered = sorted(leaves, key=attrgetter("index"))
+        columns = TreeColumns.of(leaves)
         if custom_metadata is None:
-            tree = self._trees.of(ordered)
+            tree = self._trees.of(columns)
         else:
-            tree = EncodedTree(ordered, self._form, custom_metadata[CUSTOM])
+            tree = EncodedTree(columns, self._form, custom_metadata[CUSTOM])
 
-        return tree.item_documents(batches, time.time_ns(), digests or {})
+        return tree.item_documents(batches, time.time_ns(), digests or {}, beside)
 
     def recognises(self, store: Store, path: str) -> bool:
         """True: the caller made the directory and allows it."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("INDEX_SUFFIX", "SUFFIX", "holds_tensors", "read_files")
+__all__ = ("INDEX_SUFFIX", "SUFFIX", "FileSet", "holds_tensors", "read_files")
 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, cast, final
 
 from penstock.handlers.formats.common.checked_json import as_object, as_string, parse_object
+from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.header import read_header
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
@@ -19,6 +21,16 @@ SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _USUAL_INDEX: Final = "model.safetensors.index.json"
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The files that are one checkpoint."""
+
+    headers: tuple[FileHeader, ...]
+    index: str | None = None  #: the path of the document that lists them, if there is one
+    index_is_sealed: bool = False  #: whether that was compared with a checksum
 
 
 def holds_tensors(store: Store, path: str) -> bool:
@@ -32,7 +44,7 @@ def holds_tensors(store: Store, path: str) -> bool:
     )
 
 
-def read_files(store: Store, path: str) -> tuple[FileHeader, ...]:
+def read_files(store: Store, path: str) -> FileSet:
     """Read the headers of the file at `path`, or of those in the folder there.
 
     In a folder an index says which files belong together; `model.safetensors.index.json` if there are
@@ -41,10 +53,11 @@ def read_files(store: Store, path: str) -> tuple[FileHeader, ...]:
     Raises:
         NotACheckpointError: If there are no such files.
         CorruptCheckpointError: If a file or a tensor that must be there is not, or a tensor is twice.
+        ChecksumError: If the index, or the header of a file, is not as penstock wrote it.
         UnsupportedFormatError: If there are several indices and none has the usual name.
     """
     if store.kind(path) == "file":
-        return (read_header(store, path),)
+        return FileSet((read_header(store, path),))
 
     names = store.list_directory(path)
     index = _index_of(path, names)
@@ -52,9 +65,9 @@ def read_files(store: Store, path: str) -> tuple[FileHeader, ...]:
         files = _all_files(path, names)
         headers = tuple([read_header(store, os.path.join(path, name)) for name in files])
         _file_of_each(headers)
-        return headers
+        return FileSet(headers)
 
-    weights = _read_index(store, os.path.join(path, index))
+    weights, is_sealed = _read_index(store, os.path.join(path, index))
     files = sorted(set(weights.values()))
     missing = [name for name in files if store.kind(os.path.join(path, name)) != "file"]
     if missing:
@@ -63,7 +76,7 @@ def read_files(store: Store, path: str) -> tuple[FileHeader, ...]:
 
     headers = tuple([read_header(store, os.path.join(path, name)) for name in files])
     _check_index(os.path.join(path, index), weights, _file_of_each(headers))
-    return headers
+    return FileSet(headers, os.path.join(path, index), is_sealed)
 
 
 def _index_of(path: str, names: Sequence[str]) -> str | None:
@@ -94,8 +107,13 @@ def _all_files(path: str, names: Sequence[str]) -> list[str]:
     return files
 
 
-def _read_index(store: Store, path: str) -> Mapping[str, str]:
-    document = parse_object(path, store.read_file(path))
+def _read_index(store: Store, path: str) -> tuple[Mapping[str, str], bool]:
+    """Return the file of each tensor, and whether the index was compared with its checksum."""
+    data = store.read_file(path)
+    document = parse_object(path, data)
+    about = document.get("metadata")
+    texts = cast("dict[str, object]", about) if isinstance(about, dict) else {}
+    is_sealed = file_digests.find(path, data, texts) is not None
     weights = as_object(path, "weight_map", document.get("weight_map"))
     found = {name: as_string(path, f"weight_map[{name!r}]", file) for name, file in weights.items()}
     for name, file in found.items():
@@ -103,7 +121,7 @@ def _read_index(store: Store, path: str) -> Mapping[str, str]:
         if os.path.basename(file) != file or not file.endswith(SUFFIX):
             raise CorruptCheckpointError(path, f"{name!r} is said to lie in {file!r}, which is no file here")
 
-    return found
+    return found, is_sealed
 
 
 def _file_of_each(headers: Sequence[FileHeader]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.element_types import CODES
 from penstock.handlers.formats.safetensors.header_decoding import METADATA, FileHeader, decode_header
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError
@@ -29,6 +30,7 @@ def read_header(store: Store, path: str) -> FileHeader:
     Raises:
         TruncatedDataError: If the file ends before its header or its data do.
         CorruptCheckpointError: If the header is not one, or its tensors do not tile the data.
+        ChecksumError: If it is not as penstock wrote it.
         UnsupportedFormatError: If a tensor has elements that penstock does not read.
     """
     size = store.size(path)
@@ -54,7 +56,7 @@ def read_header(store: Store, path: str) -> FileHeader:
 def encode_header(
     tensors: Iterable[tuple[str, str, Sequence[int], int, int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Encode what a file begins with, its length included, padded to a multiple of eight bytes.
+    """Encode what a file begins with, its length included, ended as `file_digests` says.
 
     Args:
         tensors: Name, dtype (by its name here, and one that the format has), shape, and where its data
@@ -65,8 +67,7 @@ def encode_header(
     for name, dtype, shape, begin, end in tensors:
         document[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
 
-    data = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
-    data += b" " * (-len(data) % _LENGTH_BYTES)
+    data = file_digests.ended(json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode())
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated, Final, NamedTuple, TypeAlias, final
 
+import numpy as np
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
@@ -27,7 +28,10 @@ from penstock.handlers.formats.common.checked_json import (
     check_unicode,
     distinct_members,
 )
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
+from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.json_slices import UnusualFormError, add_distinct, decode_slices
+from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.element_types import NAMES, PACKED
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
 
@@ -72,6 +76,7 @@ class FileHeader:
     path: str
     tensors: tuple[Tensor, ...]  #: in the order of the header
     metadata: Mapping[str, str]
+    checksums: Checksums | None = None  #: of its tensors' bytes; None if none were recorded of these
 
 
 def decode_header(path: str, data: bytes, size: int) -> FileHeader:
@@ -84,6 +89,7 @@ def decode_header(path: str, data: bytes, size: int) -> FileHeader:
 
     Raises:
         TruncatedDataError: If the file ends before its data do.
+        ChecksumError: If the header is not as penstock wrote it.
         CorruptCheckpointError: If the header is not one, or its tensors do not tile the data.
         UnsupportedFormatError: If a tensor has elements that penstock does not read.
     """
@@ -92,9 +98,16 @@ def decode_header(path: str, data: bytes, size: int) -> FileHeader:
     except UnusualFormError:
         entries, metadata = _decode_any(path, data)
 
+    sums = file_digests.find(path, data, metadata)  # first: a damaged header says anything
     tensors = _tensors(path, entries, _LENGTH_BYTES + len(data))
-    _check_tiling(path, tensors, _LENGTH_BYTES + len(data), size)
-    return FileHeader(path, tensors, metadata)
+    in_order = sorted(tensors, key=itemgetter(3, 4))  # by offset, then by length
+    _check_tiling(path, in_order, _LENGTH_BYTES + len(data), size)
+    if sums is None:
+        return FileHeader(path, tensors, metadata)
+
+    offsets = np.array([tensor.offset for tensor in in_order], np.int64)
+    nbytes = np.array([tensor.nbytes for tensor in in_order], np.int64)
+    return FileHeader(path, tensors, metadata, sums.at(path, offsets, nbytes))
 
 
 def _decode_usual(data: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
@@ -183,17 +196,17 @@ def _kind(path: str, name: str, entry: _Entry) -> tuple[str, int]:
         )
 
     itemsize = numpy_dtype(NAMES[code]).itemsize
-    if len(shape) > _MOST_AXES or math.prod([n or 1 for n in shape]) * itemsize >= 1 << 63:
+    if len(shape) > _MOST_AXES or is_beyond_memory(shape, itemsize):
         raise CorruptCheckpointError(path, f"the shape of {name!r} is beyond any memory: {shape}"[:200])
 
     return NAMES[code], math.prod(shape) * itemsize
 
 
 def _check_tiling(path: str, tensors: Sequence[Tensor], start: int, size: int) -> None:
-    """Every byte after the header belongs to exactly one tensor."""
+    """Every byte after the header belongs to exactly one tensor; `tensors` by offset."""
     end = start
     last: Tensor | None = None
-    for tensor in sorted(tensors, key=itemgetter(3, 4)):  # by offset, then by length
+    for tensor in tensors:
         if tensor.offset != end:
             fault = "overlaps" if tensor.offset < end else "leaves a hole after"
             before = "the header" if last is None else f"those of {last.name!r}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = ("MEMBER", "Note", "decode", "encode", "keys_and_kinds", "steps_of")
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast, final
@@ -21,6 +22,7 @@ from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, Para
 MEMBER: Final = "penstock"
 VERSION: Final = 1
 
+_INDEX: Final = re.compile("[0-9]{1,18}")
 _KINDS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 
 Steps = tuple["str | int", ...]
@@ -46,7 +48,7 @@ def steps_of(info: ParamInfo) -> Steps:
     """Return a key path as the note records it."""
     return tuple(
         [
-            int(key) if kind is KeyKind.SEQUENCE and key.isdecimal() else key
+            int(key) if kind is KeyKind.SEQUENCE and _INDEX.fullmatch(key) else key
             for key, kind in zip(info.keys, info.kinds, strict=True)
         ]
     )

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.checksummed_reads import with_checksums
-from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads
+from penstock.handlers.formats.common.checksummed_reads import NONE, cut_at_pieces, with_checksums
+from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads, merge_direct
+from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.common.stored_files import bytes_on_medium
+from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
-from penstock.handlers.formats.safetensors.file_set import read_files
+from penstock.handlers.formats.safetensors.file_set import FileSet, read_files
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
 from penstock.handlers.formats.safetensors.penstock_metadata import Note
 from penstock.handlers.formats.safetensors.tensor_names import check_tree, empty_marker, split_name
@@ -51,6 +53,9 @@ class SafetensorsCheckpoint:
     leaves: Sequence[StoredLeaf]
     custom_metadata: Mapping[str, Any] | None
     note: Note | None  #: what penstock recorded, if it wrote the file
+    files: FileSet = field(default_factory=lambda: FileSet(()))
+    checksums: Mapping[str, Checksums] = field(default_factory=dict[str, Checksums])
+    """Those that were recorded, by absolute file name."""
     committed_at_ns: int | None = None
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     tree_custom_metadata: object = None
@@ -71,8 +76,12 @@ class SafetensorsCheckpoint:
         return bytes_on_medium(store, sorted(found))
 
     def parts(self, stored: StoredLeaf) -> Sequence[Written]:
-        """Nothing, for no checksums are recorded."""
+        """Nothing: such a file cannot be the base of another checkpoint."""
         return ()
+
+    def without_checksums(self) -> SafetensorsCheckpoint:
+        """Return it as if none were recorded; see `ChecksummedCheckpoint`."""
+        return replace(self, checksums={})
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`. A tensor is one plain chunk."""
@@ -82,7 +91,16 @@ class SafetensorsCheckpoint:
 
         shape = stored.spec.shape or ()
         chunk = StoredChunk(tensor.file, tensor.offset, (0,) * len(shape), shape, stored.spec.itemsize)
-        return with_checksums(chunk_reads(index, chunk, region, piece_bytes), {}, piece_bytes)
+        recorded = self.checksums.get(tensor.file, NONE)
+        if region.nbytes == stored.spec.nbytes or not len(recorded):
+            reads: Iterator[Read] = chunk_reads(index, chunk, region, piece_bytes)
+        else:
+            pieces = cut_at_pieces(chunk, region.bounds, recorded)
+            reads = merge_direct(
+                read for piece in pieces for read in chunk_reads(index, piece, region, piece_bytes)
+            )
+
+        return with_checksums(reads, self.checksums, piece_bytes)
 
     def split(self, separator: str) -> SafetensorsCheckpoint:
         """Return the same leaves as a tree of nested dicts, their names split at `separator`.
@@ -135,12 +153,16 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
     if isinstance(store, UntrustedFiles) and store.kind(path) == "directory":
         store.check_links(path, path)
 
-    headers = read_files(store, path)
+    files = read_files(store, path)
+    headers = files.headers
     note = _note(headers)
     about = note or Note()
     directory = path if store.kind(path) == "directory" else os.path.dirname(path)
     leaves = StoredLeaves(directory, _table(headers, about))
-    return SafetensorsCheckpoint(path, directory, leaves, _custom_metadata(headers, about), note)
+    recorded = {header.path: header.checksums for header in headers if header.checksums is not None}
+    return SafetensorsCheckpoint(
+        path, directory, leaves, _custom_metadata(headers, about), note, files, recorded
+    )
 
 
 def _table(headers: Sequence[FileHeader], note: Note) -> LeafTable:
@@ -219,7 +241,7 @@ def _custom_metadata(headers: Sequence[FileHeader], note: Note) -> Mapping[str, 
         for name, text in header.metadata.items():
             found.setdefault(name, {})[os.path.basename(header.path)] = text
 
-    own = {notes.MEMBER, *note.added}
+    own = {notes.MEMBER, file_digests.MEMBER, *note.added}
     joined: dict[str, Any] = {
         name: next(iter(texts.values())) if len(set(texts.values())) == 1 else texts
         for name, texts in found.items()

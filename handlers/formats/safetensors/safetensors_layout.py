@@ -21,6 +21,7 @@ from penstock.handlers.formats.safetensors.tensor_offsets import (
     arrange,
     check_leaf,
 )
+from penstock.handlers.formats.safetensors.written_digests import WrittenDigests
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
 from penstock.kernel.protocols.layouts import Arrangement
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -79,10 +80,11 @@ class SafetensorsLayout:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """None: the headers and the index, made by `arrange`, say everything.
 
-        Digests are not kept, so such a checkpoint cannot be the base of another one.
+        Digests of leaves are not kept, so such a checkpoint cannot be the base of another one.
         """
         return ()
 
@@ -96,6 +98,10 @@ class SafetensorsLayout:
         """Decide where each leaf goes; see `tensor_offsets.arrange` for what it raises."""
         most = None if path.endswith(SUFFIX) else self.max_shard_bytes or DEFAULT_SHARD_BYTES
         return arrange(infos, specs, custom_metadata, most)
+
+    def digests(self, arrangement: Arrangement, specs: Sequence[LeafSpec]) -> WrittenDigests:
+        """Collect the checksums that the heads have of the tensors."""
+        return WrittenDigests(arrangement, specs)
 
     def file_of(self, path: str) -> str | None:
         """The file that alone becomes `path`; None if it is a folder."""

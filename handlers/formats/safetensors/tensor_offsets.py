@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
+from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.element_types import CODES
 from penstock.handlers.formats.safetensors.header import MAX_HEADER_BYTES, encode_header
@@ -92,6 +93,9 @@ def arrange(
 
     Raises:
         SpecError: If a header would be too long, or the metadata has a name that penstock uses.
+
+    Returns:
+        The heads have zeros for checksums; `WrittenDigests` completes them.
     """
     texts, note = _metadata(infos, specs, custom_metadata)
     shards = _shards(infos, specs, max_shard_bytes)
@@ -143,7 +147,8 @@ def _head(shard: _Shard, metadata: Mapping[str, str]) -> bytes:
         (info.name, spec.dtype, spec.shape or (), shard.begins[index], shard.begins[index] + spec.nbytes)
         for index, info, spec in shard.members
     ]
-    head = encode_header(tensors, metadata)
+    n_blocks = sum([-(-spec.nbytes // file_digests.BLOCK_BYTES) for _, _, spec in shard.members])
+    head = encode_header(tensors, {**metadata, file_digests.MEMBER: file_digests.blank(n_blocks)})
     if len(head) - 8 > MAX_HEADER_BYTES:
         problem = f"the header would have {len(head)} bytes, of at most {MAX_HEADER_BYTES}"
         raise SpecError(f"{problem}: there are too many leaves, or their names are too long")
@@ -156,12 +161,16 @@ def _index(names: Sequence[str], shards: Sequence[_Shard]) -> tuple[Document, ..
         return ()
 
     document = {
-        "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
+        "metadata": {
+            "total_size": sum(shard.nbytes for shard in shards),
+            file_digests.MEMBER: file_digests.blank(),
+        },
         "weight_map": {
             info.name: name for name, shard in zip(names, shards, strict=True) for _, info, _ in shard.members
         },
     }
-    return (Document("model.safetensors.index.json", json.dumps(document, indent=2).encode()),)
+    data = file_digests.filled(file_digests.ended(json.dumps(document, indent=2).encode()))
+    return (Document("model.safetensors.index.json", data),)
 
 
 def _metadata(
@@ -169,14 +178,13 @@ def _metadata(
 ) -> tuple[dict[str, str], Note]:
     """Return the texts for `__metadata__`, and the note with everything that is not text."""
     custom = dict(custom_metadata or {})
-    if notes.MEMBER in custom:
-        raise SpecError(
-            f"custom_metadata cannot have a member {notes.MEMBER!r}: penstock's own note has its name"
-        )
+    for name in (notes.MEMBER, file_digests.MEMBER):
+        if name in custom:
+            raise SpecError(f"custom_metadata cannot have a member {name!r}: penstock's own has its name")
 
     texts = {name: value for name, value in custom.items() if isinstance(value, str)}
     others = {name: value for name, value in custom.items() if not isinstance(value, str)}
-    added = () if _FORMAT in texts else (_FORMAT,)
+    added = (*(() if _FORMAT in texts else (_FORMAT,)), file_digests.MEMBER)
     leaves = list(zip(infos, specs, strict=True))
     arrays = [(info, spec) for info, spec in leaves if spec.shape is not None]
     kinds = [spec.typestr for _, spec in arrays]

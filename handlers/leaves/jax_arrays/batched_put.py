@@ -1,8 +1,9 @@
-"""Putting many small arrays on one device, by a private jax call where it does the same as the public one.
+"""Putting many small arrays on devices, by a private jax call where it does the same as the public one.
 
-`jax.device_put` takes some 30 µs for each array of a list; the private call beneath it takes 4. The private
-call is tried once for each kind of array. If its result differs in any way from the public call's, or if
-`PENSTOCK_PUBLIC_DEVICE_PUT` is set in the environment, the public call is used.
+`jax.device_put` takes some 30 µs for each array of a list, and 18 µs for each shard of an array on several
+devices; the private call beneath it takes 4. The private call is tried once for each kind of array. If its
+result differs in any way from the public call's, or if `PENSTOCK_PUBLIC_DEVICE_PUT` is set in the
+environment, the public call is used.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast, final
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from penstock.handlers.leaves.jax_arrays.devices import default_device, devices_of
+from penstock.handlers.leaves.jax_arrays.devices import default_device
+from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
 
 PUBLIC_VARIABLE: Final = "PENSTOCK_PUBLIC_DEVICE_PUT"
 
@@ -28,18 +30,17 @@ _Put: TypeAlias = Callable[[npt.NDArray[Any]], jax.Array]
 
 
 def put_small(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> list[jax.Array]:
-    """Copy arrays of one shape and dtype to one device, each into its own memory. Blocking.
+    """Copy arrays of one shape and dtype to their devices, each into its own memory. Blocking.
 
     Args:
-        views: Arrays of any alignment. They may change once this has returned.
-        sharding: A single-device sharding; None for jax's default device, uncommitted.
+        views: Whole arrays, of any alignment. They may change once this has returned.
+        sharding: Divides them evenly (see `shard_grid`); None for jax's default device, uncommitted.
     """
     if not views:
         return []
     if not os.environ.get(PUBLIC_VARIABLE):
-        device = default_device() if sharding is None else next(iter(devices_of(sharding)))
-        place = (device, _memory_kind(sharding), sharding is not None)
-        put = _fast_put(views[0].shape, views[0].dtype, place, x64=_x64())
+        place = SingleDeviceSharding(cast("Any", default_device())) if sharding is None else sharding
+        put = _fast_put(views[0].shape, views[0].dtype, place, committed=sharding is not None, x64=_x64())
         if put is not None:
             return [put(view) for view in views]
 
@@ -58,70 +59,69 @@ def _x64() -> bool:
     return bool(cast("Any", jax).config.jax_enable_x64)
 
 
-def _memory_kind(sharding: Sharding | None) -> str | None:
-    return None if sharding is None else sharding.memory_kind
-
-
 @lru_cache(maxsize=1024)
 def _fast_put(
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    place: tuple[Any, str | None, bool],
-    *,
-    x64: bool,
+    shape: tuple[int, ...], dtype: np.dtype[Any], place: Sharding, *, committed: bool, x64: bool
 ) -> _Put | None:
     """Return the fast call for arrays of one kind, or None unless its result equals the public call's."""
-    device, memory_kind, committed = place
     del x64  # only a part of the cache key: how jax treats 64-bit types depends on it
+    probe = _Probe(shape, dtype)
     try:
-        sharding = SingleDeviceSharding(device, memory_kind=memory_kind)
-        put = _private_put(shape, dtype, device, sharding, committed=committed)
-        return put if _gives_the_same(put, shape, dtype, sharding if committed else None) else None
+        (public,) = put_publicly([probe.array], place if committed else None)
+        put = _private_put(cast("Any", public).aval, place, committed=committed)
+        return put if probe.gives_the_same(put, public) else None
     except Exception:  # another version of jax may fail here in any way
         return None
 
 
-def _private_put(
-    shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, sharding: Sharding, *, committed: bool
-) -> _Put:
+def _private_put(aval: Any, place: Sharding, *, committed: bool) -> _Put:
     # Imported here, so that a version without these names falls back to the public call.
     private: Any = import_module("jax._src.lib")
-    aval = cast("Any", import_module("jax._src.core")).ShapedArray(shape, dtype)
     put: Callable[..., jax.Array] = private.xla_client.batched_device_put
     during_call = private._jax.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-    devices = [device]
     force_copy = False
+    grid = shard_grid(place, aval.shape)
+    assert grid is not None, "the array is divided evenly"
+    devices = list(grid.devices)
 
     def one(view: npt.NDArray[Any]) -> jax.Array:
-        return put(aval, sharding, (view,), devices, committed, force_copy, during_call)
+        return put(aval, place, (view,), devices, committed, force_copy, during_call)
 
-    return one
+    def several(view: npt.NDArray[Any]) -> jax.Array:
+        # Replicas have memory of their own: the call fails where two devices are given the same bytes.
+        return put(aval, place, grid.on_devices(view), devices, committed, force_copy, during_call)
+
+    return one if len(devices) == 1 else several
 
 
-def _gives_the_same(
-    put: _Put, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding | None
-) -> bool:
-    """Compare with the public call on a probe array, whose memory is then overwritten to detect aliasing."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    buffer = np.arange(nbytes + 1, dtype=np.uint64).astype(np.uint8)
-    if dtype == np.bool_ or dtype.itemsize == 1:
-        buffer &= 1  # not every byte is a valid bool or int4
+@final
+class _Probe:
+    """An array by which the private call is compared with the public one."""
 
-    probe = np.ndarray(shape, dtype, buffer.data, 1)  # not aligned, as in a pack
-    expected = probe.copy()
-    (public,) = put_publicly([probe], sharding)
-    found = put(probe)
-    cast("Any", jax).block_until_ready(found)
-    buffer[:] = 1 - (buffer & 1)  # the array must not use this memory any more
-    return (
-        type(found) is type(public)
-        and found.shape == public.shape
-        and found.dtype == public.dtype
-        and found.sharding == public.sharding
-        and found.committed is public.committed
-        and cast("Any", found).weak_type is cast("Any", public).weak_type is False
-        and not found.is_deleted()
-        and cast("Any", found).aval == cast("Any", public).aval
-        and np.asarray(cast("Any", found)).tobytes() == np.asarray(cast("Any", public)).tobytes()
-        and np.asarray(cast("Any", found)).tobytes() == expected.tobytes()
-    )
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        # No two shards are alike, so that none can be mistaken for another.
+        self._bytes = np.random.default_rng(0).integers(0, 256, nbytes + 1, np.uint8)
+        if dtype == np.bool_ or dtype.itemsize == 1:
+            self._bytes &= 1  # not every byte is a valid bool or int4
+
+        self.array = np.ndarray(shape, dtype, self._bytes.data, 1)  # not aligned, as in a pack
+
+    def gives_the_same(self, put: _Put, public: jax.Array) -> bool:
+        """Whether `put` gives what the public call gave, and keeps nothing of the memory it was given."""
+        expected = self.array.tobytes()
+        found = put(self.array)
+        cast("Any", jax).block_until_ready(found)
+        self._bytes[:] = 1 - (self._bytes & 1)
+        return (
+            type(found) is type(public)
+            and found.shape == public.shape
+            and found.dtype == public.dtype
+            and found.sharding == public.sharding
+            and found.committed is public.committed
+            and cast("Any", found).weak_type is cast("Any", public).weak_type is False
+            and not found.is_deleted()
+            and cast("Any", found).aval == cast("Any", public).aval
+            and np.asarray(cast("Any", found)).tobytes() == np.asarray(cast("Any", public)).tobytes()
+            and np.asarray(cast("Any", found)).tobytes() == expected
+        )

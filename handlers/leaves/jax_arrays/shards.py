@@ -21,6 +21,7 @@ from penstock.handlers.dtypes import dtype_name
 from penstock.handlers.leaves.common.chunk_blocks import cast_to, chunk_boxes
 from penstock.handlers.leaves.common.contiguous_blocks import Box, boxes, flat_index, is_contiguous
 from penstock.handlers.leaves.jax_arrays.devices import on_host
+from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
 from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import PiecePlan
@@ -144,7 +145,7 @@ class _Source:
 
 
 def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) -> Iterator[_Source]:
-    """Yield what each device of this process writes.
+    """Yield what each device of this process writes, shard by shard in C order.
 
     Args:
         value: The array.
@@ -157,19 +158,21 @@ def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) ->
         yield _Source(nowhere, nowhere, shape, value)
         return
 
+    grid = shard_grid(value.sharding, value.shape)
+    assert grid is not None, "jax divides arrays evenly"
     cut = next((axis for axis, size in enumerate(shape) if part[axis] != size), None)
-    n_parts = 1 if cut is None else shape[cut] // part[cut]
-    for shard in value.addressable_shards:
-        if shard.replica_id < n_parts:
-            index = cast("tuple[slice, ...]", shard.index)
-            at = tuple((along.start or 0) // size for along, size in zip(index, shape, strict=True))
-            corner = nowhere
-            if cut is not None:
-                corner = tuple(
-                    [shard.replica_id * part[cut] if axis == cut else 0 for axis in range(len(shape))]
-                )
+    if cut is None:
+        for at, holders in zip(grid.indices, grid.holders, strict=True):
+            yield _Source(at, nowhere, shape, value.addressable_data(holders[0]))
 
-            yield _Source(at, corner, part, cast("jax.Array", shard.data))
+        return
+
+    n_parts = shape[cut] // part[cut]
+    shards = value.addressable_shards  # of an array that is on all devices, `addressable_data` knows only one
+    for at, holders in zip(grid.indices, grid.holders, strict=True):
+        for replica, number in enumerate(holders[:n_parts]):
+            corner = tuple([replica * part[cut] if axis == cut else 0 for axis in range(len(shape))])
+            yield _Source(at, corner, part, cast("jax.Array", shards[number].data))
 
 
 @final

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from penstock.handlers.leaves.common.pack_views import pack_views
 from penstock.handlers.leaves.jax_arrays.batched_put import put_small
 from penstock.handlers.leaves.jax_arrays.devices import default_device, on_host
 from penstock.handlers.leaves.jax_arrays.placement import Placement
 from penstock.handlers.leaves.jax_arrays.restore_target import array_target
+from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
 from penstock.handlers.leaves.jax_arrays.shards import PACKED
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
@@ -31,16 +31,27 @@ def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> l
     A tree has many leaves but few kinds of them, so leaf and target are compared once for each kind.
     """
     wanted = [None] * len(specs) if likes is None else likes
-    kinds = list(zip(map(id, specs), map(_kind, wanted), strict=True))
-    last = dict(zip(kinds, zip(specs, wanted, strict=True), strict=True))
-    known = {kind: _placement(spec, like) for kind, (spec, like) in last.items()}
-    return list(map(known.__getitem__, kinds))
+    alike: dict[Placement, Placement] = {}  # equal ones are one object: such arrays are made in one step
+    known: dict[object, Placement | None] = {}
+    placements: list[Placement | None] = []
+    # A loop, because `map` and `zip` over all leaves would hold the interpreter to their ends.
+    for spec, like in zip(specs, wanted, strict=True):
+        kind = (id(spec), _kind(like))
+        if kind not in known:
+            found = _placement(spec, like)
+            known[kind] = None if found is None else alike.setdefault(found, found)
+
+        placements.append(known[kind])
+
+    return placements
 
 
 def _kind(like: Any) -> object:
     """What `array_target` depends on. The objects identified by their ids live as long as `like`."""
     if isinstance(like, jax.Array):
         return like.shape, id(like.dtype), id(like.sharding), like.committed, id(type(like))
+    if type(like) is jax.ShapeDtypeStruct:
+        return like.shape, id(like.dtype), id(like.sharding)
 
     return id(like)
 
@@ -50,13 +61,13 @@ def _placement(spec: LeafSpec, like: Any) -> Placement | None:
         target = array_target(StoredLeaf(_NOWHERE, spec), like)
     except UnsupportedFormatError:
         return None  # it is raised again when the leaf is restored on its own
-    if not isinstance(target, Target) or len(target.regions) != 1 or spec.dtype in PACKED:
+    if not isinstance(target, Target) or spec.dtype in PACKED:
         return None
 
     placement = cast("Placement", target.detail)
-    single = placement.sharding is None or isinstance(placement.sharding, SingleDeviceSharding)
-    plain = single and not (placement.as_numpy or placement.wide or placement.key_impl)
-    return placement if plain else None
+    plain = not (placement.as_numpy or placement.wide or placement.key_impl)
+    even = placement.sharding is None or shard_grid(placement.sharding, spec.shape or ()) is not None
+    return placement if plain and even else None
 
 
 def make_pack(host: FilledPack) -> list[jax.Array]:

@@ -23,25 +23,35 @@ _UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 def rename_to_absent(source: str, destination: str) -> None:
     """Rename in one step, without replacing. Where the system cannot do that, check first, then rename.
 
+    A link that leads nowhere counts as nothing, and is removed.
+
     Raises:
         FileExistsError: If the destination exists, even as an empty directory.
         OSError: As `os.rename` does.
     """
     if rename_only_to_absent(source, destination):
         return
-    if os.path.lexists(destination):
+    if os.path.lexists(destination) and not _remove_dangling(destination):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
 
     os.rename(source, destination)
 
 
 def rename_only_to_absent(source: str, destination: str) -> bool:
-    """Rename in one step, without replacing; return False, with nothing done, where the system cannot.
+    """Rename in one step, without replacing; return False, with nothing renamed, where the system cannot.
+
+    A link that leads nowhere counts as nothing, and is removed.
 
     Raises:
         FileExistsError: If the destination exists, even as an empty directory.
         OSError: As `os.rename` does.
     """
+    try:
+        return _renameat2(source, destination, RENAME_NOREPLACE)
+    except FileExistsError:
+        if not _remove_dangling(destination):
+            raise
+
     return _renameat2(source, destination, RENAME_NOREPLACE)
 
 
@@ -81,6 +91,24 @@ def exchange_in_steps(first: str, second: str) -> str:
         undo.pop_all()
 
     return old
+
+
+def _remove_dangling(path: str) -> bool:
+    """Remove a link that leads nowhere; return False if something else lies at `path`.
+
+    It is renamed first and looked at again, since another one may have replaced it meanwhile.
+    """
+    if not os.path.islink(path) or os.path.exists(path):
+        return False
+
+    aside = f"{path}.penstock-aside-{uuid.uuid4().hex}"
+    os.rename(path, aside)
+    if not os.path.islink(aside):
+        os.rename(aside, path)
+        return False
+
+    os.unlink(aside)
+    return True
 
 
 def _renameat2(source: str, destination: str, flags: int) -> bool:

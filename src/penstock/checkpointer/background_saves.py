@@ -50,7 +50,7 @@ class BackgroundSaves:
 
     def turn(self, path: str) -> Lock:
         """Return the lock that serialises saves to `path`."""
-        return self._turns.setdefault(path, Lock())
+        return self._turns.setdefault(path, Lock(fast_acquire=True))
 
     async def make(
         self,
@@ -91,7 +91,9 @@ class BackgroundSaves:
         )
         chosen = pipeline if options.pipeline is None else fitting_pipeline(options.pipeline, engine.layout)
         chosen = prioritised(chosen, first)
-        chosen.check(TreeToSave)
+        if chosen is not pipeline:  # which was checked when the Checkpointer was made
+            chosen.check(TreeToSave)
+
         undo_s = engine.config.stopping.undo_s
         return SaveTask(chosen, run, TreeToSave(tree, chosen.spec_changes), self.turn(path), undo_s)
 

@@ -7,49 +7,45 @@ __all__ = ("Checkpointer", "Staging")
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, final, overload
 
-from penstock.checkpointer import pipelines
-from penstock.checkpointer.background_saves import SaveOptions
-from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
-from penstock.checkpointer.engine import Compare, Engine, make_engine
-from penstock.checkpointer.lifetime import Lifetime
-from penstock.checkpointer.memory_budget import MemoryKeywords
-from penstock.checkpointer.pipelines import First
-from penstock.checkpointer.process_exit import Stopping
-from penstock.checkpointer.restore_items import restore_items
-from penstock.checkpointer.restore_keywords import RestoreKeywords, asked_for, result_check, with_derive
-from penstock.checkpointer.restore_task import RestoreTask
-from penstock.checkpointer.streaming import LeafStream
-from penstock.handlers.formats.items.protobuf_targets import message_target
+from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
 from penstock.kernel.concurrency.entered_once import EnteredOnce
+from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-from penstock.kernel.messages.restore import Only, Order, RestoreRequest
-from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
-from penstock.kernel.messages.save import TreeToSave
-from penstock.kernel.pipeline.futures import Milestone, SaveFuture
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-from penstock.kernel.protocols.coordinator import Coordinator
-from penstock.kernel.protocols.layouts import Layout
-from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.protocols.leaf_handlers import HandlerLookup
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import absolute_path
-from penstock.verification.verify import Verification
-from penstock.verification.verify_report import VerifyReport
 
 if TYPE_CHECKING:
+    # What a first save needs is loaded on entering, in a worker thread. Nothing here may import it sooner:
+    # this module is loaded by `import penstock`.
     import jax
+
+    from penstock.checkpointer.description import CheckpointMetadata
+    from penstock.checkpointer.engine import Compare, Engine
+    from penstock.checkpointer.operations import Operations
+    from penstock.checkpointer.pipelines import First
+    from penstock.checkpointer.process_exit import Stopping
+    from penstock.checkpointer.restore_keywords import RestoreKeywords
+    from penstock.checkpointer.streaming import LeafStream
+    from penstock.kernel.messages.restore import Only, Order
+    from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
+    from penstock.kernel.pipeline.futures import SaveFuture
+    from penstock.kernel.pipeline.pipeline import Pipeline
+    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+    from penstock.kernel.protocols.coordinator import Coordinator
+    from penstock.kernel.protocols.layouts import Layout
+    from penstock.kernel.protocols.leaf import KeyPath
+    from penstock.kernel.protocols.leaf_handlers import HandlerLookup
+    from penstock.kernel.protocols.stores import Store
+    from penstock.verification.verify_report import VerifyReport
 
 Path: TypeAlias = str | os.PathLike[str]
 Staging: TypeAlias = Literal["copy", "overlap"]
 T = TypeVar("T")
+NEEDED_TO_OPERATE: Final[Homes] = {"penstock.checkpointer.operations": "Operations"}
 
 
 @final
@@ -85,7 +81,8 @@ class Checkpointer:
         memory: The budget of another Checkpointer, to share it; instead of the four above.
 
     Raises:
-        ConfigError: If an option is unknown or does not fit.
+        ConfigError: If an option is unknown or does not fit. What concerns stages, formats and the store is
+            found on entering, and so is a PipelineError: until then they are not loaded.
     """
 
     def __init__(
@@ -112,20 +109,14 @@ class Checkpointer:
             restore_concurrent_bytes=restore_concurrent_bytes,
             memory=memory,
         )
-        self._engine = make_engine(config, budget, registry, store, save_format, layout, coordinator)
-        layout, options = self._engine.layout, self._engine.config
-        saving = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
-        restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
-        saving = pipelines.fitting_pipeline(saving, layout)
-        self._save_pipeline = pipelines.configured_pipeline(saving, options.save)
-        self._restore_pipeline = pipelines.configured_pipeline(restoring, options.restore)
-        self._save_pipeline.check(TreeToSave)
-        self._restore_pipeline.check(RestoreRequest)
-        self._life = Lifetime(self._engine)
-        self._entered = EnteredOnce("Checkpointer", self._life.live)
+        self._options, self._memory = config_and_regulator(config, budget)
+        self._parts = (registry, save_pipeline, restore_pipeline, store, save_format, layout, coordinator)
+        self._made: Operations | None = None
+        self._entered = EnteredOnce("Checkpointer")
 
     async def __aenter__(self) -> Checkpointer:
-        await self._entered.enter()
+        await load(NEEDED_TO_OPERATE, self._options.loop)
+        await self._entered.enter(self._operations.life.live)
         return self
 
     async def __aexit__(
@@ -188,13 +179,10 @@ class Checkpointer:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
-        life, final = self._life, absolute_path(path)
-        threads, engine = life.running()[1], self._engine
-        task = await life.background.make(threads, engine, self._save_pipeline, final, tree, options)
+        until_staged, options = staging == "copy", (overwrite, prioritise, custom_metadata, pipeline)
+        begin = self._operations.save(path, tree, until_staged, *options, save_args, base, compare)
         del tree  # a save in the background must not keep arrays that the caller dropped
-        await life.start(task, Milestone.STAGED if staging == "copy" else Milestone.PLANNED)
-        return task.future
+        return await begin
 
     @overload
     async def restore(
@@ -280,11 +268,18 @@ class Checkpointer:
         Cancellation:
             Stops reading and gives back every byte, within `[stopping] read_s` even if the disk hangs.
         """
-        threads = self._life.reading()
-        final, has_like = absolute_path(path), like is not ...
-        check = result_check(final, as_type)
-        target, finish = message_target(like, final)
-        options = RestoreOptions(
+        return await self._operations.restore(
+            path,
+            like,
+            as_type,
+            mmap=mmap,
+            verify=verify,
+            split=split,
+            item=item,
+            prioritise=prioritise,
+            pipeline=pipeline,
+            on_report=on_report,
+            only=only,
             rename=rename,
             transforms=transforms,
             transforms_default_to_original=transforms_default_to_original,
@@ -292,21 +287,8 @@ class Checkpointer:
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
+            max_expansion=max_expansion,
         )
-        asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
-        given = self._restore_pipeline if pipeline is None else pipeline
-        given = pipelines.expanding(pipelines.prioritised(given, prioritise), max_expansion)
-        chosen, compared = pipelines.verifying(given, verify)
-        request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only, compared)
-        chosen.check(RestoreRequest)
-        task = RestoreTask(self._engine, threads, with_derive(chosen, asked), request)
-        tree, report = await self._life.calmly(task)
-        result = finish(tree)
-        check(result)
-        if on_report is not None:
-            on_report(report)
-
-        return result
 
     async def restore_items(
         self,
@@ -317,9 +299,8 @@ class Checkpointer:
         mmap: bool = False,
     ) -> dict[str, Any]:
         """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
-        threads = self._life.reading()
         restore = partial(self.restore, mmap=mmap)
-        return await restore_items(self._engine, threads, restore, absolute_path(path), like, items)
+        return await self._operations.restore_items(restore, path, like, items)
 
     def with_handlers(self, registry: HandlerLookup, layout: Layout | None = None) -> Checkpointer:
         """Return this Checkpointer with other leaf handlers, or another layout: the same budget and life.
@@ -327,7 +308,7 @@ class Checkpointer:
         It needs no context of its own: it is open as long as this one is.
         """
         other = copy.copy(self)
-        other._engine = replace(self._engine, registry=registry, layout=layout or self._engine.layout)
+        other._made = self._operations.with_handlers(registry, layout)
         return other
 
     def stream(
@@ -354,11 +335,7 @@ class Checkpointer:
         Raises:
             ClosedError: If the Checkpointer is not open. What `restore` raises comes with the first value.
         """
-        (tasks, _), threads = self._life.running(), self._life.reading()
-        target, has_like = (None, False) if like is ... else (like, True)
-        request = RestoreRequest(absolute_path(path), target, has_like, item=item, only=only)
-        chosen = self._restore_pipeline if pipeline is None else pipeline
-        return self._life.streams.open(self._engine, tasks, threads, chosen, request, order)
+        return self._operations.stream(path, like, order, only, item, pipeline)
 
     async def metadata(self, path: Path, *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -368,32 +345,41 @@ class Checkpointer:
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged.
         """
-        threads = self._life.reading()
-        final, engine = absolute_path(path), self._engine
-        describe = partial(threads.run, describe_checkpoint, engine.layout, engine.store, final, item)
-        return await self._life.calmly(partial(engine.read_unchanged, final, threads, describe))
+        return await self._operations.metadata(path, item)
 
     async def verify(self, path: Path, *, item: str | None = None) -> VerifyReport:
         """Compare all that lies at and below `path`, at rest, with its checksums; see `penstock.verify`."""
-        threads = self._life.reading()
-        engine = self._engine
-        verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged)
-        return await self._life.calmly(partial(verification.verify, absolute_path(path), item))
+        return await self._operations.verify(path, item)
+
+    @property
+    def config(self) -> Config:
+        """Its options."""
+        return self._options
 
     @property
     def engine(self) -> Engine:
         """The parts that all its saves and restores share."""
-        return self._engine
+        return self._operations.engine
 
     @property
     def stopping(self) -> Stopping:
         """What it does about the end of its process; `stopping.sigterm_came` tells a training loop."""
-        return self._life.stopping
+        return self._operations.life.stopping
 
     async def wait(self) -> None:
         """Wait until no save is under way; raise the first failure that nobody was told of yet."""
-        await self._life.wait()
+        await self._operations.life.wait()
 
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
-        return self._engine.memory.statistics()
+        return self._memory.statistics()
+
+    @property
+    def _operations(self) -> Operations:
+        if self._made is None:
+            # Imported here because it imports jax and numpy; entering has loaded it by now.
+            from penstock.checkpointer.operations import Operations
+
+            self._made = Operations(self._options, self._memory, *self._parts)
+
+        return self._made

@@ -14,7 +14,6 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
 from structlog.stdlib import BoundLogger
 
-from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
 from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
@@ -157,8 +156,8 @@ class Engine:
 
 
 def make_engine(
-    config: Config | str | os.PathLike[str] | None,
-    budget: MemoryKeywords,
+    options: Config,
+    regulator: MemoryRegulator,
     registry: HandlerLookup | None,
     store: Store | None,
     save_format: SaveFormat | None,
@@ -170,7 +169,6 @@ def make_engine(
     Raises:
         ConfigError: If an option is unknown or does not fit.
     """
-    options, regulator = config_and_regulator(config, budget)
     if layout is None:
         form = options.format if save_format is None else save_format
         layout = AutoLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))

@@ -12,9 +12,10 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import InsufficientMemoryError
 from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
 from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.messages.statistics import waited_for_memory_s
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.stages.reuse.value_cache import KnownValues
 
 
@@ -42,15 +43,18 @@ class RestoreTask:
     async def __call__(self) -> tuple[Any, RestoreReport]:
         """Return the tree, and the report of the restore."""
         path = self._request.path
-        restored, run, identity = await self._engine.read_unchanged(path, self._threads, self._once)
+        result, run, identity = await self._engine.read_unchanged(path, self._threads, self._once)
+        restored: RestoredTree = result.value
         plan, progress = restored.plan, run.progress
         if restored.references and plan is not None:
             run.shared.of(KnownValues).remember(path, identity, {plan.directory: restored.references})
 
         changes = () if plan is None else plan.changes
-        return restored.tree, RestoreReport(run.path, progress.leaves_total, progress.bytes_done, changes)
+        return restored.tree, RestoreReport(
+            run.path, progress.leaves_total, progress.bytes_done, changes, result.stages
+        )
 
-    async def _once(self) -> tuple[RestoredTree, RestoreRun, object]:
+    async def _once(self) -> tuple[PipelineResult, RestoreRun, object]:
         """Return what was restored, and the identity that its checkpoint had before it was read."""
         run = self._engine.restore_run(self._request.path, self._threads)
         identity = await self._threads.run(run.store.identity, self._request.path)
@@ -68,5 +72,6 @@ class RestoreTask:
             n_leaves=run.progress.leaves_total,
             nbytes=run.progress.bytes_done,
             seconds=time.perf_counter() - since,
+            memory_wait_s=waited_for_memory_s(result.stages),
         )
-        return result.value, run, identity
+        return result, run, identity

@@ -15,6 +15,7 @@ from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_aft
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import HandlerFailedError, NoSpaceError, SaveCancelledError, StorageError
 from penstock.kernel.messages.save import SaveReport, TreeToSave
+from penstock.kernel.messages.statistics import waited_for_memory_s
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -147,6 +148,7 @@ class SaveTask:
             n_leaves=report.n_leaves,
             nbytes=report.nbytes,
             durable_s=report.durable_s,
+            memory_wait_s=waited_for_memory_s(report.stages),
         )
         self._promise.finish(report)
 

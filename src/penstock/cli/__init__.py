@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import penstock
+from penstock.cli.storage_options import add_storage_options
 from penstock.cli.terminal.terminal_output import CommandError, open_output
 
 
@@ -75,6 +76,7 @@ def _add_repair(repair: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     repair.add_argument("--overwrite", action="store_true", help="replace what is at TARGET, in one step")
     repair.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
+    add_storage_options(repair)
     repair.add_argument("--json", action="store_true", help="as one JSON document")
 
 
@@ -124,6 +126,7 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace what is at DESTINATION, in one step"
     )
     convert.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
+    add_storage_options(convert)
 
 
 def _demo(arguments: Sequence[str]) -> int:

@@ -10,9 +10,12 @@ from functools import partial
 import anyio
 
 import penstock
+from penstock.cli.storage_options import chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.handlers.formats.safetensors.file_set import SUFFIX
 from penstock.kernel.config.units import parse_bytes
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 
 
 def convert(options: argparse.Namespace, output: Output) -> int:
@@ -33,10 +36,15 @@ def convert(options: argparse.Namespace, output: Output) -> int:
         overwrite=options.overwrite,
         custom_metadata=dict(_pair(text) for text in options.metadata),
         memory_limit=options.memory,
+        save_format=chosen_format(options),
+        max_expansion=options.max_expansion or MOST_EXPANSION,
     )
     report = anyio.run(run)
     seconds = f"{report.durable_s:.1f} s"
-    output.success(f"{report.path}: {report.n_leaves:,} leaves, {format_bytes(report.nbytes)}, in {seconds}")
+    to_tensors = options.format == "safetensors" or options.destination.endswith(SUFFIX)
+    stored = "safetensors" if to_tensors else said_format(options)
+    nbytes = format_bytes(report.nbytes)
+    output.success(f"{report.path}: {report.n_leaves:,} leaves, {nbytes}, in {seconds} ({stored})")
     return 0
 
 

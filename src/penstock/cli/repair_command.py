@@ -14,8 +14,10 @@ from functools import partial
 import anyio
 
 import penstock
+from penstock.cli.storage_options import chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.tools.repair_report import RepairReport
 
 
@@ -35,17 +37,19 @@ def repair(options: argparse.Namespace, output: Output) -> int:
         others=options.other,
         overwrite=options.overwrite,
         memory_limit=options.memory,
+        save_format=chosen_format(options),
+        max_expansion=options.max_expansion or MOST_EXPANSION,
     )
     found = anyio.run(run)
     if options.json:
         output.say(json.dumps({"complete": found.complete, **asdict(found)}, indent=2))
     else:
-        _show(found, output)
+        _show(found, said_format(options), output)
 
     return 1 if found.gone else 4 if found.unchecked else 0
 
 
-def _show(found: RepairReport, output: Output) -> None:
+def _show(found: RepairReport, stored: str, output: Output) -> None:
     rows = [
         (leaf.outcome, leaf.name, leaf.problem or "no checksum was recorded", _shown(leaf.taken_from))
         for leaf in found.leaves
@@ -56,7 +60,7 @@ def _show(found: RepairReport, output: Output) -> None:
 
     counts = Counter(leaf.outcome for leaf in found.leaves)
     what = ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in counts)
-    line = f"{found.path}: {what} ({format_bytes(found.nbytes)})"
+    line = f"{found.path}: {what} ({format_bytes(found.nbytes)}; {stored})"
     if found.complete:
         output.success(line)
     else:

@@ -50,6 +50,7 @@ __all__ = (
     "checkpointers",
     "future",
     "handlers",
+    "install",
     "logging",
     "merge_trees",
     "metadata",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
     from penstock.orbax.future import Future
     from penstock.orbax.options import AsyncOptions
+    from penstock.orbax.substitution.installation import install
     from penstock.orbax.transform_utils import merge_trees
     from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
     from penstock.orbax.v0.checkpointers.checkpointer import AbstractCheckpointer, Checkpointer
@@ -154,6 +156,7 @@ else:
             "penstock.orbax.common.leaf_args": ("ArrayRestoreArgs", "RestoreArgs", "SaveArgs"),
             "penstock.orbax.future": ("Future",),
             "penstock.orbax.options": ("AsyncOptions",),
+            "penstock.orbax.substitution.installation": ("install",),
             "penstock.orbax.transform_utils": ("merge_trees",),
             "penstock.orbax.v0.checkpointers.async_checkpointer": ("AsyncCheckpointer",),
             "penstock.orbax.v0.checkpointers.checkpointer": ("AbstractCheckpointer", "Checkpointer"),

@@ -1,6 +1,11 @@
-"""Directories of steps: saving and keeping by policy, and following a run from outside."""
+"""Directories of steps: saving and keeping by policy, and following a run from outside.
+
+Each name is fetched from its own module when it is first used.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __all__ = (
     "Always",
@@ -35,34 +40,81 @@ __all__ = (
     "watch",
 )
 
-from penstock.steps.keep_policies import (
-    KeepAll,
-    KeepAllOf,
-    KeepAnyOf,
-    KeepBest,
-    KeepEvery,
-    KeepEverySeconds,
-    KeepLast,
-    KeepPolicy,
-    KeepRecent,
-    KeepSteps,
-    StepInfo,
-)
-from penstock.steps.manager import CheckpointManager
-from penstock.steps.save_policies import (
-    Always,
-    EverySeconds,
-    EverySteps,
-    FirstSave,
-    Never,
-    OnPreemption,
-    OnSteps,
-    SaveAllOf,
-    SaveAnyOf,
-    SaveMoment,
-    SavePolicy,
-    WhenIdle,
-)
-from penstock.steps.step_contents import StepMetadata
-from penstock.steps.step_names import AnyNames, NameFormat, StepNames
-from penstock.steps.step_watch import Watch, watch
+if TYPE_CHECKING:
+    from penstock.steps.keep_policies import (
+        KeepAll,
+        KeepAllOf,
+        KeepAnyOf,
+        KeepBest,
+        KeepEvery,
+        KeepEverySeconds,
+        KeepLast,
+        KeepPolicy,
+        KeepRecent,
+        KeepSteps,
+        StepInfo,
+    )
+    from penstock.steps.manager import CheckpointManager
+    from penstock.steps.save_policies import (
+        Always,
+        EverySeconds,
+        EverySteps,
+        FirstSave,
+        Never,
+        OnPreemption,
+        OnSteps,
+        SaveAllOf,
+        SaveAnyOf,
+        SaveMoment,
+        SavePolicy,
+        WhenIdle,
+    )
+    from penstock.steps.step_contents import StepMetadata
+    from penstock.steps.step_names import AnyNames, NameFormat, StepNames
+    from penstock.steps.step_watch import Watch, watch
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.steps.keep_policies": (
+                "KeepAll",
+                "KeepAllOf",
+                "KeepAnyOf",
+                "KeepBest",
+                "KeepEvery",
+                "KeepEverySeconds",
+                "KeepLast",
+                "KeepPolicy",
+                "KeepRecent",
+                "KeepSteps",
+                "StepInfo",
+            ),
+            "penstock.steps.manager": ("CheckpointManager",),
+            "penstock.steps.save_policies": (
+                "Always",
+                "EverySeconds",
+                "EverySteps",
+                "FirstSave",
+                "Never",
+                "OnPreemption",
+                "OnSteps",
+                "SaveAllOf",
+                "SaveAnyOf",
+                "SaveMoment",
+                "SavePolicy",
+                "WhenIdle",
+            ),
+            "penstock.steps.step_contents": ("StepMetadata",),
+            "penstock.steps.step_names": (
+                "AnyNames",
+                "NameFormat",
+                "StepNames",
+            ),
+            "penstock.steps.step_watch": (
+                "Watch",
+                "watch",
+            ),
+        },
+    )

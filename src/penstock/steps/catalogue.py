@@ -28,10 +28,10 @@ class Catalogue:
         events: Told of metrics that cannot be read.
     """
 
-    __slots__ = ("_events", "_infos", "_names", "_root", "_steps", "_store")
+    __slots__ = ("_events", "_infos", "_names", "_reader", "_root", "_steps")
 
     def __init__(self, store: Store, root: str, names: NameFormat, events: BoundLogger) -> None:
-        self._store = store
+        self._reader = on_disk.StepReader(store)
         self._root = root
         self._names = names
         self._events = events
@@ -116,7 +116,7 @@ class Catalogue:
 
         path = os.path.join(self._root, name)
         try:
-            info = on_disk.read_info(self._store, path, step, needs)
+            info = self._reader.info(path, step, needs)
         except CorruptCheckpointError as error:
             self._events.warning("step.unreadable", path=path, error=repr(error))
             info = StepInfo(step, 0.0)

@@ -7,44 +7,63 @@ __all__ = ("CheckpointManager",)
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    final,
+    overload,
+)
 
-from penstock.checkpointer.checkpointer import Checkpointer, Path, Staging
-from penstock.checkpointer.engine import Compare
-from penstock.checkpointer.pipelines import First
-from penstock.checkpointer.restore_keywords import RestoreKeywords, result_check
+from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.kernel.concurrency.entered_once import EnteredOnce
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.restore import Only
-from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
-from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.coordinator import Coordinator
-from penstock.kernel.protocols.layouts import Layout
-from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
-from penstock.steps import step_directory as on_disk
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
 from penstock.steps.manager_opening import Opening, own_or_given
-from penstock.steps.preemption import awaits_preemption
-from penstock.steps.save_policies import Always, SavePolicy
-from penstock.steps.save_queue import StepSaves
-from penstock.steps.step_contents import StepMetadata, describe_step, restore_step, step_number
-from penstock.steps.step_names import NameFormat, StepNames
-from penstock.steps.step_watch import Watch, watch_steps
+from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
+from penstock.steps.step_names import NameFormat, StepNames, step_number
 
 if TYPE_CHECKING:
+    # As in `Checkpointer`: loaded on entering, in a worker thread.
     import jax
+
+    from penstock.checkpointer.checkpointer import Path, Staging
+    from penstock.checkpointer.engine import Compare
+    from penstock.checkpointer.pipelines import First
+    from penstock.checkpointer.restore_keywords import RestoreKeywords
+    from penstock.kernel.config.config import Config
+    from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+    from penstock.kernel.memory.regulator import MemoryRegulator
+    from penstock.kernel.messages.restore import Only
+    from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
+    from penstock.kernel.pipeline.futures import SaveFuture
+    from penstock.kernel.pipeline.pipeline import Pipeline
+    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+    from penstock.kernel.plugins.handler_registry import HandlerRegistry
+    from penstock.kernel.protocols.coordinator import Coordinator
+    from penstock.kernel.protocols.layouts import Layout
+    from penstock.kernel.protocols.leaf import KeyPath
+    from penstock.kernel.protocols.stores import Store
+    from penstock.steps.save_queue import StepSaves
+    from penstock.steps.step_contents import StepMetadata
+    from penstock.steps.step_watch import Watch
 
 T = TypeVar("T")
 Step: TypeAlias = SupportsIndex | None
 """Its number; None for the latest."""
+
+NEEDED_TO_MANAGE: Final[Homes] = {
+    "penstock.handlers.stores.local": "LocalStore",
+    "penstock.steps.save_queue": "StepSaves",
+    "penstock.steps.step_watch": "Watch",
+}
 
 
 @final
@@ -84,7 +103,8 @@ class CheckpointManager:
             which has its own.
 
     Raises:
-        SpecError, ConfigError: If an option does not fit. On entering: PathError if `root` is a checkpoint.
+        SpecError, ConfigError: If an option does not fit; some are looked at on entering, see `Checkpointer`.
+            On entering: PathError if `root` is a checkpoint.
     """
 
     def __init__(
@@ -132,23 +152,25 @@ class CheckpointManager:
             "restore_concurrent_bytes": restore_concurrent_bytes,
             "memory": memory,
         }
-        save_when = Always() if save_when is None else save_when
-        keep = KeepAll() if keep is None else keep
+        save_when, keep = Always() if save_when is None else save_when, KeepAll() if keep is None else keep
         self._root, self._read_only = absolute_path(root), read_only
         self._names: NameFormat = StepNames() if names is None else names
         self._ranking = ranking_of(keep) if metric is None else (metric, mode)
         self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
         self._checkpointer = own_or_given(checkpointer, options)
-        self._saves = StepSaves(
-            self._checkpointer, self._root, self._names, save_when, keep, trash=trash, link=link
-        )
+        if trash is not None and (not trash or "/" in trash or self._names.step(trash) is not None):
+            raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")
+
+        self._policies, self._trash, self._link = (save_when, keep), trash, link
+        self._made: StepSaves | None = None
         owned = self._checkpointer if checkpointer is None else None
         sigterm = self.awaits_preemption if sigterm is None else sigterm
-        opening = Opening(owned=owned, metadata=metadata, writes=not read_only, clean=clean, sigterm=sigterm)
-        self._entered = EnteredOnce("CheckpointManager", partial(self._saves.live, opening))
+        self._opening = Opening(owned, metadata, writes=not read_only, clean=clean, sigterm=sigterm)
+        self._entered = EnteredOnce("CheckpointManager")
 
     async def __aenter__(self) -> CheckpointManager:
-        await self._entered.enter()
+        await load({**NEEDED_TO_OPERATE, **NEEDED_TO_MANAGE}, self._checkpointer.config.loop)
+        await self._entered.enter(partial(self._saves.live, self._opening))
         return self
 
     async def __aexit__(
@@ -320,9 +342,7 @@ class CheckpointManager:
             on_unexpected=on_unexpected,
             max_expansion=max_expansion,
         )
-        path, check = self._saves.catalogue.path(number), result_check(self._root, as_type)
-        found = await restore_step(self._checkpointer.engine, self._saves.reading, restore, path, like, item)
-        check(found)
+        found = await self._restore(number, restore, like, item, as_type)
         self._saves.note_base(number)
         return found
 
@@ -360,6 +380,8 @@ class CheckpointManager:
             NotACheckpointError: If there is no such step, or none at all.
             CorruptCheckpointError: If a document is damaged.
         """
+        from penstock.steps.step_contents import describe_step
+
         number = self._chosen(step)
         path = self._saves.catalogue.path(number)
         engine, threads = self._checkpointer.engine, self._saves.reading
@@ -368,6 +390,8 @@ class CheckpointManager:
 
     async def root_metadata(self) -> Mapping[str, Any] | None:
         """Return what was given as `metadata` when the root was made; None if nothing was."""
+        from penstock.steps import step_directory as on_disk
+
         self._saves.check_open()
         store = self._checkpointer.engine.store
         return await self._saves.reading.run(on_disk.read_root_metadata, store, self._root)
@@ -411,6 +435,8 @@ class CheckpointManager:
         interval_s: float = 1.0,
     ) -> Watch:
         """Yield each step that becomes durable, whoever saves it; arguments as for `penstock.watch`."""
+        from penstock.steps.step_watch import watch_steps
+
         self._saves.check_open()
         return watch_steps(
             self._checkpointer.engine.store,
@@ -439,6 +465,33 @@ class CheckpointManager:
         """Wait as `wait` does; afterwards the manager takes no more calls and can only be left."""
         await self.wait()
         self._saves.close()
+
+    @property
+    def _saves(self) -> StepSaves:
+        if self._made is None:
+            from penstock.steps.save_queue import StepSaves
+
+            save_when, keep = self._policies
+            self._made = StepSaves(
+                self._checkpointer,
+                self._root,
+                self._names,
+                save_when,
+                keep,
+                trash=self._trash,
+                link=self._link,
+            )
+
+        return self._made
+
+    async def _restore(
+        self, number: int, restore: Callable[..., Any], like: Any, item: str | None, as_type: object
+    ) -> Any:
+        from penstock.steps.step_contents import restore_step
+
+        path = self._saves.catalogue.path(number)
+        engine, threads = self._checkpointer.engine, self._saves.reading
+        return await restore_step(engine, threads, restore, path, like, item, as_type)
 
     def _chosen(self, step: Step) -> int:
         self._saves.check_open()

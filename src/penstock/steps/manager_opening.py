@@ -1,26 +1,19 @@
-"""How a manager is opened: its Checkpointer, and its root made ready to be written into."""
+"""How a manager is opened, and with which Checkpointer."""
 
 from __future__ import annotations
 
-__all__ = ("Opening", "own_or_given", "prepare_root")
+__all__ = ("Opening", "own_or_given")
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from structlog.stdlib import BoundLogger
-
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.errors import InUseError, SpecError, StorageError
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.deletion import remove_abandoned
-from penstock.steps import step_directory as on_disk
-from penstock.steps.step_names import NameFormat
+from penstock.kernel.errors import SpecError
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Opening:
     """How a root is opened."""
 
@@ -45,23 +38,3 @@ def own_or_given(given: Checkpointer | None, options: Mapping[str, Any]) -> Chec
         raise SpecError(f"{', '.join(unused)}: an option of the checkpointer, which is given already")
 
     return given
-
-
-def prepare_root(store: Store, root: str, names: NameFormat, events: BoundLogger, opening: Opening) -> None:
-    """Write the metadata of a root that is held, and remove what crashed saves left there. Blocking."""
-    if opening.metadata is not None:
-        on_disk.write_root_metadata(store, root, opening.metadata)
-    if opening.clean:
-        for name in on_disk.leftovers(store, root, names):
-            _clean_up(store, os.path.join(root, name), events)
-
-
-def _clean_up(store: Store, path: str, events: BoundLogger) -> None:
-    try:
-        remove_abandoned(store, path)
-    except InUseError:
-        return  # a live save holds the directory it builds in
-    except StorageError as error:
-        events.warning("step.left_behind", path=path, error=repr(error))
-    else:
-        events.info("step.cleaned_up", path=path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("awaits_preemption", "hear_sigterm")
+__all__ = ("hear_sigterm",)
 
 import signal
 import threading
@@ -12,15 +12,6 @@ from anyio import TASK_STATUS_IGNORED, open_signal_receiver
 from anyio.abc import TaskStatus
 
 from penstock.kernel.events import get_logger
-from penstock.steps.save_policies import OnPreemption, SaveAllOf, SaveAnyOf, SavePolicy
-
-
-def awaits_preemption(policy: SavePolicy) -> bool:
-    """Whether a policy is or contains `OnPreemption`."""
-    if isinstance(policy, (SaveAnyOf, SaveAllOf)):
-        return any(awaits_preemption(part) for part in policy.policies)
-
-    return isinstance(policy, OnPreemption)
 
 
 async def hear_sigterm(

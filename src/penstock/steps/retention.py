@@ -10,7 +10,7 @@ from typing import final
 from anyio import Event
 
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import ClosedError, PenstockError, StorageError
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, StepInfo, steps_to_delete
 from penstock.steps.step_deletion import Deleter
@@ -32,7 +32,7 @@ class Retention:
         self._catalogue = catalogue
         self._policy = policy
         self._threads = threads
-        self._outcomes: dict[int, tuple[Event, list[StorageError]]] = {}
+        self._outcomes: dict[int, tuple[Event, list[PenstockError]]] = {}
         self.pins: set[int] = set()  #: steps that stay whatever the policy says
         self.deleter: Deleter  #: set before any method is called
 
@@ -53,6 +53,7 @@ class Retention:
 
         Raises:
             StorageError: If it could not be deleted; then it is still there.
+            ClosedError: If the manager was left before it could be.
 
         Cancellation:
             The step will be deleted nevertheless.
@@ -63,11 +64,23 @@ class Retention:
         if problems:
             raise problems[0]
 
-    def forget(self, step: int) -> None:
-        """Cancel the deletion of a step that is saved again; wake the tasks that wait for it."""
+    async def forget(self, step: int) -> None:
+        """Cancel the deletion of a step that is saved again; wake the tasks that wait for it.
+
+        If the step is being deleted already, return when that is over.
+        """
         if step in self.deleter.waiting:
-            self.deleter.forget(step)
+            await self.deleter.forget(step)
             event, _ = self._outcomes.pop(step, (Event(), []))
+            event.set()
+
+    def end(self) -> None:
+        """Begin no deletion any more; who waits for one is told that it was not done."""
+        self.deleter.end()
+        for step, (event, problems) in self._outcomes.items():
+            problems.append(
+                ClosedError(f"the CheckpointManager was left before step {step} could be deleted")
+            )
             event.set()
 
     def note_outcome(self, step: int, name: str, problem: StorageError | None) -> None:

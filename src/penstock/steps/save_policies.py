@@ -18,6 +18,7 @@ __all__ = (
     "SaveMoment",
     "SavePolicy",
     "WhenIdle",
+    "awaits_preemption",
 )
 
 from collections.abc import Collection, Sequence
@@ -174,3 +175,11 @@ class OnPreemption(_Combinable):
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return moment.preempted
+
+
+def awaits_preemption(policy: SavePolicy) -> bool:
+    """Whether a policy is or contains `OnPreemption`."""
+    if isinstance(policy, (SaveAnyOf, SaveAllOf)):
+        return any(awaits_preemption(part) for part in policy.policies)
+
+    return isinstance(policy, OnPreemption)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 __all__ = ("StepSaves",)
 
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, final
 
 from anyio import Event, move_on_after
@@ -23,7 +25,6 @@ from penstock.kernel.errors import (
     CorruptCheckpointError,
     NoSpaceError,
     OlderStepError,
-    SpecError,
     StepExistsError,
     StorageError,
     UnsupportedByStoreError,
@@ -33,14 +34,14 @@ from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
-from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, Needs, best_of
-from penstock.steps.manager_opening import Opening, prepare_root
+from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
+from penstock.steps.manager_opening import Opening
 from penstock.steps.preemption import hear_sigterm
 from penstock.steps.retention import Retention
 from penstock.steps.save_policies import SaveMoment, SavePolicy
 from penstock.steps.step_contents import step_items
-from penstock.steps.step_deletion import Deleter
-from penstock.steps.step_metrics import as_metrics, check_ranked, is_ranked
+from penstock.steps.step_deletion import Deleter, prepare_root
+from penstock.steps.step_metrics import RankedMetrics
 from penstock.steps.step_names import NameFormat
 
 CLOSING_S: Final = 5.0
@@ -83,9 +84,6 @@ class StepSaves:
         trash: str | None,
         link: bool,
     ) -> None:
-        if trash is not None and (not trash or "/" in trash or names.step(trash) is not None):
-            raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")
-
         engine = checkpointer.engine
         self._checkpointer = checkpointer
         self._store = engine.store
@@ -95,8 +93,6 @@ class StepSaves:
         self._events = engine.events
         self._root = root
         self._names = names
-        self._keep = keep
-        self._is_ranked = False  # whether the metrics that `keep` ranks by were seen
         self._writing = WriterHold(self._store, root)
         self._save_when = save_when
         self._link = link
@@ -109,12 +105,15 @@ class StepSaves:
         self._failure: BaseException | None = None
         self.preempted = False
         self.threads = Threads(BUSY_THREADS)
-        self.reading = self.threads.leaving_calls(engine.config.stopping.read_s)  #: for what only reads
+        stopping = engine.config.stopping
+        self.reading = self.threads.leaving_calls(stopping.read_s)  #: for what only reads
+        self._delete_s = stopping.delete_s
         self.catalogue = Catalogue(self._store, root, names, self._events)
+        self._ranked = RankedMetrics(keep, self._infos_with_metrics, self._events)
         self.retention = Retention(self.catalogue, keep, self.reading)
         self.retention.deleter = Deleter(
             self._store,
-            self.threads,
+            self.threads.leaving_calls(stopping.read_s),
             root,
             trash=trash,
             events=self._events,
@@ -131,8 +130,7 @@ class StepSaves:
         """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
         async with nullcontext() if opening.owned is None else opening.owned:
             try:
-                await self.threads.run(self._prepare, opening)
-                await self.load()
+                await self.load(await self.threads.run(self._prepare, opening))
                 async with own_tasks(self._raise_on_leaving) as tasks:
                     tasks.start_soon(self.retention.deleter.run)
                     if opening.sigterm:
@@ -140,10 +138,11 @@ class StepSaves:
 
                     self._tasks = tasks
                     yield
-                    await self.settle()
+                    await self.settle(self._delete_s)
                     tasks.cancel_scope.cancel()
             finally:
                 self._tasks = None
+                self.retention.end()
                 await self._end_writing()
 
     def check_open(self) -> None:
@@ -154,9 +153,9 @@ class StepSaves:
         """Take no more calls."""
         self._tasks = None
 
-    async def load(self) -> None:
-        """List the steps in the root, except those that are to be deleted."""
-        found = await self.reading.run(on_disk.find_steps, self._store, self._root, self._names)
+    async def load(self, listed: Sequence[str] | None = None) -> None:
+        """List the steps in the root, unless that was just done, except those that are to be deleted."""
+        found = await self.reading.run(on_disk.find_steps, self._store, self._root, self._names, listed)
         waiting = self.retention.deleter.waiting
         self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
 
@@ -226,9 +225,9 @@ class StepSaves:
         pending = self._pending[step] = _Pending(self.catalogue.name(step))
         try:
             if metrics is not None:
-                metrics = await self.reading.run(self._checked, metrics)
+                metrics = await self.reading.run(self._ranked.checked, metrics)
 
-            self.retention.forget(step)
+            await self.retention.forget(step)
             begun_s = time.monotonic()
             future = await self._save_with_room(step, pending.name, step_items(items, metrics), save, base)
         except BaseException:
@@ -245,12 +244,8 @@ class StepSaves:
 
     async def best_step(self, metric: Metric, mode: Mode) -> int | None:
         """Return the step with the best metric, the latest of equals; None if none has a finite one."""
-        steps = self.catalogue.snapshot()
-
-        def find() -> int | None:
-            return best_of(self.catalogue.infos(steps, frozenset({"metrics"})), metric, mode)
-
-        return await self.reading.run(find)
+        infos = partial(self._infos_with_metrics, self.catalogue.snapshot())
+        return await self.reading.run(lambda: best_of(infos(), metric, mode))
 
     def note_base(self, step: int) -> None:
         """Note that the values of a step are known here: they were saved or restored."""
@@ -261,12 +256,12 @@ class StepSaves:
         if step not in self.catalogue and step not in self.retention.deleter.waiting:
             self.catalogue.add(step, name)
 
-    async def settle(self) -> None:
-        """Wait until no save is under way, and try once to delete the steps due for deletion."""
+    async def settle(self, delete_s: float = math.inf) -> None:
+        """Wait until no save is under way, and try once to delete the steps due, for `delete_s` at most."""
         for pending in (*self._pending.values(), *self._followed):
             await pending.ended.wait()
 
-        await self.retention.deleter.attempt()
+        await self.retention.deleter.attempt(delete_s)
         self.raise_unseen()
 
     def cancel(self) -> None:
@@ -319,16 +314,9 @@ class StepSaves:
             self._events.warning("step.no_base", base=known, error=repr(error))
             return await save(path, items)
 
-    def _checked(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return metrics as numbers; the policy must find in them what it ranks by, or in earlier steps."""
-        numbers = as_metrics(metrics)
-        if numbers and not self._is_ranked:
-            needs: Needs = frozenset({"metrics"})
-            earlier = self.catalogue.infos(self.catalogue.snapshot(), needs) if is_ranked(self._keep) else ()
-            check_ranked(self._keep, numbers, earlier)
-            self._is_ranked = True  # a step has each metric: none is misspelt
-
-        return numbers
+    def _infos_with_metrics(self, steps: Mapping[int, str] | None = None) -> Sequence[StepInfo]:
+        steps = self.catalogue.snapshot() if steps is None else steps
+        return self.catalogue.infos(steps, frozenset({"metrics"}))
 
     def _base(self, step: int) -> str | None:
         if not self._link:
@@ -382,19 +370,23 @@ class StepSaves:
         latest = self.catalogue.latest
         return max([-1 if latest is None else latest, *self._pending])
 
-    def _prepare(self, opening: Opening) -> None:
+    def _prepare(self, opening: Opening) -> Sequence[str] | None:
+        """Make the root ready; return what was listed in it, if it was."""
         on_disk.check_root(self._store, self._root)
         if not opening.writes:
-            return
+            return None
 
         self._store.make_directory(self._root)
-        if self._checkpointer.engine.coordinator.is_primary:
-            self._writing.take()
-            prepare_root(self._store, self._root, self._names, self._events, opening)
+        if not self._checkpointer.engine.coordinator.is_primary:
+            return None
+
+        self._writing.take()
+        return prepare_root(self._store, self._root, self._names, self._events, opening)
 
     async def _end_writing(self) -> None:
+        # Left to its thread if the medium hangs: the hold ends when it goes on, or with the process.
         with move_on_after(CLOSING_S, shield=True):
             try:
-                await self.threads.run(self._writing.release)
+                await self.reading.run(self._writing.release)
             except StorageError as error:
                 self._events.warning("step.left_behind", path=error.path, error=repr(error))

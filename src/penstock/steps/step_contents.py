@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ("StepMetadata", "describe_step", "item_names", "restore_step", "step_items", "step_number")
+__all__ = ("StepMetadata", "describe_step", "item_names", "restore_step", "step_items")
 
-import operator
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, SupportsIndex, final
+from typing import Any, final
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.restore_items import restore_items
+from penstock.checkpointer.restore_keywords import result_check
 from penstock.handlers.formats.items.item_types import Composite, Json
 from penstock.handlers.formats.orbax.discovery.item_kinds import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
-from penstock.steps.step_directory import METRICS, TREE, read_metrics
-from penstock.steps.step_names import MOST_DIGITS
+from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 
 @final
@@ -43,23 +43,6 @@ class StepMetadata:
             raise SpecError(f"step {self.step} has the items {', '.join(self.items)}; use .items")
 
         return next(iter(self.items.values())).tree
-
-
-def step_number(step: SupportsIndex) -> int:
-    """Return a step as an int.
-
-    Raises:
-        SpecError: If it is not an integer, negative, or too large to be found again.
-    """
-    try:
-        number = operator.index(step)
-    except TypeError as error:
-        raise SpecError(f"a step is an integer, not {step!r}") from error
-
-    if not 0 <= number < 10**MOST_DIGITS:
-        raise SpecError(f"a step has 1 to {MOST_DIGITS} digits and no sign, unlike {number}")
-
-    return number
 
 
 def step_items(items: object, metrics: Mapping[str, Any] | None) -> Composite:
@@ -99,9 +82,12 @@ def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMet
 
     Raises:
         NotACheckpointError: If there is no such step.
-        CorruptCheckpointError: If a document is damaged.
+        CorruptCheckpointError: If a document is damaged, or a link leads out of the step.
     """
     names = item_names(store, path)
+    if isinstance(store, UntrustedFiles):
+        store.check_links(path, path)  # metrics and metadata lie beside the items
+
     items = {name: describe_checkpoint(layout, store, path, name) for name in names}
     if not names:
         items = {TREE: describe_checkpoint(layout, store, path)}
@@ -112,7 +98,7 @@ def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMet
         step,
         os.path.abspath(path),
         items,
-        read_metrics(store, path),
+        StepReader(store).metrics(path),
         about.custom_metadata,
         about.committed_at_ns,
     )
@@ -125,6 +111,7 @@ async def restore_step(
     path: str,
     like: Any,
     item: str | None,
+    as_type: object,
 ) -> Any:
     """Return the tree of the step at `path`, if it holds one or one is asked for; else a `Composite`.
 
@@ -136,7 +123,22 @@ async def restore_step(
         like: `...` for everything; a target of one tree; or a `Composite` of targets, which names the
             items wanted.
         item: The name of one item, which alone is restored.
+        as_type: The class of the result, or None.
     """
+    check = result_check(path, as_type)
+    found = await _restored(engine, threads, restore, path, like, item)
+    check(found)
+    return found
+
+
+async def _restored(
+    engine: Engine,
+    threads: Threads,
+    restore: Callable[..., Awaitable[Any]],
+    path: str,
+    like: Any,
+    item: str | None,
+) -> Any:
     if item is not None or (like is not ... and not isinstance(like, Composite)):
         return await restore(path, like=like, item=item)
 

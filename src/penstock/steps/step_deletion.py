@@ -1,12 +1,14 @@
-"""Deletion of steps in the background, never while they are read on this machine."""
+"""Deletion of steps in the background, never while they are read here; and of what crashed saves left."""
 
 from __future__ import annotations
 
-__all__ = ("Deleter", "delete_step")
+__all__ = ("Deleter", "delete_step", "prepare_root")
 
 import errno
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, final
 
 from anyio import Event, Lock, move_on_after
@@ -14,10 +16,13 @@ from structlog.stdlib import BoundLogger
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import InUseError, StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
+from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
+from penstock.steps import step_directory as on_disk
+from penstock.steps.manager_opening import Opening
 from penstock.steps.step_directory import DELETED
+from penstock.steps.step_names import NameFormat
 
 RETRY_S: Final = 1.0
 """Seconds until the deletion of a step that was being read is tried again."""
@@ -27,11 +32,13 @@ RETRY_S: Final = 1.0
 class Deleter:
     """Deletes steps one after another; a step that is being read waits until it is not.
 
-    A step disappears atomically, by a rename; a crash leaves it whole or as a temporary directory.
+    A step disappears atomically, by a rename; a crash leaves it whole or as a temporary directory. So a
+    deletion that the medium keeps from ending can be left to its thread: it does what is begun, and begins
+    nothing any more.
 
     Args:
         store: Where `root` lies.
-        threads: For its blocking calls.
+        threads: For its blocking calls, which a cancellation may leave.
         root: The directory of steps.
         trash: A folder in `root` that steps are moved to instead; None to remove them.
         events: Where failures are logged.
@@ -55,6 +62,8 @@ class Deleter:
         self._events = events
         self._on_outcome = on_outcome
         self._waiting: dict[int, str] = {}
+        self._busy: tuple[int, Event] | None = None  # the step being deleted, and when that is over
+        self._ended = False
         self._asked = Event()
         self._turn = Lock()
 
@@ -68,9 +77,15 @@ class Deleter:
         self._waiting.update(steps)
         self._asked.set()
 
-    def forget(self, step: int) -> None:
-        """Take back the request for a step; without effect if it is being deleted already."""
+    async def forget(self, step: int) -> None:
+        """Take back the request for a step; if it is being deleted already, return when that is over."""
         self._waiting.pop(step, None)
+        if self._busy is not None and self._busy[0] == step:
+            await self._busy[1].wait()
+
+    def end(self) -> None:
+        """Begin no deletion any more, also not in calls that were left to their threads."""
+        self._ended = True
 
     async def run(self) -> None:
         """Delete requested steps, until cancelled."""
@@ -84,21 +99,35 @@ class Deleter:
 
                 await self.attempt()
 
-    async def attempt(self) -> None:
-        """Try every waiting step once.
+    async def attempt(self, within_s: float = math.inf) -> None:
+        """Try every waiting step once, for at most so many seconds; what hangs then is logged and left.
 
         Cancellation:
-            Between two steps.
+            Leaves the deletion under way to its thread.
         """
-        async with self._turn:
-            for step, name in tuple(self._waiting.items()):
-                if step in self._waiting:
-                    await self._try(step, name)
+        with move_on_after(within_s) as limit:
+            async with self._turn:
+                for step, name in tuple(self._waiting.items()):
+                    if step in self._waiting:
+                        await self._try(step, name)
+
+        if limit.cancelled_caught:
+            self._events.warning("step.deletion_hangs", steps=list(self._waiting), seconds=within_s)
 
     async def _try(self, step: int, name: str) -> None:
-        problem: StorageError | None = None
+        over = Event()
+        self._busy = (step, over)
         try:
-            left = await self._threads.run(delete_step, self._store, self._root, name, self._trash)
+            await self._delete(step, name)
+        finally:
+            self._busy = None
+            over.set()
+
+    async def _delete(self, step: int, name: str) -> None:
+        problem: StorageError | None = None
+        delete = partial(delete_step, is_wanted=lambda: not self._ended)
+        try:
+            left = await self._threads.run(delete, self._store, self._root, name, self._trash)
         except StorageError as error:
             if error.errno == errno.EBUSY:
                 return
@@ -114,10 +143,13 @@ class Deleter:
         self._on_outcome(step, name, problem)
 
 
-def delete_step(store: Store, root: str, name: str, trash: str | None) -> StorageError | None:
+def delete_step(
+    store: Store, root: str, name: str, trash: str | None, *, is_wanted: Callable[[], bool] = lambda: True
+) -> StorageError | None:
     """Delete the step called `name` in `root`, or move it to the folder `trash` there. Blocking.
 
-    Does nothing if it does not exist. Of a step that is a symbolic link, the link is deleted.
+    Does nothing if it does not exist, or if `is_wanted` says so once it is held. Of a step that is a symbolic
+    link, the link is deleted.
 
     Returns:
         Why something of it was left under a name that is no step's; None if it is gone.
@@ -132,6 +164,37 @@ def delete_step(store: Store, root: str, name: str, trash: str | None) -> Storag
         return None
 
     if trash is not None:
-        return move_checkpoint(store, path, os.path.join(root, trash, name))
+        return move_checkpoint(store, path, os.path.join(root, trash, name), is_wanted=is_wanted)
 
-    return delete_checkpoint(store, path, os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}"))
+    hidden = os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
+    return delete_checkpoint(store, path, hidden, is_wanted=is_wanted)
+
+
+def prepare_root(
+    store: Store, root: str, names: NameFormat, events: BoundLogger, opening: Opening
+) -> Sequence[str]:
+    """Write the metadata of a root that is held, and remove what crashed saves left there. Blocking.
+
+    Returns:
+        What was listed in it. With 20,000 steps, listing is most of the work.
+    """
+    if opening.metadata is not None:
+        on_disk.write_root_metadata(store, root, opening.metadata)
+
+    listed = on_disk.list_root(store, root)
+    if opening.clean:
+        for name in on_disk.leftovers(listed, names):
+            _clean_up(store, os.path.join(root, name), events)
+
+    return listed
+
+
+def _clean_up(store: Store, path: str, events: BoundLogger) -> None:
+    try:
+        remove_abandoned(store, path)
+    except InUseError:
+        return  # a live save holds the directory it builds in
+    except StorageError as error:
+        events.warning("step.left_behind", path=path, error=repr(error))
+    else:
+        events.info("step.cleaned_up", path=path)

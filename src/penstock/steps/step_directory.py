@@ -10,35 +10,43 @@ __all__ = (
     "DELETED",
     "METRICS",
     "TREE",
+    "StepReader",
     "check_root",
     "find_steps",
     "is_finished",
     "leftovers",
-    "read_info",
-    "read_metrics",
+    "list_root",
     "read_root_metadata",
+    "seal_root_metadata",
     "write_root_metadata",
 )
 
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checked_json import parse_object
+from penstock.handlers.formats.common.integrity import Digest, digest_of
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_checkpoint,
     may_be_finished_step,
     read_root_metadata,
 )
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, INTEGRITY
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, StorageError
-from penstock.kernel.protocols.store_capabilities import FolderListing
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    INTEGRITY,
+    ROOT_METADATA,
+)
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments, check_record
+from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PathError, SpecError, StorageError
+from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 from penstock.steps.keep_policies import Needs, StepInfo
@@ -49,10 +57,10 @@ TREE: Final = "default"
 METRICS: Final = "metrics"
 """The item that holds the metrics, and the file in it."""
 
+_METRICS_FILE: Final = f"{METRICS}/{METRICS}"
+
 DELETED: Final = "deleted_"
 """Prefix of the name of a step that is being deleted."""
-
-_ROOT_FILE: Final = ("metadata", "_ROOT_METADATA")
 
 
 def check_root(store: Store, root: str) -> None:
@@ -66,25 +74,33 @@ def check_root(store: Store, root: str) -> None:
         raise PathError(root, problem)
 
 
-def find_steps(store: Store, root: str, names: NameFormat) -> dict[int, str]:
+def list_root(store: Store, root: str) -> Sequence[str]:
+    """Name the directories in `root`, and perhaps files; none if there is no `root`."""
+    try:
+        return store.list_folders(root) if isinstance(store, FolderListing) else store.list_directory(root)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            return ()
+
+        raise
+
+
+def find_steps(
+    store: Store, root: str, names: NameFormat, listed: Sequence[str] | None = None
+) -> dict[int, str]:
     """List the steps in `root`: number to directory name, ascending. Most steps are not opened.
 
     Only directories count, except those left by interrupted saves. Where steps are built under their own
     names, as Orbax does on object stores, unfinished ones at the end are left out.
 
-    Returns:
-        An empty dict if there is no `root`.
+    Args:
+        store: Where it lies.
+        root: The directory of steps; it need not exist.
+        names: Names of step directories.
+        listed: What `list_root` returned just now.
     """
-    try:
-        listed = store.list_folders(root) if isinstance(store, FolderListing) else store.list_directory(root)
-    except StorageError as error:
-        if error.errno == errno.ENOENT:
-            return {}
-
-        raise
-
     found: dict[int, str] = {}
-    for name in listed:
+    for name in list_root(store, root) if listed is None else listed:
         step = names.step(name)
         if step is not None and (step not in found or names.name(step) == name):
             found[step] = name
@@ -115,10 +131,10 @@ def is_finished(store: Store, path: str) -> bool:
         raise
 
 
-def leftovers(store: Store, root: str, names: NameFormat) -> list[str]:
-    """Name the temporary directories in `root`, of saves and deletions that crashed or are under way."""
+def leftovers(listed: Sequence[str], names: NameFormat) -> list[str]:
+    """Name the temporary directories, among those of a root, of saves and deletions that crashed or go on."""
     found: list[str] = []
-    for name in store.list_directory(root):
+    for name in listed:
         before, suffix, _ = name.partition(TEMPORARY_SUFFIX)
         if suffix and names.step(before.removeprefix(DELETED)) is not None:
             found.append(name)
@@ -126,39 +142,79 @@ def leftovers(store: Store, root: str, names: NameFormat) -> list[str]:
     return found
 
 
-def read_info(store: Store, path: str, step: int, needs: Needs) -> StepInfo:
-    """Read what policies look at in one step.
+@final
+class StepReader:
+    """Reads what policies look at in one step after another. Blocking.
 
-    Raises:
-        CorruptCheckpointError: If a document is damaged.
+    Args:
+        store: Where the steps lie.
     """
-    metrics = read_metrics(store, path) if "metrics" in needs else None
-    if "time" not in needs:
-        return StepInfo(step, metrics=metrics)
 
-    file = os.path.join(path, CHECKPOINT_METADATA)
-    data = _read_if_there(store, file)
-    about = checkpoint_metadata.decode(file, data or b"")
-    return StepInfo(step, (about.committed_at_ns or about.started_at_ns or 0) / 1e9, metrics)
+    __slots__ = ("_read_files", "_store")
 
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read_files = store.read_files if isinstance(store, ManyFiles) else self._read_one_by_one
 
-def read_metrics(store: Store, path: str) -> Mapping[str, Any] | None:
-    """Read the metrics of the step at `path`; None if it has none.
+    def info(self, path: str, step: int, needs: Needs) -> StepInfo:
+        """Read what policies look at in the step at `path`.
 
-    Raises:
-        CorruptCheckpointError: If they are not a JSON object.
-    """
-    file = os.path.join(path, METRICS, METRICS)
-    data = _read_if_there(store, file)
-    names = _names_in(store, path)
-    sealed = SealedDocuments.open(store, path, names)
-    if data is not None:
-        sealed.check(f"{METRICS}/{METRICS}", data)
-        return parse_object(file, data)
-    if sealed.is_sealed and METRICS in sealed.about(names).items:
-        sealed.check_absent(METRICS)
+        Raises:
+            CorruptCheckpointError: If a document is damaged.
+        """
+        metrics = self.metrics(path) if "metrics" in needs else None
+        if "time" not in needs:
+            return StepInfo(step, metrics=metrics)
 
-    return None
+        file = os.path.join(path, CHECKPOINT_METADATA)
+        (data,) = self._read_files((file,))
+        about = checkpoint_metadata.decode(file, data or b"")
+        return StepInfo(step, (about.committed_at_ns or about.started_at_ns or 0) / 1e9, metrics)
+
+    def metrics(self, path: str) -> Mapping[str, Any] | None:
+        """Read the metrics of the step at `path`; None if it has none. Opens two or three files.
+
+        Raises:
+            CorruptCheckpointError: If they are not a JSON object, or not as they were written.
+        """
+        file, record = os.path.join(path, _METRICS_FILE), os.path.join(path, INTEGRITY)
+        data, recorded = self._read_files((file, record))
+        expected: Digest | None = None
+        if recorded is not None:
+            expected = integrity.decode_documents(record, recorded).get(_METRICS_FILE)
+        if data is not None and expected is not None:
+            # If the digest fits, the record is right in this, and need not be compared itself.
+            if digest_of(data) != expected:
+                raise ChecksumError(file, "differs from what was written")
+            return parse_object(file, data)
+
+        (mark,) = self._read_files((os.path.join(path, COMMIT_MARK),))
+        check_record(record, recorded, None if mark is None else commit_mark_text.decode(mark))
+        if data is not None:
+            return parse_object(file, data)
+        if expected is not None:
+            self._check_deleted(path)
+
+        return None
+
+    def _check_deleted(self, path: str) -> None:
+        """Raise `MissingFileError` unless metrics that were written, and are gone, were deleted by right."""
+        names = self._store.list_directory(path)
+        sealed = SealedDocuments.open(self._store, path, names)
+        if METRICS in sealed.about(names).items:
+            sealed.check_absent(METRICS)
+
+    def _read_one_by_one(self, files: Iterable[str]) -> Sequence[bytes | None]:
+        return [self._read_if_there(file) for file in files]
+
+    def _read_if_there(self, file: str) -> bytes | None:
+        try:
+            return self._store.read_file(file)
+        except StorageError as error:
+            if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+                return None
+
+            raise
 
 
 def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, Any]) -> None:
@@ -172,8 +228,8 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(f"metadata cannot be written as JSON: {error}") from error
 
-    folder = os.path.join(root, _ROOT_FILE[0])
-    file = os.path.join(folder, _ROOT_FILE[1])
+    folder = os.path.join(root, ROOT_FOLDER)
+    file = os.path.join(folder, ROOT_METADATA)
     if store.kind(file) is None:
         store.make_directory(folder)
         try:
@@ -184,20 +240,32 @@ def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, A
 
             return
 
-        record = integrity.encode((), {}, [Document(_ROOT_FILE[1], data)])
-        store.write_file(os.path.join(folder, INTEGRITY), record)
-        store.sync_directory(folder)
+        seal_root_metadata(store, root)
 
 
-def _names_in(store: Store, path: str) -> Sequence[str]:
-    return store.list_directory(path) if store.kind(path) == "directory" else ()
+def seal_root_metadata(store: Store, root: str) -> bool:
+    """Record the digests of the metadata of a directory of steps, as they are now, unless that was done.
 
+    A mark has the digest of the record, as that of a checkpoint has.
 
-def _read_if_there(store: Store, file: str) -> bytes | None:
-    try:
-        return store.read_file(file)
-    except StorageError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
-            return None
+    Returns:
+        Whether anything was written.
 
-        raise
+    Raises:
+        ChecksumError: If they differ from a digest that was recorded before.
+    """
+    folder = os.path.join(root, ROOT_FOLDER)
+    names = store.list_directory(folder) if store.kind(folder) == "directory" else ()
+    documents = [name for name in names if name not in {INTEGRITY, COMMIT_MARK}]
+    sealed = SealedDocuments.open(store, folder, names)
+    mark = os.path.join(folder, COMMIT_MARK)
+    marked = COMMIT_MARK in names and commit_mark_text.decode(store.read_file(mark)) is not None
+    if not documents or (sealed.is_sealed and marked):
+        return False
+
+    record = integrity.encode((), {}, [Document(name, sealed.read(name)) for name in documents])
+    store.write_file(os.path.join(folder, INTEGRITY), record)
+    store.sync_directory(folder)  # before the mark that says that it is there
+    store.write_file(mark, commit_mark_text.encode(record))
+    store.sync_directory(folder)
+    return True

@@ -1,14 +1,20 @@
-"""The metrics of a step: numbers by name, and whether they have what a policy ranks by. Pure."""
+"""The metrics of a step: numbers by name, and whether they have what a policy ranks by."""
 
 from __future__ import annotations
 
-__all__ = ("as_json_metrics", "as_metrics", "check_ranked", "is_ranked")
+__all__ = ("RankedMetrics", "as_json_metrics", "as_metrics", "missing_metrics")
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsFloat, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, SupportsFloat, cast, final
+
+from structlog.stdlib import BoundLogger
 
 from penstock.kernel.errors import SpecError, UnknownMetricError
 from penstock.steps.keep_policies import KeepPolicy, StepInfo, has_metric, ranked_names
+
+_MISSPELT: Final = 0.8
+"""From this likeness on, one of two names is likely a slip. `train_loss` and `eval_loss` are less alike."""
 
 
 def as_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,15 +51,53 @@ def as_json_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): _as_json(str(name), value) for name, value in metrics.items()}
 
 
-def is_ranked(policy: KeepPolicy) -> bool:
-    """Whether a policy ranks steps by a metric that it names."""
-    return bool(ranked_names(policy))
+@final
+class RankedMetrics:
+    """Makes numbers of metrics, and looks whether they have what a policy ranks by, until a step has it.
+
+    Args:
+        policy: What stays.
+        steps: Returns all that there are, with their metrics. Blocking.
+        events: Where it is said, once, that a metric is missing.
+    """
+
+    __slots__ = ("_events", "_policy", "_said", "_seen", "_steps")
+
+    def __init__(
+        self, policy: KeepPolicy, steps: Callable[[], Sequence[StepInfo]], events: BoundLogger
+    ) -> None:
+        self._policy = policy
+        self._steps = steps
+        self._events = events
+        self._seen = not ranked_names(policy)  # whether a step has each metric: none is misspelt
+        self._said = False
+
+    def checked(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of the step to be saved as `as_metrics` does.
+
+        Raises:
+            SpecError, UnknownMetricError: As `as_metrics` and `missing_metrics`.
+        """
+        numbers = as_metrics(metrics)
+        if not numbers or self._seen:
+            return numbers
+
+        missing = missing_metrics(self._policy, numbers, self._steps())
+        self._seen = not missing
+        if missing and not self._said:
+            self._said = True
+            self._events.warning("step.metric_missing", metrics=missing, known=list(numbers))
+
+        return numbers
 
 
-def check_ranked(policy: KeepPolicy, metrics: Mapping[str, Any], steps: Sequence[StepInfo]) -> None:
-    """Refuse metrics that lack one which a policy ranks by and no step has: its name is misspelt somewhere.
+def missing_metrics(
+    policy: KeepPolicy, metrics: Mapping[str, Any], steps: Sequence[StepInfo]
+) -> Sequence[str]:
+    """Name the metrics that a policy ranks by, and that neither a step has nor the one to be saved.
 
-    The policy would keep every step for lack of it.
+    For lack of one the policy keeps every step. It may come later, as that of an evaluation does. But if
+    there is one of nearly the same name, one of the two is misspelt, and the step is refused.
 
     Args:
         policy: What stays.
@@ -61,11 +105,16 @@ def check_ranked(policy: KeepPolicy, metrics: Mapping[str, Any], steps: Sequence
         steps: Those that there are, with their metrics.
 
     Raises:
-        UnknownMetricError: If so.
+        UnknownMetricError: If one is misspelt.
     """
-    for name in ranked_names(policy):
-        if not any(has_metric(info, name) for info in (StepInfo(0, metrics=metrics), *steps)):
-            raise UnknownMetricError(name, [known for known, _ in _each(metrics)])
+    infos = (StepInfo(0, metrics=metrics), *steps)
+    missing = [name for name in ranked_names(policy) if not any(has_metric(info, name) for info in infos)]
+    known = [name for name, _ in _each(metrics)]
+    for name in missing:
+        if get_close_matches(name, known, n=1, cutoff=_MISSPELT):
+            raise UnknownMetricError(name, known)
+
+    return missing
 
 
 def _each(metrics: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:

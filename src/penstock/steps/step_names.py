@@ -1,4 +1,4 @@
-"""Maps steps to directory names and back. Pure.
+"""What a step may be; maps steps to directory names and back. Pure.
 
 Source:
     ORBAX_FORMAT.md §3.4.
@@ -6,12 +6,12 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("AnyNames", "NameFormat", "StepNames")
+__all__ = ("AnyNames", "NameFormat", "StepNames", "step_number")
 
-import re
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, final, runtime_checkable
+from typing import Final, Protocol, SupportsIndex, final, runtime_checkable
 
 from penstock.kernel.errors import SpecError
 
@@ -60,17 +60,15 @@ class StepNames:
         """Return the step that a name means; None if it is not the name of a step."""
         before = self._before
         number = name[len(before) :]
-        if not name.startswith(before) or not _NUMBER.fullmatch(number) or len(number) > MOST_DIGITS:
+        if len(number) > MOST_DIGITS or not (number.isascii() and number.isdigit()):
             return None
 
-        return int(number) if self.name(int(number)) == name else None
+        step = int(number)
+        return step if self.name(step) == name else None
 
     @property
     def _before(self) -> str:
         return "" if self.prefix is None else f"{self.prefix}_"
-
-
-_NUMBER: Final = re.compile("[0-9]+")
 
 
 @final
@@ -91,3 +89,20 @@ class AnyNames:
     def step(self, name: str, /) -> int | None:
         """Return the step that a name means; None if it is not the name of a step."""
         return next((step for step in (form.step(name) for form in self.formats) if step is not None), None)
+
+
+def step_number(step: SupportsIndex) -> int:
+    """Return a step as an int.
+
+    Raises:
+        SpecError: If it is not an integer, negative, or too large to be found again.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError as error:
+        raise SpecError(f"a step is an integer, not {step!r}") from error
+
+    if not 0 <= number < 10**MOST_DIGITS:
+        raise SpecError(f"a step has 1 to {MOST_DIGITS} digits and no sign, unlike {number}")
+
+    return number

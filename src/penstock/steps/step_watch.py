@@ -8,22 +8,27 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import final
+from typing import Final, final
 
 from anyio import Event, create_task_group, move_on_after
 from anyio.lowlevel import checkpoint
 
-from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import LoopOptions
 from penstock.kernel.config.shutdown_options import READ_S
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import NoHold, take_hold
 from penstock.kernel.storage.paths import absolute_path
-from penstock.steps import step_directory as on_disk
 from penstock.steps.directory_changes import set_at_change, tells_changes
 from penstock.steps.step_names import NameFormat, StepNames
+
+NEEDED_TO_WATCH: Final[Homes] = {
+    "penstock.handlers.stores.local": "LocalStore",
+    "penstock.steps.step_directory": "check_root",
+}
 
 
 def watch(
@@ -65,7 +70,7 @@ def watch(
         At every wait.
     """
     return watch_steps(
-        LocalStore(),
+        None,
         Threads(1).leaving_calls(READ_S),
         absolute_path(root),
         StepNames() if names is None else names,
@@ -78,7 +83,7 @@ def watch(
 
 
 def watch_steps(
-    store: Store,
+    store: Store | None,
     threads: Threads,
     root: str,
     names: NameFormat,
@@ -90,7 +95,10 @@ def watch_steps(
     interval_s: float = 1.0,
     on_step: Callable[[int, str], object] | None = None,
 ) -> Watch:
-    """Watch a root in any store, as `watch` does; `on_step` is called with each step and its name first."""
+    """Watch a root in any store, as `watch` does; `on_step` is called with each step and its name first.
+
+    Without a store it is the local file system.
+    """
     if not interval_s > 0:
         raise SpecError(f"interval_s must be positive, not {interval_s}")
 
@@ -135,6 +143,7 @@ class Watch(AsyncIterator[int]):
 
     async def __anext__(self) -> int:
         self._held.release()
+        await load(NEEDED_TO_WATCH, LoopOptions())
         deadline = time.monotonic() + self._timeout_s
         while True:
             found = await self._watcher.next_step(latest_only=self._latest_only)
@@ -159,12 +168,12 @@ class Watch(AsyncIterator[int]):
 class _Watcher:
     """Finds the next step after those already seen."""
 
-    __slots__ = ("_names", "_root", "_seen", "_store", "_threads")
+    __slots__ = ("_given", "_names", "_root", "_seen", "_threads")
 
     def __init__(
-        self, store: Store, threads: Threads, root: str, names: NameFormat, after: int | None
+        self, store: Store | None, threads: Threads, root: str, names: NameFormat, after: int | None
     ) -> None:
-        self._store = store
+        self._given = store
         self._threads = threads
         self._root = root
         self._names = names
@@ -181,10 +190,15 @@ class _Watcher:
             path = os.path.join(self._root, name)
             held = await take_hold(self._store, self._threads, path)
             self._seen = step
-            if await self._threads.run(on_disk.is_finished, self._store, path):
+            if await self._threads.run(self._is_finished, path):
                 return step, name, held
 
             held.release()  # it was deleted just now
+
+    def _is_finished(self, path: str) -> bool:
+        from penstock.steps import step_directory as on_disk
+
+        return on_disk.is_finished(self._store, path)
 
     async def wait(self, most_s: float) -> None:
         """Return when the root may have changed, or after `most_s`."""
@@ -202,7 +216,18 @@ class _Watcher:
 
                 tasks.cancel_scope.cancel()
 
+    @property
+    def _store(self) -> Store:
+        if self._given is None:
+            from penstock.handlers.stores.local import LocalStore
+
+            self._given = LocalStore()
+
+        return self._given
+
     def _find(self, latest_only: bool) -> tuple[int, str] | None:
+        from penstock.steps import step_directory as on_disk
+
         steps = on_disk.find_steps(self._store, self._root, self._names)
         if self._seen is not None:
             steps = {step: name for step, name in steps.items() if step > self._seen}

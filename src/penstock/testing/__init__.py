@@ -42,6 +42,8 @@ __all__ = (
     "SharingConformance",
     "StageConformance",
     "StoreConformance",
+    "UntrustedFilesConformance",
+    "lockless_store",
 )
 
 from penstock.testing.capability_conformance import (
@@ -54,11 +56,13 @@ from penstock.testing.capability_conformance import (
     MappingConformance,
     RenameConformance,
     SharingConformance,
+    UntrustedFilesConformance,
 )
 from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore
 from penstock.testing.handler_conformance import HandlerConformance
 from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.lockless_store import lockless_store
 from penstock.testing.memory_store import MemoryStore
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import StoreConformance

@@ -12,9 +12,12 @@ __all__ = (
     "MappingConformance",
     "RenameConformance",
     "SharingConformance",
+    "UntrustedFilesConformance",
 )
 
 import errno
+import os
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +26,7 @@ import numpy as np
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.concurrency.threads import await_future
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import LinkOutsideError, StorageError
 from penstock.kernel.protocols.store_capabilities import (
     BuildHolds,
     Exchanges,
@@ -38,6 +41,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Renames,
     SharedFiles,
     SyncsFiles,
+    UntrustedFiles,
 )
 from penstock.testing.operation_faults import backends, demand, refuses
 from penstock.testing.store_conformance import StoreCase
@@ -184,6 +188,59 @@ class ListingConformance(StoreCase):
             list(store.file_sizes(paths)) == [5, -1, None],
             "file_sizes must tell all three apart",
         )
+
+
+class UntrustedFilesConformance(StoreCase):
+    """Tests of `UntrustedFiles`: files with holes, and links that lead out of a checkpoint.
+
+    Of the store as it is made for checkpoints that are not trusted: links that lead out are refused.
+    """
+
+    def make_link(self, path: str, target: str) -> None:
+        """Make `path` a link to `target`. By default of the operating system's file system."""
+        os.symlink(target, path)
+
+    def test_only_what_takes_room_counts(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, UntrustedFiles), "the store must be an UntrustedFiles"
+        store.write_file(f"{root}/file", b"content")
+        store.write_file(f"{root}/empty", b"")
+        with closing(store.create_data_file(f"{root}/holes")) as data:
+            data.write_at(2**24, [memoryview(b"end")])
+            data.sync()
+
+        names = ("file", "empty", "absent", "holes", "")
+        whole, empty, absent, holes, folder = store.data_sizes([f"{root}/{name}" for name in names])
+        demand((whole, empty) == (7, 0), "the bytes of a file without holes all take room")
+        demand((absent, folder) == (0, 0), "data_sizes must say 0 for what is no file")
+        demand(3 <= holes <= 2**24 + 3, "of a file with a hole, at most its length counts")
+
+    def test_links_that_lead_out_are_refused_and_others_are_not(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), f"{self.root(tmp_path)}/checkpoint"
+        assert isinstance(store, UntrustedFiles), "the store must be an UntrustedFiles"
+        for folder in (f"{root}/a", f"{root}/b/deep", f"{self.root(tmp_path)}/checkpoint-2"):
+            store.make_directory(folder)
+
+        store.write_file(f"{root}/a/file", b"")
+        self.make_link(f"{root}/b/to_file", "../a/file")
+        self.make_link(f"{root}/b/to_folder", f"{root}/a")
+        self.make_link(f"{root}/b/deep/nowhere", "absent")
+        self.make_link(f"{self.root(tmp_path)}/link", root)
+        for checkpoint in (root, f"{self.root(tmp_path)}/link"):
+            store.check_links(checkpoint, checkpoint)
+
+        for target in ("../../..", f"{self.root(tmp_path)}/checkpoint-2", "/", f"{root}/../absent"):
+            self.make_link(f"{root}/b/deep/out", target)
+            for directory in (root, f"{root}/b", f"{root}/b/deep"):
+                error = refuses(
+                    partial(store.check_links, root, directory), LinkOutsideError, f"a link to {target}"
+                )
+                demand("b/deep/out" in str(error), "the error must name the link")
+
+            store.check_links(root, f"{root}/a")  # where there is none
+            store.remove_tree(f"{root}/b/deep/out")
+
+        store.check_links(root, root)
 
 
 class HoldConformance(StoreCase):

@@ -266,7 +266,7 @@ class CrashStore:
 
     def _make_held(self, inner: BuildHolds, path: str) -> Hold:
         make = partial(inner.make_held, path)
-        return self.change("make_held", path, make, lambda _: self._disk.made_directories(path))
+        return self.change("make_held", path, make, lambda _: self._disk.made_held(path))
 
     def _sync_tree(self, inner: ForeignFiles, path: str) -> None:
         sync = partial(inner.sync_tree, path)

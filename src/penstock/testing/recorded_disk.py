@@ -86,6 +86,11 @@ class RecordedDisk:
 
     # What was done
 
+    def made_held(self, path: str) -> Iterator[Effect]:
+        """The directory at `path` was made, and its missing parents, durably; its own name is not synced."""
+        yield from self.made_directories(os.path.dirname(path))
+        yield Names((self._entry(path, self.new_node(is_directory=True)),))
+
     def made_directories(self, path: str) -> Iterator[Effect]:
         """The directory at `path` was made, and its missing parents, durably."""
         above = self._disk.top

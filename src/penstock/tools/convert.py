@@ -18,7 +18,9 @@ from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
@@ -44,6 +46,8 @@ async def convert(
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
+    max_expansion: int = MOST_EXPANSION,
+    save_format: SaveFormat | None = None,
     config: Config | Path | None = None,
     store: Store | None = None,
     coordinator: Coordinator | None = None,
@@ -66,6 +70,10 @@ async def convert(
         max_shard_bytes: As for `export_safetensors`.
         overwrite: Replace what is at `destination`, atomically, if it is of the format written.
         custom_metadata: Added to that of the source.
+        max_expansion: How many times the bytes stored the arrays may take: what was never written of an
+            array is written out.
+        save_format: How arrays are stored in Orbax's layout, whatever the format of the source was; by
+            default in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
         store: Where both lie.
         coordinator: How the processes of a job agree.
@@ -77,6 +85,7 @@ async def convert(
 
     Raises:
         SpecError: If the destination cannot hold all of the source; the message names what.
+        ExpansionError: If the source claims far more bytes than it stores.
         PenstockError: If the source is damaged or was replaced meanwhile, or the medium refuses.
 
     Cancellation:
@@ -89,9 +98,13 @@ async def convert(
         restore_concurrent_bytes,
     )
     options, regulator = budget(config, limits, memory)
-    rewriting = Rewriting(store or LocalStore(), options, regulator, coordinator, overwrite)
+    rewriting = Rewriting(store or LocalStore(), options, regulator, coordinator, overwrite, save_format)
     target = _Target.of(format, absolute_path(destination), max_shard_bytes)
-    return await _Conversion(rewriting, Threads(), target, split, item, custom_metadata).run(source)
+    if target.tensors is not None and save_format is not None:
+        raise SpecError("save_format is for Orbax's layout, and the destination is safetensors")
+
+    reading = _Reading(split, item, max_expansion)
+    return await _Conversion(rewriting, Threads(), target, reading, custom_metadata).run(source)
 
 
 @final
@@ -147,14 +160,23 @@ class _Target:
 
 @final
 @dataclass(frozen=True, slots=True)
+class _Reading:
+    """What of the source is converted, and how it is read."""
+
+    split: str | None
+    item: str | None
+    max_expansion: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class _Conversion:
     """One conversion, of one checkpoint or of all steps in a directory."""
 
     rewriting: Rewriting
     threads: Threads
     target: _Target
-    split: str | None
-    item: str | None
+    reading: _Reading
     custom_metadata: Mapping[str, Any] | None
 
     async def run(self, source: Path) -> SaveReport:
@@ -179,8 +201,10 @@ class _Conversion:
         store, threads = self.rewriting.store, self.threads
         unchanged = await Unchanged.watch(store, threads, start)
         async with self.rewriting.source_files(threads) as files:
-            reader = ItemsReader(store, partial(_whole, files), self.split)
-            items = self.target.fit(start, await threads.run(reader.read, start, self.item))
+            asked = self.reading
+            take = partial(_whole, files)
+            reader = ItemsReader(store, take, asked.split, max_expansion=asked.max_expansion)
+            items = self.target.fit(start, await threads.run(reader.read, start, asked.item))
             return await self.rewriting.save(
                 unchanged, final, items, self.target.tensors, self.custom_metadata
             )

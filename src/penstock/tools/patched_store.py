@@ -4,31 +4,48 @@ from __future__ import annotations
 
 __all__ = ("PatchedStore",)
 
+import errno
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, COMMIT_MARK_TEXT, INTEGRITY
-from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.errors import StorageError, TruncatedDataError
+from penstock.kernel.protocols.store_capabilities import KvStoreSpecs, ManyFiles, UntrustedFiles
+from penstock.kernel.protocols.stores import ReadableFile, Store
+from penstock.kernel.protocols.transfers import Transfers
 
 
 @final
 class PatchedStore:
-    """A store to read from, with other documents. It has the capabilities of the inner store.
+    """A store to read from, with other documents. It has the capabilities of the inner store for reading.
 
     Args:
         inner: The store.
     """
 
+    read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
+    file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
+    data_sizes: Callable[[Iterable[str]], Sequence[int]]
+    check_links: Callable[[str, str], None]
+    kvstore_spec: Callable[[str], dict[str, Any]]
+
     def __init__(self, inner: Store) -> None:
         self.inner = inner  #: as it is
         self._replaced: dict[str, bytes] = {}
         self._hidden: dict[str, str] = {}
+        if isinstance(inner, ManyFiles):
+            self._many = inner
+            self.read_files, self.file_sizes = self._read_files, self._file_sizes
+        if isinstance(inner, UntrustedFiles):
+            self.data_sizes, self.check_links = inner.data_sizes, inner.check_links
+        if isinstance(inner, KvStoreSpecs):
+            self.kvstore_spec = inner.kvstore_spec
 
     def replace(self, path: str, data: bytes) -> None:
-        """Let the file at `path` hold `data`."""
+        """Let the file at `path` hold `data`, whether it is there or not."""
+        self._hidden.pop(path, None)
         self._replaced[path] = data
 
     def hide(self, path: str, problem: str) -> bool:
@@ -38,24 +55,48 @@ class PatchedStore:
         self._replaced.pop(path, None)
         return not known
 
+    def problem_of(self, path: str) -> str:
+        """Return why the file at `path` is hidden; empty if it is not."""
+        return self._hidden.get(path, "")
+
     def problem_below(self, directory: str) -> str:
         """Return what is wrong with the first hidden file in a directory; empty if none is hidden."""
         inside = [path for path in self._hidden if path.startswith(os.path.join(directory, ""))]
         return f"{os.path.basename(inside[0])} {self._hidden[inside[0]]}" if inside else ""
 
-    def kind(self, path: str) -> Any:
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        if path in self._replaced:
+            return "file"
+
         return None if path in self._hidden else self.inner.kind(path)
 
+    def size(self, path: str) -> int:
+        data = self._replaced.get(path)
+        return self.inner.size(path) if data is None else len(data)
+
+    def identity(self, path: str) -> object:
+        return self.inner.identity(path)
+
     def list_directory(self, path: str) -> Sequence[str]:
-        names = self.inner.list_directory(path)
-        return [name for name in names if os.path.join(path, name) not in self._hidden]
+        names = [
+            name for name in self.inner.list_directory(path) if os.path.join(path, name) not in self._hidden
+        ]
+        added = {os.path.basename(file) for file in self._replaced if os.path.dirname(file) == path}
+        return sorted(added.union(names))
 
     def read_file(self, path: str) -> bytes:
-        if path in self._hidden:
-            raise StorageError("read", path, "is hidden", 2)
-
+        self._check(path)
         found = self._replaced.get(path)
         return self._unsealed(path, self.inner.read_file(path)) if found is None else found
+
+    def open_data_file(self, path: str) -> ReadableFile:
+        self._check(path)
+        data = self._replaced.get(path)
+        return self.inner.open_data_file(path) if data is None else _Replaced(path, data)
+
+    def _check(self, path: str) -> None:
+        if path in self._hidden:
+            raise StorageError("read", path, "is hidden", errno.ENOENT)
 
     def _unsealed(self, path: str, data: bytes) -> bytes:
         """Return a record without the digests of what was changed, and a mark without that of the record."""
@@ -71,11 +112,35 @@ class PatchedStore:
 
         return integrity.without_documents(path, data, is_changed)
 
-    def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
-        inner: Any = self.inner
+    def _read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
         wanted = list(paths)
-        found = zip(wanted, inner.read_files(wanted), strict=True)
+        found = zip(wanted, self._many.read_files(wanted), strict=True)
         return [None if path in self._hidden else self._replaced.get(path, data) for path, data in found]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def _file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+        wanted = list(paths)
+        found = zip(wanted, self._many.file_sizes(wanted), strict=True)
+        sizes = {path: len(data) for path, data in self._replaced.items()}
+        return [None if path in self._hidden else sizes.get(path, size) for path, size in found]
+
+
+@final
+class _Replaced:
+    """A file that is only in memory."""
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self._path = path
+        self._data = memoryview(data)
+        self.transfers = Transfers()
+
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        end = offset + sum(map(len, buffers))
+        if end > len(self._data):
+            raise TruncatedDataError(self._path, end, len(self._data))
+
+        for buffer in buffers:
+            buffer[:] = self._data[offset : offset + len(buffer)]
+            offset += len(buffer)
+
+    def close(self) -> None:
+        pass

@@ -7,22 +7,26 @@ __all__ = ("repair",)
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
+from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, UnsupportedFormatError
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
-from penstock.tools.salvage import Salvage, find_damage
+from penstock.tools.salvage import Damage, Salvage, find_damage
 from penstock.tools.stored_steps import find_stored_steps
+from penstock.tools.trial_reads import try_leaves
 from penstock.verification.verify import compare_ranges
 
 
@@ -32,6 +36,8 @@ async def repair(
     *,
     others: Sequence[Path] = (),
     overwrite: bool = False,
+    max_expansion: int = MOST_EXPANSION,
+    save_format: SaveFormat | None = None,
     config: Config | Path | None = None,
     store: Store | None = None,
     memory_limit: int | str | None = None,
@@ -50,6 +56,9 @@ async def repair(
         others: Other checkpoints of the same structure, such as the steps before and after, or a directory
             of steps.
         overwrite: Replace the checkpoint at `target`, atomically.
+        max_expansion: How many times the bytes stored the arrays of an item may take; else it is gone.
+        save_format: How arrays are stored in the new one, whatever the format of `source` was; by default
+            in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
         store: Where all of them lie.
         memory_limit: Host bytes that may be held.
@@ -65,10 +74,14 @@ async def repair(
     """
     options, regulator = budget(config, (memory_limit, None, None, None), memory)
     place = LocalStore() if store is None else store
-    rewriting = Rewriting(place, options, regulator, overwrite=overwrite)
+    rewriting = Rewriting(place, options, regulator, overwrite=overwrite, save_format=save_format)
     start, final = absolute_path(source), absolute_path(target)
-    found = _Repair(rewriting, Threads(), start, [absolute_path(other) for other in others])
-    return await found.run(final)
+    places = [absolute_path(other) for other in others]
+    return await _Repair(rewriting, Threads(), start, places, max_expansion).run(final)
+
+
+_SAVED: Final = frozenset({"kept", "unchecked", "taken"})
+_PIECE_BYTES: Final = 4 * 2**20
 
 
 @final
@@ -80,6 +93,7 @@ class _Repair:
     threads: Threads
     start: str
     others: Sequence[str]
+    max_expansion: int
 
     async def run(self, final: str) -> RepairReport:
         store, threads, start = self.rewriting.store, self.threads, self.start
@@ -92,9 +106,10 @@ class _Repair:
             damage.add(label, findings)
 
         async with self.rewriting.source_files(threads) as files:
-            salvage = Salvage(damage, files, others)
+            await self._try_doubtful(damage, files)
+            salvage = Salvage(damage, files, others, self.max_expansion)
             items = await threads.run(salvage.items)
-            if not any(leaf.outcome != "gone" for leaf in salvage.leaves):
+            if not any(leaf.outcome in _SAVED for leaf in salvage.leaves):
                 raise CorruptCheckpointError(
                     start, f"holds nothing that can be saved: {damage.first_problem}"
                 )
@@ -102,6 +117,13 @@ class _Repair:
             report = await self.rewriting.save(unchanged, final, items)
 
         return RepairReport(start, final, report.nbytes, tuple(salvage.leaves))
+
+    async def _try_doubtful(self, damage: Damage, files: SourceFiles) -> None:
+        """Read every leaf that no checksum vouches for: one that cannot be read is gone."""
+        memory = self.rewriting.memory
+        piece_bytes = min(_PIECE_BYTES, memory.limit)
+        for place, opened, leaves in await self.threads.run(damage.doubtful, self.max_expansion):
+            damage.add(place, await try_leaves(opened, leaves, files, self.threads, memory, piece_bytes))
 
 
 def _steps_of(store: Store, paths: Sequence[str]) -> list[str]:
@@ -118,7 +140,8 @@ def _check_source(store: Store, start: str, final: str) -> None:
     """Raise unless `start` is one checkpoint of Orbax's layout, apart from `final`."""
     check_apart(start, final)
     if is_safetensors(store, start):
-        raise UnsupportedFormatError(start, "is safetensors, which records no checksums to repair it by")
+        problem = "is safetensors, which is not repaired; `penstock verify` says what is damaged in it"
+        raise UnsupportedFormatError(start, problem)
 
     place = checkpoint_at(store, start)
     if place.is_step:

@@ -7,9 +7,10 @@ __all__ = ("Outcome", "RepairReport", "RepairedLeaf")
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
-Outcome: TypeAlias = Literal["kept", "unchecked", "taken", "gone"]
+Outcome: TypeAlias = Literal["kept", "unchecked", "taken", "rebuilt", "gone"]
 """`"kept"`: intact in the damaged checkpoint. `"unchecked"`: kept, but no checksum says that it is intact.
-`"taken"`: damaged, and found intact in another checkpoint. `"gone"`: in none of them."""
+`"taken"`: damaged, and found intact in another checkpoint. `"rebuilt"`: a document that was made again from
+what it is about, with nothing lost. `"gone"`: in none of them."""
 
 
 @final
@@ -48,6 +49,11 @@ class RepairReport:
     def taken(self) -> tuple[RepairedLeaf, ...]:
         """Leaves that were damaged, and were copied from another checkpoint."""
         return self._of("taken")
+
+    @property
+    def rebuilt(self) -> tuple[RepairedLeaf, ...]:
+        """Documents that were damaged, and were made again."""
+        return self._of("rebuilt")
 
     @property
     def unchecked(self) -> tuple[RepairedLeaf, ...]:

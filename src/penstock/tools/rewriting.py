@@ -19,6 +19,7 @@ from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PathError, StorageError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Committed, SaveReport
@@ -93,6 +94,8 @@ class Rewriting:
         memory: The budget.
         coordinator: How the processes of a job agree.
         overwrite: Replace what is at the destination.
+        save_format: How arrays are stored in Orbax's layout; by default in one OCDBT database, without a
+            codec.
     """
 
     store: Store
@@ -100,6 +103,7 @@ class Rewriting:
     memory: MemoryRegulator
     coordinator: Coordinator | None = None
     overwrite: bool = False
+    save_format: SaveFormat | None = None
 
     @asynccontextmanager
     async def source_files(self, threads: Threads) -> AsyncGenerator[SourceFiles]:
@@ -132,7 +136,7 @@ class Rewriting:
             Nothing is left at `final`.
         """
         if layout is None:
-            layout = OrbaxLayout(tree_custom_metadata=items.tree_custom_metadata)
+            layout = OrbaxLayout(self.save_format, tree_custom_metadata=items.tree_custom_metadata)
         if items.parts is not None:
             layout = CompositeLayout(layout, items.parts)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 __all__ = ("Damage", "Salvage", "find_damage")
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast, final
+from typing import Any, cast, final
 
-from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.common.leaf_table import StoredArray
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
@@ -22,32 +21,26 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
 )
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import (
-    ARRAY_METADATAS,
     CHECKPOINT_METADATA,
     INTEGRITY,
-    METADATA,
-    SHARDING,
-    STRINGS,
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_bytes
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding
 from penstock.handlers.leaves.stored_value import SourceFiles
-from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, PenstockError
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.leaf import KeyKind, StoredLeaf
+from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.stages.planning.result_size import check_expansion
+from penstock.tools.damaged_trees import DamagedTree, open_tree_at, problem_of, split_place
 from penstock.tools.patched_documents import patch_documents
 from penstock.tools.patched_store import PatchedStore
 from penstock.tools.repair_report import Outcome, RepairedLeaf
 from penstock.tools.stored_items import GONE, ItemsReader, StoredItems, stored_value
 from penstock.verification.checkpoint_survey import recorded_directories
-
-_DISPENSABLE: Final = frozenset({CHECKPOINT_METADATA, INTEGRITY, SHARDING, STRINGS})
-"""Documents without which the arrays of a checkpoint can be read all the same."""
 
 
 @final
@@ -66,7 +59,7 @@ class Damage:
     leaves: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     """What is wrong with each damaged leaf, by where its item lies and by key path."""
     unchecked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """Leaves without a checksum; all of them if the set is empty."""
+    """Leaves without a checksum, by where their item lies; all of them if the set is empty."""
     lost: list[RepairedLeaf] = field(default_factory=list[RepairedLeaf])  #: documents and items
 
     def add(self, place: str, findings: Iterable[Finding]) -> None:
@@ -78,6 +71,32 @@ class Damage:
                 continue
             for key_path in finding.key_paths:
                 leaves.setdefault(key_path, finding.problem)
+
+    def doubtful(self, max_expansion: int) -> list[tuple[str, OrbaxCheckpoint, list[StoredLeaf]]]:
+        """Return each tree with its leaves that may turn out not to be readable, and where it lies. Blocking.
+
+        Raw bytes that agree with their checksum can be read. Encoded ones may have been wrong before the
+        checksum was taken. A tree that claims too much is passed over: it will not be saved.
+        """
+        found: list[tuple[str, OrbaxCheckpoint, list[StoredLeaf]]] = []
+        for place in self.surveys:
+            try:
+                opened = open_tree_at(cast("Store", self.store), self.path, place)
+                check_expansion(self.store.inner, opened, range(len(opened.leaves)), max_expansion)
+            except PenstockError:
+                continue
+
+            known = self.leaves.get(place, {})
+            there = [leaf for leaf in opened.leaves if leaf.spec.shape is not None]
+            doubtful = [leaf for leaf in there if self.is_unchecked(place, leaf) or not _is_raw(leaf)]
+            found.append((place, opened, [leaf for leaf in doubtful if leaf.info.key_path not in known]))
+
+        return found
+
+    def is_unchecked(self, place: str, leaf: StoredLeaf) -> bool:
+        """Whether there is no checksum of some bytes of a leaf of the tree at `place`."""
+        named = self.unchecked.get(place)
+        return leaf.spec.nbytes > 0 and named is not None and (not named or leaf.info.key_path in named)
 
     @property
     def first_problem(self) -> str:
@@ -112,8 +131,8 @@ def find_damage(store: Store, path: str, others: Sequence[str]) -> Damage:
     for name, found in kinds.items():
         place = os.path.join(name, RANDOM_KEYS[found]) if found in RANDOM_KEYS else name
         if found in KINDS_OF_TREES or found is ItemKind.NAMED or found in RANDOM_KEYS:
-            _open_without_what_is_lost(patched, path, place, lost)
-            survey = survey_item(reading, *_split(path, place))
+            DamagedTree(patched, path, place, lost).make_openable()
+            survey = survey_item(reading, *split_place(path, place))
             damage.surveys[place] = survey
             damage.add(place, survey.findings)
 
@@ -126,7 +145,7 @@ def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> Checkpoi
         names = store.list_directory(path)
         return SealedDocuments.open(reading, path, names).about(names)
     except PenstockError as error:
-        record, problem = os.path.join(path, INTEGRITY), _problem(error)
+        record, problem = os.path.join(path, INTEGRITY), problem_of(error)
         if getattr(error, "path", "") == record and store.hide(record, problem):
             lost.append(RepairedLeaf("gone", "", problem=f"{INTEGRITY}: {problem}"))
             return _about(store, path, lost)
@@ -159,59 +178,9 @@ def _kinds(
             lost.append(RepairedLeaf("gone", "", name, "is missing"))
 
 
-def _open_without_what_is_lost(store: PatchedStore, path: str, place: str, lost: list[RepairedLeaf]) -> None:
-    """Hide damaged documents that arrays can do without, and lost leaves, until the tree opens, or not."""
-    while True:
-        try:
-            _opened(cast("Store", store), path, place)
-        except NotACheckpointError:
-            return
-        except CorruptCheckpointError as error:
-            if _is_dispensable(error.path) and store.hide(error.path, error.problem):
-                problem = f"{os.path.basename(error.path)}: {error.problem}"
-                lost.append(RepairedLeaf("gone", "", place, problem))
-            elif error.key_path is not None and _drop_leaf(store, os.path.join(path, place), error.key_path):
-                lost.append(RepairedLeaf("gone", error.key_path, place, error.problem))
-            else:
-                return
-        except PenstockError:
-            return
-        else:
-            return
-
-
-def _is_dispensable(file: str) -> bool:
-    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in f"{file}/"
-
-
-def _drop_leaf(store: PatchedStore, directory: str, key_path: str) -> bool:
-    """Let `_METADATA` list one leaf less. Return False if it does not list the leaf."""
-    file = os.path.join(directory, METADATA)
-    document: Any = json.loads(store.read_file(file))
-    leaves = document.get("tree_metadata", {})
-    for name, leaf in leaves.items():
-        steps = leaf["key_metadata"]
-        keys = tuple([step["key"] for step in steps])
-        if show_key_path(keys, tuple([KeyKind(step["key_type"]) for step in steps])) == key_path:
-            del leaves[name]
-            store.replace(file, json.dumps(document).encode())
-            return True
-
-    return False
-
-
-def _opened(store: Store, path: str, place: str) -> OrbaxCheckpoint:
-    directory, item = _split(path, place)
-    return open_checkpoint(store, directory, item or None, whole=False)
-
-
-def _split(path: str, place: str) -> tuple[str, str]:
-    above, _, item = place.rpartition("/")
-    return (os.path.join(path, above) if above else path), item
-
-
-def _problem(error: PenstockError) -> str:
-    return error.problem if isinstance(error, CorruptCheckpointError) else str(error)
+def _is_raw(leaf: StoredLeaf) -> bool:
+    array = leaf.detail
+    return isinstance(array, StoredArray) and array.format.plain
 
 
 @final
@@ -222,9 +191,11 @@ class Salvage:
         damage: Of the checkpoint.
         files: Read the new checkpoint's bytes when it is saved.
         others: Paths of other checkpoints, and of directories of steps.
+        max_expansion: How many times the bytes stored the arrays of a tree may take.
     """
 
-    def __init__(self, damage: Damage, files: SourceFiles, others: Sequence[str]) -> None:
+    def __init__(self, damage: Damage, files: SourceFiles, others: Sequence[str], max_expansion: int) -> None:
+        self._max_expansion = max_expansion
         self._damage = damage
         self._files = files
         self._others = others
@@ -236,7 +207,8 @@ class Salvage:
     def items(self) -> StoredItems:
         """Return what is saved: all that is intact."""
         damage = self._damage
-        reader = ItemsReader(cast("Store", damage.store), self._take, whole=False)
+        reading = cast("Store", damage.store)
+        reader = ItemsReader(reading, self._take, whole=False, max_expansion=self._max_expansion)
         if "" in damage.kinds:
             found = reader.read(damage.path)
             return StoredItems(found.tree, None, damage.about.custom_metadata, found.tree_custom_metadata)
@@ -248,7 +220,7 @@ class Salvage:
                 reader.add(parts, damage.path, name, kind, self._handler(name))
             except PenstockError as error:
                 del self.leaves[before:]
-                self.leaves.append(RepairedLeaf("gone", "", name, _problem(error)))
+                self.leaves.append(RepairedLeaf("gone", "", name, problem_of(error)))
                 continue
 
             if len(self.leaves) == before:  # a document
@@ -269,9 +241,7 @@ class Salvage:
         if problem is not None:
             return self._from_others(place, opened, leaf, problem)
 
-        named = damage.unchecked.get(place)
-        unchecked = leaf.spec.nbytes > 0 and named is not None and (not named or key_path in named)
-        outcome: Outcome = "unchecked" if unchecked else "kept"
+        outcome: Outcome = "unchecked" if damage.is_unchecked(place, leaf) else "kept"
         self.leaves.append(RepairedLeaf(outcome, key_path, place))
         return stored_value(self._files, opened, leaf)
 
@@ -296,7 +266,7 @@ class Salvage:
         """Open the same item of another checkpoint; None if that cannot be done."""
         if (path, place) not in self._opened:
             try:
-                opened: Any = _opened(self._damage.store.inner, path, place)
+                opened: Any = open_tree_at(self._damage.store.inner, path, place)
             except PenstockError:
                 opened = None
 

@@ -5,37 +5,36 @@ from __future__ import annotations
 __all__ = ("SealReport", "seal")
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
-
-from crc32c import crc32c
 
 from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
-from penstock.handlers.formats.common.integrity import Checksum, Digest
-from penstock.handlers.formats.orbax.discovery.item_kinds import ItemKind, items_of, kind_of_item
+from penstock.handlers.formats.common.integrity import Checksum
+from penstock.handlers.formats.common.stored_files import digest_of_file, problem_of_holes, range_crc32c
+from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER, ItemKind, items_of, kind_of_item
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, latest_step
-from penstock.handlers.formats.orbax.discovery.tombstone import DELETION
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.documents.recording import documents_below
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, NotACheckpointError, StorageError, UnsupportedFormatError
 from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
+from penstock.steps.step_directory import seal_root_metadata
 
 Path = str | os.PathLike[str]
 
-_BLOCK_BYTES: Final = 4 * 2**20
 _NEW: Final = f"{INTEGRITY}.new"
 _OLD: Final = f"{INTEGRITY}.old"
-_NOT_RECORDED: Final = frozenset({INTEGRITY, COMMIT_MARK, DELETION, _NEW, _OLD})
 _WITHOUT_TREE: Final = frozenset({ItemKind.JSON, ItemKind.PROTO})
 
 
@@ -57,7 +56,7 @@ async def seal(path: Path, *, store: Store | None = None) -> SealReport:
 
     For checkpoints that Orbax wrote, or penstock before it recorded digests of documents. Checksums that
     are there already are compared first. Nothing but the record and the commit mark is written, and Orbax
-    ignores both. Of a directory of steps, each finished step is sealed.
+    ignores both. Of a directory of steps, each finished step is sealed, and the metadata of all.
 
     Args:
         path: A checkpoint, a step, or a directory of steps. Nobody may write into it meanwhile.
@@ -66,7 +65,8 @@ async def seal(path: Path, *, store: Store | None = None) -> SealReport:
     Raises:
         ChecksumError: If bytes differ from a checksum that was recorded before. Nothing is sealed then.
         NotACheckpointError: If there is none.
-        UnsupportedFormatError: If it is safetensors, which have no room for digests.
+        UnsupportedFormatError: If it is safetensors without digests: they lie in the header, so that only
+            `convert` adds them, to a copy.
         PenstockError: As `restore`, if it cannot be opened.
 
     Cancellation:
@@ -78,12 +78,19 @@ async def seal(path: Path, *, store: Store | None = None) -> SealReport:
     sealed: list[str] = []
     unchanged: list[str] = []
     count = _Count()
-    for checkpoint in await threads.run(_checkpoints, store, final):
+    if await threads.run(_has_tensors, store, final):
+        return SealReport(final, (), (final,), 0, 0, 0)
+
+    checkpoints = await threads.run(_checkpoints, store, final)
+    for checkpoint in checkpoints:
         for directory, work in await threads.run(_directories, store, checkpoint):
             if await threads.run(_seal, store, directory, work, count):
                 sealed.append(directory)
             else:
                 unchanged.append(directory)
+
+    if checkpoints != [final] and await threads.run(seal_root_metadata, store, final):
+        sealed.append(os.path.join(final, ROOT_FOLDER))
 
     return SealReport(final, tuple(sealed), tuple(unchanged), count.documents, count.ranges, count.nbytes)
 
@@ -95,13 +102,26 @@ class _Count:
     nbytes: int = 0
 
 
+def _has_tensors(store: Store, path: str) -> bool:
+    """Whether `path` is safetensors with digests of everything.
+
+    Raises:
+        UnsupportedFormatError: If it is safetensors without.
+    """
+    if not is_safetensors(store, path):
+        return False
+
+    if survey_tensors(store, path).findings:
+        problem = "is safetensors, whose digests lie in the header, before the data; `penstock convert`"
+        raise UnsupportedFormatError(path, f"{problem} writes a copy that has them")
+
+    return True
+
+
 def _checkpoints(store: Store, path: str) -> list[str]:
     """Return `path`, or the finished steps in it."""
     if store.kind(path) is None:
         raise NotACheckpointError(path, "does not exist")
-    if is_safetensors(store, path):
-        raise UnsupportedFormatError(path, "is safetensors, which have no room for digests")
-
     names = frozenset(store.list_directory(path))
     if latest_step(store, path, names) is None:
         return [path]
@@ -136,8 +156,12 @@ def _seal(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Co
     if tree is not None:
         files = _files(store, tree, count)
 
-    documents = {name: _digest(store, directory, name, count) for name in _documents(store, directory, files)}
+    documents = {
+        name: digest_of_file(store, os.path.join(directory, name))
+        for name in documents_below(store, directory, files)
+    }
     count.documents += len(documents)
+    count.nbytes += sum([digest.nbytes for digest in documents.values()])
     about = None
     if CHECKPOINT_METADATA in names:
         path = os.path.join(directory, CHECKPOINT_METADATA)
@@ -161,12 +185,13 @@ def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, M
     found: dict[str, Mapping[str, bytes]] = {}
     for name in sorted({*ranges, *tree.checksums}):
         path, before = os.path.join(tree.directory, name), tree.checksums.get(name, NONE)
+        added = [found for found in sorted(ranges.get(name, ())) if recorded_crc32c(before, *found) is None]
+        _check_ranges(store, path, [*[(one.offset, one.nbytes) for one in before], *added])
         pieces = [_compared(store, path, piece, count) for piece in before]
-        for offset, nbytes in sorted(ranges.get(name, ())):
-            if recorded_crc32c(before, offset, nbytes) is None:
-                pieces.append(Checksum(offset, nbytes, _crc32c(store, path, offset, nbytes)))
-                count.ranges += 1
-                count.nbytes += nbytes
+        for offset, nbytes in added:
+            pieces.append(Checksum(offset, nbytes, range_crc32c(store, path, offset, nbytes)))
+            count.ranges += 1
+            count.nbytes += nbytes
 
         if pieces:
             found[name] = integrity.columns(pieces)
@@ -174,53 +199,26 @@ def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, M
     return found
 
 
+def _check_ranges(store: Store, path: str, ranges: Iterable[tuple[int, int]]) -> None:
+    """Refuse ranges that a record cannot hold, before any is read."""
+    end = nbytes = 0
+    for offset, length in sorted(set(ranges)):
+        if offset < end:
+            raise UnsupportedFormatError(path, "has chunks that lie in one another")
+        end, nbytes = offset + length, nbytes + length
+
+    problem = problem_of_holes(store, path, nbytes)
+    if problem:
+        raise UnsupportedFormatError(path, problem)
+
+
 def _compared(store: Store, path: str, piece: Checksum, count: _Count) -> Checksum:
     count.nbytes += piece.nbytes
-    if _crc32c(store, path, piece.offset, piece.nbytes) != piece.crc32c:
+    if range_crc32c(store, path, piece.offset, piece.nbytes) != piece.crc32c:
         problem = f"bytes {piece.offset} to {piece.offset + piece.nbytes} differ from those written"
         raise ChecksumError(path, f"{problem}; what is damaged is not sealed")
 
     return piece
-
-
-def _documents(store: Store, directory: str, files: Mapping[str, object], below: str = "") -> Iterator[str]:
-    """Name every file that is no data file and not in the directory of another record."""
-    inside = os.path.join(directory, below)
-    names = sorted(store.list_directory(inside))
-    if below and INTEGRITY in names:
-        yield f"{below}/{INTEGRITY}"
-        return
-
-    for name in names:
-        full = f"{below}/{name}" if below else name
-        if name in _NOT_RECORDED or name.startswith(f"{INTEGRITY}.") or full in files:
-            continue
-        if store.kind(os.path.join(directory, full)) == "directory":
-            yield from _documents(store, directory, files, full)
-        else:
-            yield full
-
-
-def _digest(store: Store, directory: str, name: str, count: _Count) -> Digest:
-    path = os.path.join(directory, name)
-    nbytes = store.size(path)
-    count.nbytes += nbytes
-    return Digest(nbytes, _crc32c(store, path, 0, nbytes))
-
-
-def _crc32c(store: Store, path: str, offset: int, nbytes: int) -> int:
-    block = memoryview(bytearray(min(nbytes, _BLOCK_BYTES)))
-    found, end = 0, offset + nbytes
-    file = store.open_data_file(path)
-    try:
-        for at in range(offset, end, _BLOCK_BYTES):
-            part = block[: min(len(block), end - at)]
-            file.read_at(at, [part])
-            found = crc32c(part, found)
-    finally:
-        file.close()
-
-    return found
 
 
 def _write(store: Store, directory: str, record: bytes) -> None:

@@ -29,11 +29,13 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 from penstock.stages.locate import split_names
+from penstock.stages.planning.result_size import check_expansion
 from penstock.stages.pytree.flattening import nest
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
@@ -86,12 +88,14 @@ class ItemsReader:
         take: Says what becomes of each leaf.
         split: Of safetensors: what separates the keys in names; None: one flat dict.
         whole: Whether every data file must be there in its whole length.
+        max_expansion: How many times the bytes stored the arrays of a tree may take.
     """
 
     store: Store
     take: TakeLeaf
     split: str | None = None
     whole: bool = True
+    max_expansion: int = MOST_EXPANSION
 
     def read(self, path: str, item: str | None = None) -> StoredItems:
         """Take the checkpoint at `path` apart, or one item of it.
@@ -99,6 +103,7 @@ class ItemsReader:
         Raises:
             UnsupportedFormatError: If it has an item that penstock does not know.
             CorruptCheckpointError: If a document is damaged or missing.
+            ExpansionError: If its arrays claim far more bytes than are stored.
         """
         if item is not None or is_safetensors(self.store, path):
             return self._one_tree(path, item)
@@ -189,7 +194,9 @@ class ItemsReader:
         if is_safetensors(self.store, path):
             return AutoLayout().open(self.store, path, item)
 
-        return open_checkpoint(self.store, path, item, whole=self.whole)
+        opened = open_checkpoint(self.store, path, item, whole=self.whole)
+        check_expansion(self.store, opened, range(len(opened.leaves)), self.max_expansion)
+        return opened
 
     def _one_tree(self, path: str, item: str | None) -> StoredItems:
         opened = self._open(path, item)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.auto_layout import is_safetensors
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
@@ -20,10 +21,11 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     kind_of_item,
     proto_file,
 )
-from penstock.handlers.formats.orbax.discovery.tombstone import DELETION, deleted_item
+from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
+    DELETION,
     INTEGRITY,
     V1_MARK,
 )
@@ -31,6 +33,7 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import STAGE_RECORD
@@ -58,9 +61,10 @@ def survey_checkpoint(store: Store, path: str, item: str | None = None) -> Check
     found = CheckpointSurvey()
     try:
         if is_safetensors(store, path):
-            opened = AutoLayout().open(store, path, item)
-            found.n_leaves = len(opened.leaves)
-            found.findings.append(Finding("unchecked", path, "is safetensors, which records no checksums"))
+            tensors = survey_tensors(store, path, item)
+            found.n_leaves, found.n_documents = tensors.n_leaves, tensors.n_documents
+            found.ranges += tensors.ranges
+            found.findings += tensors.findings
         else:
             _survey_items(store, path, item, found)
     except PenstockError as error:
@@ -85,7 +89,7 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
 
     recorded = _compare_documents(store, path, found)
     skipped = {gone or ""} if item is None else names - {item}
-    for file in _files_below(store, path, "", skipped, ()):
+    for file in _files_below(store, path, skipped):
         if file in recorded or os.path.basename(file) in _MARKS:
             continue
         if not _belongs_to(file, surveys, lambda survey: survey.accounts_for):
@@ -138,7 +142,7 @@ def compare_documents(store: Store, directory: str) -> tuple[Collection[str], li
 
 def recorded_directories(store: Store, path: str) -> list[str]:
     """Return the checkpoint itself, and every directory in it that has a record of digests of its own."""
-    inside = [os.path.dirname(file) for file in _files_below(store, path, "", (), ()) if _is_record(file)]
+    inside = [os.path.dirname(file) for file in _files_below(store, path) if _is_record(file)]
     return [path, *[os.path.join(path, name) for name in inside if name]]
 
 
@@ -255,29 +259,32 @@ def _belongs_to(
     return item in surveys and question(surveys[item])(rest)
 
 
-def _files_below(
-    store: Store, path: str, name: str, skipped: Container[str], above: tuple[object, ...]
-) -> Iterator[str]:
-    """Yield every file of a checkpoint below the directory `name` in it, except for some entries there.
+def _files_below(store: Store, path: str, skipped: Container[str] = ()) -> Iterator[str]:
+    """Yield every file of a checkpoint, named from it, except for some entries at its top.
 
     Args:
         store: Where.
-        path: Of the checkpoint, which files are named from.
-        name: Of the directory.
-        skipped: Names in it to leave out.
-        above: Identities of the directories around it, so that a link to one of them ends.
+        path: Of the checkpoint.
+        skipped: Names at its top to leave out.
+
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
     """
-    directory = os.path.join(path, name)
-    identity = store.identity(directory)
-    if identity in above:
-        return
+    entered = EnteredDirectories(store)
+    pending: list[tuple[str, frozenset[object]]] = [("", frozenset())]
+    while pending:
+        name, above = pending.pop()
+        directory = os.path.join(path, name) if name else path
+        identity = store.identity(directory)
+        if identity in above:
+            continue  # a link to a directory around it
 
-    for entry in store.list_directory(directory):
-        if entry in skipped:
-            continue
-
-        inner = f"{name}/{entry}" if name else entry
-        if store.kind(os.path.join(path, inner)) == "directory":
-            yield from _files_below(store, path, inner, (), (*above, identity))
-        else:
-            yield inner
+        entered.enter(directory)
+        for entry in store.list_directory(directory):
+            inner = f"{name}/{entry}" if name else entry
+            if not name and entry in skipped:
+                continue
+            if store.kind(os.path.join(path, inner)) == "directory":
+                pending.append((inner, above | {identity}))
+            else:
+                yield inner

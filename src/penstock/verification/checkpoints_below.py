@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from penstock.handlers.formats.auto_layout import is_safetensors
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.find_item import check_there
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
@@ -25,6 +26,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     INTEGRITY,
     MANIFEST,
     METADATA,
+    ROOT_METADATA,
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.reading.verification import Finding, finding_of
@@ -67,7 +69,7 @@ def find_checkpoints(store: Store, path: str) -> FoundCheckpoints:
             found.findings.append(finding_of(error, path))
             return found
 
-    _visit(store, path, found, ())
+    _visit(store, path, found, (), EnteredDirectories(store))
     if not found.checkpoints and not found.findings:
         problem = "there is no finished checkpoint" if found.leftovers else "there is no checkpoint"
         found.findings.append(Finding("absent", path, problem))
@@ -75,7 +77,13 @@ def find_checkpoints(store: Store, path: str) -> FoundCheckpoints:
     return found
 
 
-def _visit(store: Store, path: str, found: FoundCheckpoints, above: tuple[object, ...]) -> None:
+def _visit(
+    store: Store,
+    path: str,
+    found: FoundCheckpoints,
+    above: tuple[object, ...],
+    entered: EnteredDirectories,
+) -> None:
     """Visit what lies at `path`, below directories of the identities `above`."""
     try:
         is_tensors = is_safetensors(store, path)
@@ -84,13 +92,21 @@ def _visit(store: Store, path: str, found: FoundCheckpoints, above: tuple[object
         if store.kind(path) == "directory":
             identity = store.identity(path)
             if identity not in above:  # else it is a link to a directory around it
-                _visit_directory(store, path, found, (*above, identity), beside_tensors=is_tensors)
+                entered.enter(path)
+                around = (*above, identity)
+                _visit_directory(store, path, found, around, entered, beside_tensors=is_tensors)
     except PenstockError as error:
         found.findings.append(finding_of(error, path))
 
 
 def _visit_directory(
-    store: Store, path: str, found: FoundCheckpoints, above: tuple[object, ...], *, beside_tensors: bool
+    store: Store,
+    path: str,
+    found: FoundCheckpoints,
+    above: tuple[object, ...],
+    entered: EnteredDirectories,
+    *,
+    beside_tensors: bool,
 ) -> None:
     names = frozenset(store.list_directory(path))
     may_be_document = not beside_tensors and (len(above) == 1 or _in_a_step(path))
@@ -104,14 +120,14 @@ def _visit_directory(
         if TEMPORARY_SUFFIX in name or PARTIAL_SUFFIX in name:
             found.leftovers.append(inner)
             continue
-        if name == ROOT_FOLDER and not _in_a_step(inner):
+        if name == ROOT_FOLDER and (not _in_a_step(inner) or _holds_root_metadata(store, inner)):
             found.root_folders += [inner] if store.kind(inner) == "directory" else []
             continue
         if beside_tensors and store.kind(inner) == "file":
             continue  # tensors of the one checkpoint, and its index
 
         before = _count(found)
-        _visit(store, inner, found, above)
+        _visit(store, inner, found, above, entered)
         if _count(found) == before and names_a_step(name) and store.kind(inner) == "directory":
             problem = "is named like a step, and nothing in it is known to penstock"
             found.findings.append(Finding("unchecked", inner, problem))
@@ -126,6 +142,11 @@ def _is_checkpoint(store: Store, path: str, names: frozenset[str], *, may_be_doc
         return may_be_document  # elsewhere it is any folder with a file of JSON in it
 
     return kind is not None or holds_arrays(store, path, names)
+
+
+def _holds_root_metadata(store: Store, path: str) -> bool:
+    """Whether it is the folder of a directory of steps, even one that is named like a step, as `run_3`."""
+    return store.kind(os.path.join(path, ROOT_METADATA)) == "file"
 
 
 def _in_a_step(path: str) -> bool:

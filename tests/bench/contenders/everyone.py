@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench.contenders import files, penstock, raw
+from tests.bench.contenders import files, jax_alone, penstock, raw
 from tests.bench.contenders.protocol import Blocking
 
 
@@ -10,13 +10,24 @@ def ours() -> list[penstock.Penstock]:
     return penstock.variants()
 
 
-def others(*, with_orbax: bool = True) -> list[Blocking]:
-    """Everybody else; Orbax, which takes seconds to import, may be left out."""
-    found: list[Blocking] = []
+def others(*, with_orbax: bool = True, in_shards: bool = False) -> list[Blocking]:
+    """Everybody else; Orbax, which takes seconds to import, may be left out.
+
+    Args:
+        with_orbax: Whether it is there.
+        in_shards: Whether all leaves are divided by rows, and jax's own calls for that are a contender.
+    """
+    found: list[Blocking] = [jax_alone.JaxAlone()] if in_shards else []
     if with_orbax:
         from tests.bench.contenders import orbax
 
         found.extend(orbax.variants())
 
     n_writers, n_readers = penstock.n_threads("save"), penstock.n_threads("restore")
-    return [*found, *files.variants(), raw.Buffered(n_writers, n_readers), raw.Direct(n_writers)]
+    return [
+        *found,
+        *files.variants(),
+        raw.Buffered(n_writers, n_readers),
+        raw.Direct(n_writers),
+        raw.Direct(n_writers, checksums=True),
+    ]

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-LABELS = (
+COLD = (
     "penstock",
+    "penstock, large heap",
+    "penstock, warmed up",
+    "penstock, warmed up, large heap",
+)
+"""Ways to come to the first call of a process."""
+
+LABELS = (
+    *COLD,
     "penstock, first save",
+    "penstock, one-shot",
     "penstock, unverified",
+    "penstock.orbax async",
     "Orbax",
     "Orbax async",
     "Orbax uncompressed",
     "safetensors",
     "numpy",
+    "jax alone",
     "raw buffered",
     "raw O_DIRECT",
+    "raw O_DIRECT, crc32c",
     "raw scandir",
+    "nothing saved",
 )

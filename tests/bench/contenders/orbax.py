@@ -13,6 +13,8 @@ from tests.bench.contenders.protocol import Saved
 from tests.bench.results import Operation
 from tests.bench.trees import State, ready
 
+import penstock.orbax
+
 RESTORES = frozenset(
     {
         Operation.RESTORE_JAX,
@@ -54,11 +56,12 @@ class Orbax:
 class OrbaxAsync:
     """The AsyncCheckpointer: only saves, staged when `save` returns."""
 
-    label = checkpoint = "Orbax async"
     operations = frozenset({Operation.SAVE})
 
-    def __init__(self) -> None:
-        self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+    def __init__(self, label: str = "Orbax async", module: Any = ocp) -> None:
+        self.label = self.checkpoint = label
+        self._args = module.args
+        self._checkpointer = module.AsyncCheckpointer(module.PyTreeCheckpointHandler())
 
     def save(self, path: Path, state: State) -> Saved:
         since = time.perf_counter()
@@ -68,7 +71,7 @@ class OrbaxAsync:
         return Saved(staged_s)
 
     def begin(self, path: Path, state: State) -> None:
-        self._checkpointer.save(path, args=ocp.args.PyTreeSave(state.tree))
+        self._checkpointer.save(path, args=self._args.PyTreeSave(state.tree))
 
     def finish(self) -> None:
         self._checkpointer.wait_until_finished()
@@ -84,5 +87,6 @@ class OrbaxAsync:
 
 
 def variants() -> list[Orbax | OrbaxAsync]:
-    """With its defaults, in the background, and without compression."""
-    return [Orbax(), OrbaxAsync(), Orbax("Orbax uncompressed", use_compression=False)]
+    """With its defaults, in the background, and without compression; and penstock under its name."""
+    own = OrbaxAsync("penstock.orbax async", penstock.orbax)
+    return [Orbax(), OrbaxAsync(), Orbax("Orbax uncompressed", use_compression=False), own]

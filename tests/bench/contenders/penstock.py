@@ -33,12 +33,14 @@ class Penstock:
         operations: frozenset[Operation] = ALL,
         *,
         fresh: bool = False,
+        one_shot: bool = False,
         verify: bool = True,
         ready_in_loop: bool = True,
     ) -> None:
         self.label = label
         self.operations = operations
         self._fresh = fresh
+        self._one_shot = one_shot
         self._ready_in_loop = ready_in_loop
         self._options: dict[str, Any] = {}
         if not verify:
@@ -63,7 +65,8 @@ class Penstock:
 
     async def restore(self, path: Path, target: State) -> Any:
         assert self._checkpointer is not None
-        restored = await self._checkpointer.restore(path, like=target.tree, **self._options)
+        restore: Any = penstock.restore if self._one_shot else self._checkpointer.restore
+        restored = await restore(path, like=target.tree, **self._options)
         # Beside a heartbeat the wait for 10,000 jax.Arrays would be its caller's stall, and not penstock's.
         return ready(restored) if self._ready_in_loop else restored
 
@@ -85,7 +88,7 @@ class Penstock:
 
 
 def stage_times(stages: tuple[StageStatistics, ...]) -> tuple[StageTime, ...]:
-    return tuple(StageTime(s.name, s.busy_s, s.starved_s, s.blocked_s) for s in stages)
+    return tuple(StageTime(s.name, s.busy_s, s.starved_s, s.blocked_s, s.memory_wait_s) for s in stages)
 
 
 def n_threads(pipeline: str = "save") -> int:
@@ -95,9 +98,10 @@ def n_threads(pipeline: str = "save") -> int:
 
 
 def variants() -> list[Penstock]:
-    """It, its first save of a structure, and its restore without verification."""
+    """It, its first save of a structure, and its restores by one-shot calls and without verification."""
     return [
         Penstock(),
         Penstock("penstock, first save", frozenset({Operation.SAVE}), fresh=True),
+        Penstock("penstock, one-shot", WARM, one_shot=True),
         Penstock("penstock, unverified", WARM, verify=False),
     ]

@@ -50,6 +50,8 @@ class Blocking(Described, Protocol):
 class InBackground(Protocol):
     """A blocking contender whose save gives back control before it is durable."""
 
+    label: str
+
     def begin(self, path: Path, state: State) -> None: ...
     def finish(self) -> None: ...
 

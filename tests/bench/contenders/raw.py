@@ -11,6 +11,7 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 from tests.bench.contenders.files import sync
 from tests.bench.contenders.protocol import Saved
 from tests.bench.results import Operation
@@ -69,12 +70,12 @@ class Buffered:
 
 @final
 class Direct:
-    """O_DIRECT from an aligned arena; cold O_DIRECT reads, eight in flight, into huge pages."""
+    """O_DIRECT from an aligned arena, with checksums or not; cold reads, eight in flight, into huge pages."""
 
-    label = checkpoint = "raw O_DIRECT"
-    operations = frozenset({Operation.SAVE, Operation.COLD_NUMPY})
-
-    def __init__(self, n_writers: int) -> None:
+    def __init__(self, n_writers: int, *, checksums: bool = False) -> None:
+        self.label = self.checkpoint = "raw O_DIRECT, crc32c" if checksums else "raw O_DIRECT"
+        self.operations = frozenset({Operation.SAVE} if checksums else {Operation.SAVE, Operation.COLD_NUMPY})
+        self._checksums = checksums
         self._arenas = [mmap.mmap(-1, DIRECT_CHUNK) for _ in range(n_writers)]  # made once, and reused
 
     def save(self, path: Path, state: State) -> Saved:
@@ -89,6 +90,9 @@ class Direct:
             offset, buffers = call
             arena = free.pop()
             filled = fill(np.frombuffer(arena, np.uint8), buffers)
+            if self._checksums:
+                crc32c(np.frombuffer(arena, np.uint8, filled).data)
+
             write_all(file, offset, [np.frombuffer(arena, np.uint8, -(-filled // PAGE) * PAGE)])
             free.append(arena)
 

@@ -16,7 +16,6 @@ import pytest
 
 import penstock
 from penstock.handlers.stores.data_file import LocalDataFile
-from penstock.handlers.stores.directory_lock import make_held_directory
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.system_calls import vectored_io as vectored
 from penstock.handlers.stores.system_calls.atomic_rename import exchange_in_steps
@@ -731,13 +730,3 @@ def test_of_many_files_one_cannot_be_read(store: LocalStore, tmp_path: Path) -> 
             ask(paths)
 
         assert (raised.value.path, raised.value.errno) == (paths[1], errno.ENAMETOOLONG)
-
-
-def test_a_held_directory_whose_name_cannot_be_made_durable_is_not_left(tmp_path: Path) -> None:
-    def refuse() -> None:
-        raise StorageError("fsync", str(tmp_path), "refused", errno.EMFILE)
-
-    with pytest.raises(StorageError, match="refused"):
-        make_held_directory(str(tmp_path / "a"), refuse)
-
-    assert os.listdir(tmp_path) == []

@@ -125,6 +125,22 @@ def test_memory_off_the_page_is_filled_through_the_page_cache(disk: Path, path: 
         assert file.transfers == Transfers(2 * MIB, 2 * MIB)
 
 
+@pytest.mark.parametrize("another", [False, True], ids=["gone", "another one"])
+def test_a_file_that_cannot_be_opened_directly_is_read_through_the_page_cache(
+    path: Path, *, another: bool
+) -> None:
+    """The second descriptor is opened by the name, where by then nothing or something else may lie."""
+    with closing(LocalStore(io="direct").open_data_file(str(path))) as file:
+        path.unlink()
+        if another:
+            path.write_bytes(content(4 * MIB, 1))
+        for times in (1, 2):
+            assert read(file, MIB, aligned(2 * MIB)) == content(4 * MIB + 77)[MIB : 3 * MIB]
+            assert file.transfers == Transfers(0, times * 2 * MIB)
+
+        assert file._refused, "it would be tried each time"
+
+
 def test_a_direct_read_that_fails_is_made_through_the_page_cache(disk: Path, path: Path) -> None:
     reader, writer = os.pipe()  # reading from one at an offset fails
     with closing(LocalStore(io="direct").open_data_file(str(path))) as file:

@@ -28,10 +28,10 @@ async def test_it_is_entered_and_left_one_time() -> None:
         yield
         seen.append("out")
 
-    entered = EnteredOnce("Thing", live)
-    await entered.enter()
+    entered = EnteredOnce("Thing")
+    await entered.enter(live)
     with pytest.raises(ClosedError, match="a Thing can be entered once"):
-        await entered.enter()
+        await entered.enter(live)
     await entered.leave(None, None, None)
 
     assert seen == ["in", "out"]

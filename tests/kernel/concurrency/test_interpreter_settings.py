@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -119,3 +121,60 @@ def test_a_setting_is_changed_once_however_many_want_it() -> None:
     assert values == [5, 50, 5]
     with setting.changed():
         assert values == [5, 50, 5, 50]
+
+
+@pytest.fixture
+def collected() -> Iterator[list[int]]:
+    """The generations of all collections meanwhile."""
+    generations: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            generations.append(info["generation"])
+
+    gc.callbacks.append(note)
+    yield generations
+    gc.callbacks.remove(note)
+
+
+async def test_only_young_collections_run_however_much_is_made(collected: list[int]) -> None:
+    made: list[object] = []
+    young, counts = -1, (-1, -1, -1)
+    gc.collect()
+    collected.clear()
+    async with create_task_group() as tasks:
+        with calm_interpreter(tasks, BOTH):
+            made.extend([made] for _ in range(20 * NET_ALLOCATIONS))
+            young = gc.get_count()[0]
+        counts = gc.get_count()
+
+    assert len(collected) >= 20
+    assert set(collected) == {0}
+    assert young <= 2 * NET_ALLOCATIONS  # each walks that many and no more
+    assert counts[1:] == (0, 0)  # and neither of the others is due
+    assert any(made[0] is thing for thing in gc.get_objects(generation=2))
+
+
+async def test_what_little_is_made_stays_young(collected: list[int]) -> None:
+    made: list[object] = []
+    gc.collect()
+    collected.clear()
+    async with create_task_group() as tasks:
+        with calm_interpreter(tasks, BOTH):
+            made.append([made])
+
+    assert set(collected) <= {0}
+    assert not any(made[0] is thing for thing in gc.get_objects(generation=2))
+
+
+async def test_garbage_that_is_made_meanwhile_is_collected_meanwhile() -> None:
+    class Thing: ...
+
+    async with create_task_group() as tasks:
+        with calm_interpreter(tasks, BOTH):
+            thing: Any = Thing()
+            thing.itself, gone = thing, weakref.ref(thing)
+            del thing
+            made = [[gone] for _ in range(2 * NET_ALLOCATIONS)]
+            assert gone() is None
+            del made

@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
-from penstock.kernel.config.config import Config, FlowOptions, MemoryOptions, SaveFlowOptions, StoreOptions
+from penstock.kernel.config.config import (
+    Config,
+    MemoryOptions,
+    RestoreFlowOptions,
+    SaveFlowOptions,
+    StoreOptions,
+)
 from penstock.kernel.config.option_layers import load_options
 from penstock.kernel.config.units import parse_bytes, parse_seconds
 from penstock.kernel.errors import ConfigError
@@ -267,7 +273,7 @@ def test_the_defaults() -> None:
     expected = Config(
         MemoryOptions("auto"),
         SaveFlowOptions(16 * MIB, 2048, 4096 * MIB),
-        FlowOptions(16 * MIB, 2048, 4 * MIB),
+        RestoreFlowOptions(32 * MIB, 2048, 32 * MIB),
         StoreOptions("auto"),
     )
 

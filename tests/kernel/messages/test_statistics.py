@@ -3,10 +3,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint
 
-from penstock.kernel.messages.statistics import StageMeter, StageStatistics, bottleneck
+from penstock.kernel.memory.byte_account import ByteAccount
+from penstock.kernel.memory.memory_waits import MemoryWaits, waiting_for_memory
+from penstock.kernel.messages.statistics import (
+    StageMeter,
+    StageStatistics,
+    bottleneck,
+    stage_lines,
+    waited_for_memory_s,
+)
 
 IDLE = StageStatistics("idle", 1, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+class Clock:
+    """Goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_the_bottleneck_is_the_stage_whose_workers_were_busiest() -> None:
@@ -50,3 +70,99 @@ def test_a_snapshot_does_not_change_afterwards_and_its_record_is_bounded() -> No
 
     assert before.spans == ()
     assert len(meter.statistics().spans) == StageMeter.MAX_SPANS
+
+
+@pytest.mark.anyio
+async def test_waiting_for_memory_is_no_work() -> None:
+    clock, account = Clock(), ByteAccount(10)
+    meter = StageMeter("device_to_host", 1, clock)
+    held = await account.acquire(10)
+
+    async def stretch() -> None:
+        with meter.working(0, 5):
+            clock.now += 1  # at work
+            lease = await account.acquire(5)
+            clock.now += 2
+            lease.release()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(stretch)
+        while not account.statistics().tasks_waiting:
+            await checkpoint()
+
+        clock.now += 30  # while it waits
+        held.release()
+
+    found = meter.statistics()
+    assert (found.busy_s, found.memory_wait_s) == (3, 30)
+    assert [(span.end - span.start, span.memory_wait_s) for span in found.spans] == [(33, 30)]
+    assert found.longest_s == 3
+
+
+@pytest.mark.anyio
+async def test_tasks_that_a_stage_starts_wait_for_it_and_count_once() -> None:
+    clock, account = Clock(), ByteAccount(10)
+    meter = StageMeter("mine", 1, clock)
+    held = await account.acquire(10)
+
+    async def lease_some() -> None:
+        (await account.acquire(2)).release()
+
+    async def stretch() -> None:
+        with meter.working(0):
+            async with create_task_group() as children:
+                children.start_soon(lease_some)
+                children.start_soon(lease_some)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(stretch)
+        while account.statistics().tasks_waiting < 2:
+            await checkpoint()
+
+        clock.now += 7
+        held.release()
+
+    assert (meter.statistics().busy_s, meter.statistics().memory_wait_s) == (0, 7)
+
+
+@pytest.mark.anyio
+async def test_a_wait_that_goes_on_after_the_stretch_counts_as_far_as_the_stretch() -> None:
+    clock, account = Clock(), ByteAccount(10)
+    meter = StageMeter("mine", 1, clock)
+    held = await account.acquire(10)
+
+    async def lease_some() -> None:
+        (await account.acquire(2)).release()
+
+    async with create_task_group() as tasks:
+        with meter.working(0):
+            tasks.start_soon(lease_some)
+            while not account.statistics().tasks_waiting:
+                await checkpoint()
+
+            clock.now += 2
+
+        clock.now += 40
+        held.release()
+
+    assert (meter.statistics().busy_s, meter.statistics().memory_wait_s) == (0, 2)
+
+
+def test_waits_of_nobody_are_not_counted() -> None:
+    clock = Clock()
+    waits, meter = MemoryWaits(clock), StageMeter("mine", 1, clock)
+    with meter.working(0):
+        pass
+    with waiting_for_memory():
+        clock.now += 5
+
+    assert (waits.waited_s, meter.statistics().memory_wait_s) == (0, 0)
+
+
+def test_a_report_has_a_line_for_each_stage() -> None:
+    waited = replace(IDLE, name="write", busy_s=1.5, starved_s=0.25, blocked_s=0.125, memory_wait_s=2.0)
+
+    assert waited_for_memory_s([IDLE, waited]) == 2.0
+    assert stage_lines([waited]) == (
+        "\n  write: worked 1.500 s; waited 0.250 s for input, 0.125 s for output, 2.000 s for memory"
+    )

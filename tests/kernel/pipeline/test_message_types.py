@@ -130,12 +130,17 @@ def test_steps_between_may_be_incomplete() -> None:
     whole.check()
 
 
+async def entered(checkpointer: penstock.Checkpointer) -> None:
+    async with checkpointer:
+        pass
+
+
 async def test_a_checkpointer_and_each_call_refuse_what_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="finalize"):
-        penstock.Checkpointer(save_pipeline=SAVE.without("commit"))
+        await entered(penstock.Checkpointer(save_pipeline=SAVE.without("commit")))
 
     with pytest.raises(PipelineError, match="host_to_device"):
-        penstock.Checkpointer(restore_pipeline=RESTORE.without("read"))
+        await entered(penstock.Checkpointer(restore_pipeline=RESTORE.without("read")))
 
     async with penstock.Checkpointer() as checkpointer:
         with pytest.raises(PipelineError, match="finalize"):

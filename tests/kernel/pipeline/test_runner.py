@@ -390,7 +390,72 @@ async def test_the_error_arrives_although_another_stage_would_never_end() -> Non
     boom = ValueError("boom")
 
     assert await raised_by(line(numbers, failing(boom, 1), Step(stuck, concurrency=2))) is boom
-    assert await raised_by(line(stuck, Step(echo, opening=failing_context(boom)))) is boom
+    assert await raised_by(line(stuck_after_one, Step(echo, opening=failing_context(boom)))) is boom
+
+
+async def stuck_after_one(message: int) -> AsyncGenerator[int]:
+    yield message
+    await anyio.sleep_forever()
+
+
+async def test_a_stage_is_opened_with_the_first_message_for_it_or_with_the_end() -> None:
+    opened: list[str] = []
+
+    def opening(name: str) -> Callable[[], Awaitable[None]]:
+        async def note() -> None:
+            await checkpoint()
+            opened.append(name)
+
+        return note
+
+    async def look(message: int) -> int:
+        await checkpoint()
+        opened.append("message")
+        return message
+
+    await run_pipeline(line(Step(look, opening=opening("a")), Step(Gather(), opening=opening("b"))), None, 1)
+    assert opened == ["a", "message", "b"]
+
+    opened.clear()
+    await run_pipeline(
+        line(Step(no_message, opening=opening("a")), Step(Gather(), opening=opening("b"))), None, 1
+    )
+    assert opened == ["a", "b"]
+
+
+async def test_behind_the_stage_that_stages_all_are_opened_with_its_first_message() -> None:
+    # The stage that publishes must be waiting when the milestone before it is reached.
+    last_is_open = anyio.Event()
+
+    async def note() -> None:
+        await checkpoint()
+        last_is_open.set()
+
+    async def wait_for_the_last(message: int) -> int:
+        await last_is_open.wait()  # for ever, if it is opened with the first message for it
+        return message
+
+    stages = line(numbers, echo, wait_for_the_last, Step(Gather(), opening=note))
+    assert stages.slots[1].milestone is Milestone.STAGED
+
+    with anyio.fail_after(20):
+        await run_pipeline(stages, None, 2)
+
+
+async def no_message(_: int) -> None:
+    await checkpoint()
+
+
+async def test_nothing_is_opened_behind_a_stage_that_fails_before_its_first_message() -> None:
+    opened: list[str] = []
+
+    async def note() -> None:
+        await checkpoint()
+        opened.append("b")
+
+    boom = ValueError("boom")
+    assert await raised_by(line(failing(boom), Step(Gather(), opening=note))) is boom
+    assert opened == []
 
 
 def failing_context(error: BaseException) -> Callable[[], Awaitable[None]]:

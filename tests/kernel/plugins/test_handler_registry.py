@@ -18,6 +18,7 @@ from penstock.kernel.errors import (
     PipelineError,
 )
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.plugins.entry_points import find_plugins
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.plugins.stage_registry import StageRegistry
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
@@ -575,3 +576,13 @@ def test_a_broken_stage_entry_point_is_an_error_that_names_its_distribution(site
 
     with pytest.raises(PipelineError, match=r"^entry point 'quantise' of sloppy 1\.2 is broken: "):
         StageRegistry[object]().create("quantise")
+
+
+def test_what_is_installed_later_is_found_and_the_rest_is_not_read_again(site: Site) -> None:
+    site.install("first", "penstock.handlers", {"one": "nowhere:one"}, "")
+    found = find_plugins("penstock.handlers")
+
+    assert find_plugins("penstock.handlers") is found
+
+    site.install("second", "penstock.handlers", {"two": "nowhere:two"}, "")
+    assert [plugin.name for plugin in find_plugins("penstock.handlers")] == ["one", "two"]

@@ -115,6 +115,19 @@ def test_what_is_read_is_neither_deleted_nor_moved(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["trash"]
 
 
+def test_what_a_moved_checkpoint_replaces_is_never_there_in_part(tmp_path: Path) -> None:
+    store, path = FaultyStore(LocalStore()), made(tmp_path / "1")
+    made(tmp_path / "2")
+    hang = store.hang_on("remove_tree")
+    move = threading.Thread(target=move_checkpoint, args=(store, path, str(tmp_path / "2")))
+    move.start()
+    hang.wait_reached_blocking()
+    assert not (tmp_path / "2").exists()  # a crash now leaves it under another name
+    hang.release()
+    move.join(20)
+    assert os.listdir(tmp_path) == ["2"]
+
+
 def test_without_renames_a_checkpoint_is_removed_in_place_and_not_moved() -> None:
     store = MemoryStore()
     store.make_directory("/run/1")

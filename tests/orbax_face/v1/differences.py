@@ -9,8 +9,18 @@ from __future__ import annotations
 from typing import Final
 
 DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
-    "training": ("It is not there yet.", "Steps are kept by a manager of penstock's own."),
-    "path.step": ("It is not there yet.", "As for `training`."),
+    "training.Checkpointer": (
+        (
+            "`load_async` and `load_checkpointables_async` work. A step that is being saved is loaded once "
+            "it is there. With `overwrite`, a step is replaced in one move when the new one is complete. A "
+            "failure in the background is raised once. With `lightweight_initialize` steps can be listed."
+        ),
+        (
+            "Orbax's raise NotImplementedError. It fails for a step that is not there yet and for a time "
+            "that it has not read, and deletes the old step first, so that a crash loses both."
+        ),
+    ),
+    "training.pathways": ("It is not there.", "It is for a backend that penstock does not support."),
     "load_async": (
         "It works for every layout, and its `checkpointable_name` is `AUTO` by default.",
         "Orbax's is for safetensors only. The default is that of `load`.",

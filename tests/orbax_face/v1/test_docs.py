@@ -102,6 +102,13 @@ async def test_abstract_leaves(names: dict[str, Any]) -> None:
     np.testing.assert_array_equal(state["rng"], np.ones(2))
 
 
+async def test_steps(names: dict[str, Any]) -> None:
+    await run(SNIPPETS[-1], names)
+
+    with names["ocp"].training.Checkpointer(names["path"].parent / "run") as checkpointer:
+        assert [found.step for found in checkpointer.checkpoints] == [7, 8, 9]
+
+
 async def test_items(names: dict[str, Any]) -> None:
     found = await run(SNIPPETS[3], names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from jax import tree_util
 
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
+from penstock.kernel.protocols.leaf_infos import keys_of, names_of, runs_of
 from penstock.stages.pytree.flattening import flatten_tree
 from penstock.stages.pytree.structure_cache import StructureCache
 
@@ -82,11 +84,21 @@ _jax.register_pytree_node(
 )
 
 
-def check_same(cache: StructureCache, tree: object) -> tuple[object, ...]:
+def check_same(cache: StructureCache, tree: object) -> Sequence[object]:
     """Flatten with and without the cache, compare the results, and return the infos."""
     flat, treedef = flatten_tree(tree)
     infos, leaves, found = cache.flatten(tree)
-    assert list(infos) == [leaf.info for leaf in flat]
+    assert list(infos) == [infos[at] for at in range(len(infos))] == [leaf.info for leaf in flat]
+    assert names_of(infos) == [leaf.info.name for leaf in flat]
+    assert keys_of(infos) == [leaf.info.keys for leaf in flat]
+    if all(leaf.info.keys for leaf in flat):
+        runs = [
+            (*run.outer, key, *run.outer_kinds, kind)
+            for run in runs_of(infos)
+            for key, kind in zip(run.keys, run.kinds, strict=True)
+        ]
+        assert runs == [(*leaf.info.keys, *leaf.info.kinds) for leaf in flat]
+
     assert len(leaves) == len(flat)
     assert all(a is b.value for a, b in zip(leaves, flat, strict=True))
     assert type(found) is type(treedef)

@@ -5,31 +5,33 @@ from __future__ import annotations
 __all__ = ("ChunkIndex",)
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias, final
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_grid, chunk_key, prefix_of
+from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_keys, prefix_of
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.btree_encoding import Places
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.protocols.views import PackedLeaves, StagedLeaf, WrittenLeaves
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.views import PackedLeaves, WrittenLeaves
 from penstock.kernel.protocols.written import Written
-
-_Chunk: TypeAlias = tuple[int, tuple[int, ...]]
-"""Index of a leaf, and of a chunk in its grid."""
 
 
 @final
 class ChunkIndex:
     """The index of a tree's arrays: made once for a tree, encoded for every checkpoint of it.
 
-    A slot is a value that lies in a data file: first every chunk of every array, in order, then
-    metadata that is too long to lie in the index (of arrays with some sixty axes).
+    A slot is a value that lies in a data file: first every chunk of every array, by name, then metadata
+    that is too long to lie in the index (of arrays with some sixty axes).
 
     Args:
         arrays: The leaves with a shape, in order.
@@ -38,54 +40,48 @@ class ChunkIndex:
 
     __slots__ = (
         "_arrays",
-        "_chunks",
-        "_inline",
-        "_keys",
-        "_lengths",
+        "_chunk_nbytes",
+        "_counts",
+        "_grids",
+        "_order",
+        "_places",
         "_plan",
-        "_single",
         "_spilled",
         "_starts",
+        "_unplanned",
     )
 
-    def __init__(self, arrays: Sequence[StagedLeaf], version: int = 2) -> None:
+    def __init__(self, arrays: TreeColumns, version: int = 2) -> None:
+        names = [prefix_of(name).encode() for name in arrays.names()]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        specs = [arrays.specs[at] for at in order]
+        known = {id(spec): spec for spec in specs}  # most arrays share a few
+        grids = {number: spec.grid_shape for number, spec in known.items()}
         self._arrays = arrays
-        self._single: dict[int, int] = {}  #: slot of the only chunk of a leaf
-        self._chunks: dict[_Chunk, int] = {}  #: slot of every chunk of the others
-        self._starts: list[int] = []  #: first slot of each array
-        keys: list[bytes] = []
-        lengths: list[int] = []
-        zeros: dict[int, str] = {}  # the key of the only chunk, for each number of axes
-        for leaf in arrays:
-            self._starts.append(len(keys))
-            prefix = prefix_of(leaf.info.name)
-            spec = leaf.spec
-            if spec.is_single_chunk:
-                self._single[leaf.index] = len(keys)
-                n_axes = len(spec.chunk_shape)
-                if n_axes not in zeros:
-                    zeros[n_axes] = chunk_key((0,) * n_axes, version)
+        self._order = order  #: the numbers of the arrays, by name
+        self._places = np.full(max(arrays.indices) + 1, -1, np.int64)  #: in that order, by index
+        self._places[_column(arrays.indices)[order]] = np.arange(len(order))
+        self._grids = [grids[id(spec)] for spec in specs]
+        self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
+        self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
+        self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
 
-                keys.append(f"{prefix}{zeros[n_axes]}".encode())
-                lengths.append(spec.chunk_nbytes)
-                continue
+        entries = _Entries()
+        kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
+        for number, group in itertools.groupby(zip(map(id, specs), order, strict=True), itemgetter(0)):
+            entries.add([names[at] for _, at in group], kinds[number])
 
-            for index in chunk_grid(leaf):
-                self._chunks[leaf.index, index] = len(keys)
-                keys.append(f"{prefix}{chunk_key(index, version)}".encode())
-                lengths.append(spec.chunk_nbytes)
-
-        documents = [array_metadata(leaf.spec, version) for leaf in arrays]
-        names = [f"{prefix_of(leaf.info.name)}{METADATA_KEYS[version - 2]}".encode() for leaf in arrays]
-        long = [at for at, document in enumerate(documents) if len(document) > MAX_INLINE_BYTES]
-        self._spilled = [documents[at] for at in long]
-        short = [at for at, document in enumerate(documents) if len(document) <= MAX_INLINE_BYTES]
-        self._keys = [*keys, *(names[at] for at in long), *(names[at] for at in short)]
-        self._inline = [*itertools.repeat(None, len(keys) + len(long)), *(documents[at] for at in short)]
-        self._lengths = [*lengths, *map(len, self._spilled), *(len(documents[at]) for at in short)]
+        spilling = {number: kind for number, kind in kinds.items() if kind.spilled is not None}
+        chosen = [
+            (names[at], spilling[id(spec)])
+            for at, spec in zip(order, specs, strict=True)
+            if spilling.get(id(spec))
+        ]
+        self._spilled = entries.spill(chosen, METADATA_KEYS[version - 2].encode())
         # The encoded length of a chunk differs from save to save.
-        coded = any(leaf.spec.codec is not None for leaf in arrays)
-        self._plan = None if coded else IndexPlan(self._keys, self._inline, self._lengths)
+        coded = any(spec.codec is not None for spec in known.values())
+        self._unplanned = entries if coded else None
+        self._plan = None if coded else IndexPlan(entries.keys, entries.inline, entries.lengths)
 
     def encode(
         self, batches: Iterable[WrittenLeaves], *, node_file: str, uuid: bytes, commit_time_ns: int
@@ -105,24 +101,23 @@ class ChunkIndex:
             PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing. That is an error
                 in the pipeline, and the checkpoint must not be published.
         """
-        n_chunks = len(self._single) + len(self._chunks)
-        located = _Located(self._lengths[: n_chunks + len(self._spilled)])
-        unknown = self._locate(batches, located)
+        arrays, n_chunks = self._arrays, int(self._counts.sum())
+        chunk_lengths = np.repeat(self._chunk_nbytes, self._counts)
+        located = _Located(np.concatenate([chunk_lengths, _column(list(map(len, self._spilled)))]))
+        self._locate(batches, located)
         missing = np.flatnonzero(located.file_ids[:n_chunks] < 0)
         if missing.size:
-            leaf, index = self._chunk_at(int(missing[0]))
-            raise _broken(leaf, index, f"0 of {leaf.spec.chunk_nbytes} bytes were written")
-        if unknown:
-            number, index = unknown[0]
-            raise PenstockError(f"chunk {index} of leaf {number} was written, but no leaf of the tree has it")
+            place, index = self._chunk_at(int(missing[0]))
+            at = self._order[place]
+            raise _broken(arrays.infos[at], index, f"0 of {arrays.specs[at].chunk_nbytes} bytes were written")
 
         spill = b"".join(self._spilled)
-        starts = itertools.accumulate(map(len, self._spilled), initial=0)
-        located.put_all(list(enumerate(starts, n_chunks))[: len(self._spilled)], node_file)
+        starts = _column(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
+        located.put(np.arange(n_chunks, n_chunks + len(starts)), starts, node_file)
         plan = self._plan
         if plan is None:
-            lengths = [*located.lengths, *self._lengths[len(located.lengths) :]]
-            plan = IndexPlan(self._keys, self._inline, lengths)
+            assert self._unplanned is not None
+            plan = self._unplanned.plan(located.lengths)
 
         encoded = plan.encode(
             located.places(),
@@ -133,57 +128,118 @@ class ChunkIndex:
         )
         return EncodedIndex(spill + encoded.nodes, encoded.manifest)
 
-    def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> list[_Chunk]:
-        """Note where every chunk lies; return chunks that belong to no array."""
-        parts: dict[_Chunk, list[Written]] = {}
-        unknown: list[_Chunk] = []
+    def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> None:
+        """Note where every chunk lies."""
+        parts: dict[int, list[Written]] = {}
         for batch in batches:
             for pack in batch.packs:
-                self._locate_pack(pack, located, unknown)
+                self._locate_pack(pack, located)
 
             for part in batch.written:
-                parts.setdefault((part.leaf, part.chunk), []).append(part)
+                parts.setdefault(self._slot(part), []).append(part)
 
-        for (number, index), pieces in parts.items():
-            slot = self._slot(number, index)
-            if slot is None:
-                unknown.append((number, index))
-                continue
+        # Chunks in pieces are few and large, or many in few files: one assignment for each file.
+        rows: dict[str, list[tuple[int, int, int]]] = {}
+        for slot, pieces in parts.items():
+            at, index = self._order[int(self._places[pieces[0].leaf])], pieces[0].chunk
+            file, offset, length = _joined(self._arrays.infos[at], self._arrays.specs[at], index, pieces)
+            rows.setdefault(file, []).append((slot, offset, length))
 
-            leaf, _ = self._chunk_at(slot)
-            file, offset, length = _joined(leaf, index, pieces)
-            located.put_all([(slot, offset)], file)
-            located.lengths[slot] = length
+        for file, found in rows.items():
+            slots, offsets, lengths = np.array(found, np.int64).T
+            located.put(slots, offsets, file)
+            located.lengths[slots] = lengths
 
-        return unknown
+    def _locate_pack(self, pack: PackedLeaves, located: _Located) -> None:
+        indices = _column(pack.indices)
+        ats = self._places[np.minimum(indices, len(self._places) - 1)]
+        unknown = np.flatnonzero((ats < 0) | (indices >= len(self._places)))
+        if unknown.size:
+            raise _unknown(int(indices[unknown[0]]))
 
-    def _locate_pack(self, pack: PackedLeaves, located: _Located, unknown: list[_Chunk]) -> None:
-        slots = [self._single.get(leaf.index) for leaf in pack.leaves]
-        offset = pack.offset
-        places: list[tuple[int, int]] = []
-        for leaf, slot in zip(pack.leaves, slots, strict=True):
-            if slot is None:
-                unknown.append((leaf.index, (0,) * len(leaf.spec.chunk_shape)))
-            else:
-                places.append((slot, offset))
+        counts = self._counts[ats]
+        sizes = np.repeat(self._chunk_nbytes[ats], counts)
+        before = np.repeat(self._starts[ats] - (np.cumsum(counts) - counts), counts)
+        located.put(before + np.arange(len(sizes)), pack.offset + np.cumsum(sizes) - sizes, pack.file)
 
-            offset += leaf.spec.nbytes
+    def _slot(self, part: Written) -> int:
+        """The slot of a part's chunk."""
+        at = int(self._places[part.leaf]) if part.leaf < len(self._places) else -1
+        if at < 0:
+            raise _unknown(part.leaf, part.chunk)
 
-        located.put_all(places, pack.file)
+        grid, flat = self._grids[at], 0
+        if len(grid) != len(part.chunk):
+            raise _unknown(part.leaf, part.chunk)
+        for i, n in zip(part.chunk, grid, strict=True):
+            if not 0 <= i < n:
+                raise _unknown(part.leaf, part.chunk)
 
-    def _slot(self, number: int, index: tuple[int, ...]) -> int | None:
-        if number in self._single:
-            return None if any(index) else self._single[number]
+            flat = flat * n + i
 
-        return self._chunks.get((number, index))
+        return int(self._starts[at]) + flat
 
-    def _chunk_at(self, slot: int) -> tuple[StagedLeaf, tuple[int, ...]]:
+    def _chunk_at(self, slot: int) -> tuple[int, tuple[int, ...]]:
+        # Of arrays that begin at one slot only the last has chunks.
         at = int(np.searchsorted(self._starts, slot, side="right")) - 1
-        leaf = self._arrays[at]
-        if leaf.index in self._single:
-            return leaf, (0,) * len(leaf.spec.chunk_shape)
+        index = np.unravel_index(slot - int(self._starts[at]), self._grids[at])
+        return at, tuple(map(int, index))
 
-        return leaf, next(itertools.islice(chunk_grid(leaf), slot - self._starts[at], None))
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The keys of an array behind its name, ascending where that is cheap, and their values."""
+
+    suffixes: Sequence[bytes]
+    inline: Sequence[bytes | None]  #: None for what lies in a data file
+    lengths: Sequence[int]
+    spilled: bytes | None = None  #: its metadata, if that is too long to be among them
+
+    @classmethod
+    def of(cls, spec: LeafSpec, version: int) -> _Kind:
+        document, key = array_metadata(spec, version), METADATA_KEYS[version - 2].encode()
+        chunks = [each.encode() for each in chunk_keys(spec.grid_shape, version)]
+        absent: list[bytes | None] = [None] * len(chunks)
+        lengths = [spec.chunk_nbytes] * len(chunks)
+        if len(document) > MAX_INLINE_BYTES:
+            return cls(chunks, absent, lengths, document)
+        if version == 2:  # the key of its metadata comes before those of its chunks
+            return cls([key, *chunks], [document, *absent], [len(document), *lengths])
+
+        return cls([*chunks, key], [*absent, document], [*lengths, len(document)])
+
+
+@final
+class _Entries:
+    """Keys and values of an index, in columns."""
+
+    __slots__ = ("inline", "keys", "lengths")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.inline: list[bytes | None] = []
+        self.lengths: list[int] = []
+
+    def add(self, names: Sequence[bytes], kind: _Kind) -> None:
+        """Add the entries of arrays of one kind."""
+        self.keys += [name + suffix for name in names for suffix in kind.suffixes]
+        self.inline += [*kind.inline] * len(names)
+        self.lengths += [*kind.lengths] * len(names)
+
+    def spill(self, arrays: Sequence[tuple[bytes, _Kind]], key: bytes) -> list[bytes]:
+        """Add the metadata of arrays that is too long for the index; return it."""
+        spilled = [kind.spilled for _, kind in arrays if kind.spilled is not None]
+        self.keys += [name + key for name, _ in arrays]
+        self.inline += [None] * len(spilled)
+        self.lengths += map(len, spilled)
+        return spilled
+
+    def plan(self, lengths: npt.NDArray[np.int64]) -> IndexPlan:
+        """Plan the index with these lengths of the values in data files, in order."""
+        found = _column(self.lengths)
+        found[[value is None for value in self.inline]] = lengths
+        return IndexPlan(self.keys, self.inline, found.tolist())
 
 
 @final
@@ -196,31 +252,38 @@ class _Located:
 
     __slots__ = ("_files", "file_ids", "lengths", "offsets")
 
-    def __init__(self, lengths: list[int]) -> None:
+    def __init__(self, lengths: npt.NDArray[np.int64]) -> None:
         n_slots = len(lengths)
         self._files: dict[str, int] = {}
         self.lengths = lengths
         self.file_ids: npt.NDArray[np.int64] = np.full(n_slots, -1, np.int64)
         self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
 
-    def put_all(self, places: Sequence[tuple[int, int]], file: str) -> None:
-        if places:
-            slots, offsets = zip(*places, strict=True)
-            self.file_ids[list(slots)] = self._files.setdefault(file, len(self._files))
-            self.offsets[list(slots)] = offsets
+    def put(self, slots: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], file: str) -> None:
+        """Note that these values lie at these offsets of a file."""
+        if len(slots):
+            self.file_ids[slots] = self._files.setdefault(file, len(self._files))
+            self.offsets[slots] = offsets
 
     def places(self) -> Places:
+        """All of it, as the encoder takes it."""
         return Places(tuple(self._files), self.file_ids, self.offsets)
 
 
-def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written]) -> tuple[str, int, int]:
+def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.array(numbers, np.int64)
+
+
+def _joined(
+    info: ParamInfo, spec: LeafSpec, index: tuple[int, ...], pieces: Iterable[Written]
+) -> tuple[str, int, int]:
     """Return the file, offset and length of a chunk, after checking that its pieces cover it."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     coded = ordered[0].coded
-    if (coded is None) != (leaf.spec.codec is None) or any(piece.coded != coded for piece in ordered):
-        raise _broken(leaf, index, f"its codec is {leaf.spec.codec}, and not all of it was encoded so")
+    if (coded is None) != (spec.codec is None) or any(piece.coded != coded for piece in ordered):
+        raise _broken(info, index, f"its codec is {spec.codec}, and not all of it was encoded so")
 
-    whole = leaf.spec.chunk_nbytes if coded is None else coded
+    whole = spec.chunk_nbytes if coded is None else coded
     end = 0
     for piece in ordered:
         # All pieces agree on where their chunk begins, so they are contiguous if they tile it.
@@ -228,16 +291,21 @@ def _joined(leaf: StagedLeaf, index: tuple[int, ...], pieces: Iterable[Written])
         together = piece.file == first.file and piece.offset - piece.start == first.offset
         if piece.start != end or not together:
             problem = f"byte {end}: next is a piece at {piece.start}, at {piece.offset} of {piece.file!r}"
-            raise _broken(leaf, index, problem)
+            raise _broken(info, index, problem)
         end += piece.nbytes
 
     if end != whole:
-        raise _broken(leaf, index, f"{end} of {whole} bytes were written")
+        raise _broken(info, index, f"{end} of {whole} bytes were written")
 
     return ordered[0].file, ordered[0].offset, end
 
 
-def _broken(leaf: StagedLeaf, index: tuple[int, ...], problem: str) -> PenstockError:
-    error = PenstockError(f"{leaf.info.key_path}: chunk {index} is not whole: {problem}")
-    error.key_path = leaf.info.key_path
+def _broken(info: ParamInfo, index: tuple[int, ...], problem: str) -> PenstockError:
+    error = PenstockError(f"{info.key_path}: chunk {index} is not whole: {problem}")
+    error.key_path = info.key_path
     return error
+
+
+def _unknown(number: int, index: tuple[int, ...] | None = None) -> PenstockError:
+    what = "a pack" if index is None else f"chunk {index}"
+    return PenstockError(f"{what} of leaf {number} was written, but no leaf of the tree has it")

@@ -6,12 +6,13 @@ with those that are not.
 
 from __future__ import annotations
 
-__all__ = ("Found", "first_missing", "found_chunks", "grid_indices", "stored_rows")
+__all__ = ("Found", "first_missing", "found_chunks", "stored_rows")
 
 import math
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
+from penstock.handlers.formats.common.chunk_keys import grid_indices
 from penstock.handlers.formats.common.chunk_regions import Bounds, rectangles, shape_of
 from penstock.handlers.formats.common.leaf_table import StoredArray
 from penstock.handlers.ocdbt.index_entries import Index
@@ -30,17 +31,6 @@ class Found(NamedTuple):
     def chunks(self) -> Bounds:
         """The box as ranges of chunk indices."""
         return tuple([(at, at + n) for at, n in zip(self.start, self.shape, strict=True)])
-
-
-def grid_indices(grid: Bounds) -> Iterator[tuple[int, ...]]:
-    """Yield every index of a grid, in C order. Unlike `itertools.product`, it holds no axis in memory."""
-    if not grid:
-        yield ()
-        return
-
-    for outer in grid_indices(grid[:-1]):
-        for at in range(*grid[-1]):
-            yield (*outer, at)
 
 
 def found_chunks(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Found]:

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from penstock.handlers.formats.common import zarr_metadata as zarr
 from penstock.handlers.formats.common.chunk_keys import prefix_of
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories, check_inside
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
@@ -45,7 +46,7 @@ def directory_index(
     """
     names = list(names)
     for name in names:
-        _check_inside(directory, name)
+        check_inside(directory, name)
 
     index: dict[bytes, Value] = {}
     if isinstance(store, ManyFiles):
@@ -146,7 +147,7 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
         CorruptCheckpointError: If one is missing, or lies outside of `directory`.
     """
     for file, nbytes in needed.items():
-        _check_inside(directory, file)
+        check_inside(directory, file)
         path = os.path.join(directory, file)
         if not whole:
             continue
@@ -158,22 +159,24 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
             raise TruncatedDataError(path, nbytes, found)
 
 
-def _check_inside(directory: str, name: str) -> None:
-    # An untrusted checkpoint must not make its reader open other files.
-    if os.path.isabs(name) or ".." in name.split("/"):
-        raise CorruptCheckpointError(directory, f"{name!r} leads out of the checkpoint")
-
-
 def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
-    """Yield every path below a directory, relative to it, and whether it is a file."""
-    path = os.path.join(directory, name)
-    if store.kind(path) != "directory":
+    """Yield every path below a directory, relative to it, and whether it is a file.
+
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
+    """
+    if store.kind(os.path.join(directory, name)) != "directory":
         return
 
-    for entry in store.list_directory(path):
-        inner = f"{name}/{entry}" if name else entry
-        if store.kind(os.path.join(directory, inner)) == "directory":
-            yield inner, False
-            yield from _entries(store, directory, inner)
-        else:
-            yield inner, True
+    entered = EnteredDirectories(store)
+    pending = [name]
+    while pending:
+        outer = pending.pop()
+        path = os.path.join(directory, outer)
+        entered.enter(path)
+        for entry in store.list_directory(path):
+            inner = f"{outer}/{entry}" if outer else entry
+            is_directory = store.kind(os.path.join(directory, inner)) == "directory"
+            yield inner, not is_directory
+            if is_directory:
+                pending.append(inner)

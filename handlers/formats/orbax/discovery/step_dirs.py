@@ -41,15 +41,17 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     COMMIT_MARK,
     METADATA,
     OF_A_PROCESS,
+    ROOT_METADATA,
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
 _MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
-_ROOT_FILES: Final = ("_ROOT_METADATA", "metadata")  # the second one up to Orbax 0.8
+_ROOT_FILES: Final = (ROOT_METADATA, "metadata")  # the second one up to Orbax 0.8
 _OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
 
 
@@ -65,7 +67,7 @@ class _Step:
 
 def is_checkpoint(store: Store, path: str) -> bool:
     """Whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
-    return store.kind(path) == "directory" and _is_marked(store.list_directory(path))
+    return any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
 
 
 def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
@@ -132,18 +134,27 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     """Read the caller's own metadata of a directory of steps; None if there is none.
 
     Raises:
-        CorruptCheckpointError: If it is not a JSON object.
+        CorruptCheckpointError: If it is not a JSON object, or not as it was written, or a link leads out of
+            `root`.
+        MissingFileError: If it was written and is not there.
     """
     folder = os.path.join(root, ROOT_FOLDER)
-    if store.kind(folder) == "file":
+    kind = store.kind(folder)
+    if kind == "file":
         raise CorruptCheckpointError(folder, "is a file, not the directory of the metadata of all steps")
+    if kind is None:
+        return None
+    if isinstance(store, UntrustedFiles):
+        store.check_links(root, folder)
 
+    names = store.list_directory(folder)
+    sealed = SealedDocuments.open(store, folder, names)
     for name in _ROOT_FILES:
         path = os.path.join(folder, name)
-        if store.kind(path) is None:
+        if name not in names:
+            sealed.check_absent(name)
             continue
 
-        sealed = SealedDocuments.open(store, folder, store.list_directory(folder))
         document = parse_object(path, sealed.read(name))
         if name != _ROOT_FILES[0] or not _OWN_KEYS.issuperset(document):
             return document

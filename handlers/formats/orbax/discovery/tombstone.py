@@ -14,10 +14,10 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock.handlers.formats.common.checked_json import as_string, parse_object
+from penstock.handlers.formats.orbax.documents.file_names import DELETION
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
 
-DELETION: Final = "_CHECKPOINT_DELETION"
 _NAME: Final = "checkpointable_name"
 
 

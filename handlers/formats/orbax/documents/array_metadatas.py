@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ("decode_random_keys", "encode")
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Final
 
@@ -19,7 +19,7 @@ from msgspec.json import Decoder
 from penstock.handlers.formats.common.checked_json import as_list, convert_member, parse_object
 from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_slices
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.views import StagedLeaf
+from penstock.kernel.protocols.leaf_infos import SLICE
 
 _START: Final = b'{"array_metadatas": ['
 _END: Final = b"]}"
@@ -42,21 +42,27 @@ class _Item(Struct, gc=False):
 _ITEMS: Final = Decoder(list[_Item])
 
 
-def encode(arrays: Iterable[StagedLeaf]) -> bytes:
-    """Encode the document for the jax.Array leaves of a checkpoint, all of them.
+def encode(names: Sequence[str], specs: Sequence[LeafSpec]) -> Iterator[bytes]:
+    """Encode the document for the jax.Array leaves of a checkpoint, all of them, by stored name.
 
     The bytes are those of `json.dumps`, put together from texts; see `metadata.encode`.
+
+    Yields:
+        Slices of the document.
     """
-    rests: dict[int, str] = {}  # by identity: most leaves share a few specs
-    entries: list[str] = []
-    for leaf in arrays:
-        rest = rests.get(id(leaf.spec))
-        if rest is None:
-            rest = rests[id(leaf.spec)] = json.dumps(_shapes(leaf.spec))[1:]
+    known = {id(spec): spec for spec in specs}  # most leaves share a few
+    rests = {number: f", {json.dumps(_shapes(spec))[1:]}}}" for number, spec in known.items()}
+    comma = ""
+    yield _START
+    for at in range(0, len(names), SLICE):
+        rows = zip(names[at : at + SLICE], specs[at : at + SLICE], strict=True)
+        entries = [
+            f'{{"array_metadata": {{"param_name": {_quoted(name)}{rests[id(spec)]}' for name, spec in rows
+        ]
+        yield f"{comma}{', '.join(entries)}".encode()
+        comma = ", "
 
-        entries.append(f'{{"array_metadata": {{"param_name": {_quoted(leaf.info.name)}, {rest}}}')
-
-    return f'{{"array_metadatas": [{", ".join(entries)}]}}'.encode()
+    yield _END
 
 
 def _shapes(spec: LeafSpec) -> dict[str, object]:

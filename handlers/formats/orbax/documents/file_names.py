@@ -12,12 +12,14 @@ __all__ = (
     "COMMIT_MARK",
     "COMMIT_MARK_TEXT",
     "DATA_FOLDER",
+    "DELETION",
     "INTEGRITY",
     "LEGACY_MSGPACK",
     "MANIFEST",
     "MARKS",
     "METADATA",
     "OF_A_PROCESS",
+    "ROOT_METADATA",
     "SHARDING",
     "STRINGS",
     "V1_MARK",
@@ -36,7 +38,10 @@ DATA_FOLDER: Final = "d"
 OF_A_PROCESS: Final = "ocdbt.process_"
 """Begins the name of the database of one process, from before all of them are merged."""
 COMMIT_MARK: Final = "commit_success.txt"
+DELETION: Final = "_CHECKPOINT_DELETION"
 COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
+ROOT_METADATA: Final = "_ROOT_METADATA"
+"""In the folder `metadata` of a directory of steps."""
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 

@@ -5,7 +5,7 @@ What Orbax wrote has no digests, nor what penstock 0.1 wrote: there every docume
 
 from __future__ import annotations
 
-__all__ = ("SealedDocuments",)
+__all__ = ("SealedDocuments", "check_record")
 
 import errno
 import os
@@ -15,6 +15,7 @@ from typing import Any, cast, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.integrity import Digest, Integrity, digest_of
+from penstock.handlers.formats.common.stored_files import digest_of_file
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
@@ -60,14 +61,11 @@ class SealedDocuments:
             and store.kind(os.path.join(directory, COMMIT_MARK)) == "file"
         ):
             expected = commit_mark_text.decode(store.read_file(os.path.join(directory, COMMIT_MARK)))
-        if INTEGRITY not in names:
-            if expected is not None:
-                raise MissingFileError(path, "is missing, and the checksums of the checkpoint with it")
-            return cls(store, directory)
 
-        data = store.read_file(path)
-        if expected is not None and digest_of(data) != expected:
-            raise ChecksumError(path, "differs from what was written, or its digest in the commit mark does")
+        data = store.read_file(path) if INTEGRITY in names else None
+        check_record(path, data, expected)
+        if data is None:
+            return cls(store, directory)
 
         found = integrity.decode(path, data)
         return cls(store, directory, found, is_sealed=bool(found.documents))
@@ -109,6 +107,21 @@ class SealedDocuments:
         if expected is not None and (len(data) != expected.nbytes or digest_of(data) != expected):
             raise ChecksumError(os.path.join(self.directory, name), "differs from what was written")
 
+    def check_file(self, name: str) -> None:
+        """Compare a file with its digest that is too long to be read at once, if it has one.
+
+        Raises:
+            ChecksumError: If it is not as it was written.
+            StorageError: If it cannot be read.
+        """
+        expected = self.recorded.documents.get(self.prefix + name)
+        if expected is None:
+            return
+
+        path = os.path.join(self.directory, name)
+        if digest_of_file(self.store, path) != expected:
+            raise ChecksumError(path, "differs from what was written")
+
     def check_absent(self, name: str) -> None:
         """Raise `MissingFileError` if a document, or any in a directory of this name, was written."""
         full = self.prefix + name
@@ -130,12 +143,22 @@ class SealedDocuments:
             return CheckpointMetadata()
 
         path = os.path.join(self.directory, CHECKPOINT_METADATA)
-        data = self.store.read_file(path)
+        return checkpoint_metadata.decode(path, self.read_about())
+
+    def read_about(self) -> bytes:
+        """Return the content of `_CHECKPOINT_METADATA`; see `about` for what it raises."""
+        try:
+            data = self.store.read_file(os.path.join(self.directory, CHECKPOINT_METADATA))
+        except StorageError as error:
+            if error.errno in _ABSENT:
+                self.check_absent(CHECKPOINT_METADATA)
+            raise
+
         problem = self._problem_of_about(data)
         if problem is not None:
             raise problem
 
-        return checkpoint_metadata.decode(path, data)
+        return data
 
     def problems(self) -> Iterator[CorruptCheckpointError]:
         """Read every document that was recorded here, and yield an error for each that is not as it was.
@@ -187,3 +210,18 @@ class SealedDocuments:
             return ()
 
         return cast("Mapping[str, Any]", before).keys() - now if isinstance(before, Mapping) and now else ()
+
+
+def check_record(path: str, data: bytes | None, expected: Digest | None) -> None:
+    """Compare the record of digests at `path`, None if there is none, with its own digest, if that is known.
+
+    Raises:
+        MissingFileError: If it is lost.
+        ChecksumError: If it is not as it was written.
+    """
+    if expected is None:
+        return
+    if data is None:
+        raise MissingFileError(path, "is missing, and the checksums of the checkpoint with it")
+    if digest_of(data) != expected:
+        raise ChecksumError(path, "differs from what was written, or its digest in the commit mark does")

@@ -13,7 +13,7 @@ __all__ = ("decode", "encode")
 import json
 from base64 import urlsafe_b64encode
 from binascii import a2b_base64
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msgspec.json import Decoder
@@ -21,27 +21,30 @@ from msgspec.json import Decoder
 from penstock.handlers.formats.common.checked_json import as_string, parse_distinct
 from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_object
 from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.protocols.leaf_infos import SLICE
 
 _BOUNDARY: Final = b'}","'  # each text is that of a JSON object
 _TEXTS: Final = Decoder(dict[str, str])
 
 
-def encode(shardings: Iterable[tuple[str, str]]) -> bytes:
+def encode(names: Sequence[str], shardings: Sequence[str]) -> Iterator[bytes]:
     """Encode stored names with their sharding texts.
 
     If the file exists, Orbax fails to restore arrays that are not in it. So either every jax.Array is in it,
     or there is no file.
+
+    Yields:
+        Slices of the document.
     """
-    quoted: dict[str, str] = {}  # many arrays, few shardings
-    entries: list[str] = []
-    for name, text in shardings:
-        value = quoted.get(text)
-        if value is None:
-            value = quoted[text] = json.dumps(text)
+    quoted = {text: f'": {json.dumps(text)}'.encode() for text in set(shardings)}  # many arrays, few of them
+    comma = b'"'
+    yield b"{"
+    for at in range(0, len(names), SLICE):
+        rows = zip(names[at : at + SLICE], shardings[at : at + SLICE], strict=True)
+        yield comma + b', "'.join([urlsafe_b64encode(name.encode()) + quoted[text] for name, text in rows])
+        comma = b', "'
 
-        entries.append(f'"{urlsafe_b64encode(name.encode()).decode()}": {value}')
-
-    return f"{{{', '.join(entries)}}}".encode()
+    yield b"}"
 
 
 def decode(path: str, data: bytes) -> dict[str, str]:

@@ -20,37 +20,37 @@ from msgspec.json import Decoder
 from penstock.handlers.formats.common.checked_json import parse_object
 from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_object
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError
-from penstock.kernel.protocols.views import StagedLeaf
+from penstock.kernel.protocols.leaf import ParamInfo
 
 _BOUNDARY: Final = b'","'
 _MEMBERS: Final = Decoder(dict[str, object])
 _BAD_ESCAPE: Final = re.compile("~(?![01])")
 
 
-def encode(leaves: Iterable[StagedLeaf]) -> bytes:
-    """Encode the document for the string leaves of a checkpoint.
+def encode(leaves: Iterable[tuple[ParamInfo, str]]) -> bytes:
+    """Encode the document for the string leaves of a checkpoint: the place and the value of each.
 
     Raises:
         InvalidLeafError: If the name of a leaf is not a JSON pointer, or leads through another string.
     """
     document: dict[str, object] = {}
-    for leaf in leaves:
-        name = leaf.info.name
+    for info, text in leaves:
+        name = info.name
         if _BAD_ESCAPE.search(name):
             problem = "a string cannot be stored under a name in which '~' is not followed by 0 or 1"
-            raise InvalidLeafError(leaf.info.key_path, f"{problem}: {name!r}")
+            raise InvalidLeafError(info.key_path, f"{problem}: {name!r}")
 
         *outer, last = _steps(name)
         place = document
         for step in outer:
             below = place.setdefault(step, {})
             if not isinstance(below, dict):
-                raise _collision(leaf, step)
+                raise _collision(info, step)
             place = cast("dict[str, object]", below)
 
         if last in place:
-            raise _collision(leaf, last)
-        place[last] = leaf.spec.text
+            raise _collision(info, last)
+        place[last] = text
 
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -95,6 +95,6 @@ def _member(place: object, step: str) -> object:
     return cast("dict[str, object]", place).get(step) if isinstance(place, dict) else None
 
 
-def _collision(leaf: StagedLeaf, step: str) -> InvalidLeafError:
-    problem = f"its stored name {leaf.info.name!r} collides at {step!r} with that of another string"
-    return InvalidLeafError(leaf.info.key_path, f"{problem} ('/' in a name nests); rename one")
+def _collision(info: ParamInfo, step: str) -> InvalidLeafError:
+    problem = f"its stored name {info.name!r} collides at {step!r} with that of another string"
+    return InvalidLeafError(info.key_path, f"{problem} ('/' in a name nests); rename one")

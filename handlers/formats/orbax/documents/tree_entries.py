@@ -124,16 +124,14 @@ class _Collected:
 
     def add(self, entries: Iterable[_Entry]) -> None:
         keys, kinds, typestrs, write_shapes, skips = self.columns
-        for entry in entries:
-            steps, value = entry.key_metadata, entry.value_metadata
-            keys.append(tuple([step.key for step in steps]))
-            numbers = tuple([step.key_type for step in steps])
-            found = self._kinds.get(numbers)
-            if found is None:
-                found = self._kinds[numbers] = tuple([_KINDS[number] for number in numbers])
+        rows = [(entry.key_metadata, entry.value_metadata) for entry in entries]
+        keys += [tuple([step.key for step in steps]) for steps, _ in rows]
+        numbers = [tuple([step.key_type for step in steps]) for steps, _ in rows]
+        for each in set(numbers) - self._kinds.keys():
+            self._kinds[each] = tuple([_KINDS[number] for number in each])
 
-            kinds.append(found)
-            typestrs.append(self._typestrs.setdefault(value.value_type, value.value_type))
-            shape = value.write_shape
-            write_shapes.append(None if shape is None else self._shapes.setdefault(shape, shape))
-            skips.append(value.skip_deserialize)
+        kinds += map(self._kinds.__getitem__, numbers)
+        typestrs += [self._typestrs.setdefault(value.value_type, value.value_type) for _, value in rows]
+        shapes = [value.write_shape for _, value in rows]
+        write_shapes += [None if shape is None else self._shapes.setdefault(shape, shape) for shape in shapes]
+        skips += [value.skip_deserialize for _, value in rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ("TreeMetadata", "decode", "encode")
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from json.encoder import encode_basestring_ascii as _quoted
@@ -20,10 +20,12 @@ from penstock.handlers.formats.orbax.documents.tree_entries import Columns, deco
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec, ParamInfo
-from penstock.kernel.protocols.views import StagedLeaf
+from penstock.kernel.protocols.leaf_infos import InfoRun, LeafInfos, runs_of
 
 _DEFAULT: Final = SaveFormat()
 _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is recorded as None
+
+_ENDS: Final = {kind: f', "key_type": {kind:d}}}' for kind in KeyKind}  # of the entry of a key
 
 MOST_STEPS: Final = 1000
 """Keys of one key path: Python's own limit for nested calls, which restoring a deeper tree would pass."""
@@ -58,45 +60,66 @@ class TreeMetadata:
 
 
 def encode(
-    leaves: Sequence[StagedLeaf],
+    infos: Sequence[ParamInfo],
+    specs: Sequence[LeafSpec],
     form: SaveFormat = _DEFAULT,
     custom_metadata: Mapping[str, Any] | None = None,
-) -> bytes:
+) -> Iterator[bytes]:
     """Encode the document for leaves in flatten order, empty markers among them, stored as `form` says.
 
     The bytes are those of `json.dumps`. They are assembled from text fragments, because thousands of leaves
-    have few kinds: dicts for all of them would take four times as long and trigger the garbage collector.
+    have few kinds and few parents: dicts for all of them would take ten times as long and trigger the garbage
+    collector.
+
+    Yields:
+        Slices of the document, one for each run of siblings.
     """
-    values: dict[int, str] = {}  # by identity: most leaves share a few specs
-    entries: list[str] = []
-    rich: list[tuple[ParamInfo, str]] = []
-    for leaf in leaves:
-        info, spec = leaf.info, leaf.spec
-        if info.nodes and info.nodes[-1] and spec.typestr == "None":
-            spec = _EMPTY_NAMED_TUPLE
-
-        value = values.get(id(spec))
-        if value is None:
-            value = values[id(spec)] = json.dumps(_value_metadata(spec))
-        if form.rich_types:
-            rich.append((info, value))
-
-        path = ", ".join(
-            [
-                f'{{"key": {_quoted(key)}, "key_type": {kind:d}}}'
-                for key, kind in zip(info.keys, info.kinds, strict=True)
-            ]
-        )
-        name = _quoted(str(info.keys))
-        entries.append(f'{name}: {{"key_metadata": [{path}], "value_metadata": {value}}}')
+    values = _values(infos, specs)
+    yield b'{"tree_metadata": {'
+    if len(infos) == 1 and not infos[0].keys:
+        yield f'"()": {{"key_metadata": [], "value_metadata": {values[0]}}}'.encode()
+    else:
+        at, comma = 0, ""
+        for run in runs_of(infos):
+            yield f"{comma}{', '.join(_entries(run, values[at : at + len(run.keys)]))}".encode()
+            at, comma = at + len(run.keys), ", "
 
     about: dict[str, object] = {"use_ocdbt": form.ocdbt, "use_zarr3": form.zarr == 3}
     about |= {"store_array_data_equal_to_fill_value": True, "custom_metadata": custom_metadata}
     if form.rich_types:
-        about["value_metadata_tree"] = rich_types.encode(rich)
+        about["value_metadata_tree"] = rich_types.encode(zip(infos, values, strict=True))
 
     rest = json.dumps(about)
-    return f'{{"tree_metadata": {{{", ".join(entries)}}}, {rest[1:]}'.encode()
+    yield f"}}, {rest[1:]}".encode()
+
+
+def _entries(run: InfoRun, values: Sequence[str]) -> list[str]:
+    """Encode the entries of siblings."""
+    name = _quoted("(" + "".join([f"{key!r}, " for key in run.outer]))[:-1]
+    end = ")" if run.outer else ",)"
+    outer = zip(run.outer, run.outer_kinds, strict=True)
+    path = "".join([f'{{"key": {_quoted(key)}{_ENDS[kind]}, ' for key, kind in outer])
+    rows = zip(run.keys, run.kinds, values, strict=True)
+    return [
+        f'{name}{_quoted(repr(key))[1:-1]}{end}": {{"key_metadata": [{path}{{"key": {_quoted(key)}'
+        f'{_ENDS[kind]}], "value_metadata": {value}}}'
+        for key, kind, value in rows
+    ]
+
+
+def _values(infos: Sequence[ParamInfo], specs: Sequence[LeafSpec]) -> list[str]:
+    """Encode the type of each leaf."""
+    known = {id(spec): spec for spec in specs}  # most leaves share a few
+    texts = {number: json.dumps(_value_metadata(spec)) for number, spec in known.items()}
+    found = [texts[id(spec)] for spec in specs]
+    if isinstance(infos, LeafInfos):  # without the types of nodes
+        return found
+
+    for at, (info, spec) in enumerate(zip(infos, specs, strict=True)):
+        if info.nodes and info.nodes[-1] and spec.typestr == "None":
+            found[at] = json.dumps(_value_metadata(_EMPTY_NAMED_TUPLE))
+
+    return found
 
 
 def _value_metadata(spec: LeafSpec) -> dict[str, object]:

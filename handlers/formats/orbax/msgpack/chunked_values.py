@@ -6,18 +6,22 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("CHUNKED", "joined")
+__all__ = ("CHUNKED", "MOST_AXES", "joined")
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, Run
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.leaf import KeyPath
 
 CHUNKED: Final = "__msgpack_chunked_array__"
 """The key that marks a map as such a record. Beside it are `shape` and `chunks`, each by number."""
+
+MOST_AXES: Final = 32  # TensorStore's limit, and numpy's for long
 
 
 def joined(path: str, members: Sequence[tuple[KeyPath, PackedArray | None]]) -> PackedArray:
@@ -34,6 +38,8 @@ def joined(path: str, members: Sequence[tuple[KeyPath, PackedArray | None]]) -> 
     chunks = _numbered(path, "chunks", members)
     if not chunks:
         raise CorruptCheckpointError(path, "an array in chunks has none")
+    if len(shape) > MOST_AXES or is_beyond_memory(shape, numpy_dtype(chunks[0].dtype).itemsize):
+        raise CorruptCheckpointError(path, f"the shape of an array is beyond any memory: {shape}"[:200])
 
     runs: list[Run] = []
     first = 0

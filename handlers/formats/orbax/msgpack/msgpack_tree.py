@@ -16,15 +16,14 @@ from enum import IntEnum
 from typing import Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
+from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.common.key_paths import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, Run, number
-from penstock.handlers.formats.orbax.msgpack.chunked_values import CHUNKED, joined
+from penstock.handlers.formats.orbax.msgpack.chunked_values import CHUNKED, MOST_AXES, joined
 from penstock.handlers.formats.orbax.msgpack.cursor import Cursor, Kind, Token
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath
 from penstock.kernel.protocols.stores import Store
-
-_MOST_AXES: Final = 32  # TensorStore's limit, and numpy's for long
 
 _TELLING: Final = 6  # bytes of the head of an array: its size, its type and how many axes it has
 _LONGEST: Final = 64  # bytes of such a head, with few axes
@@ -206,8 +205,8 @@ class _Reader:
             raise self.cursor.corrupt("an array is not stored as shape, dtype and bytes")
 
         n_axes = self._sized("the shape of an array", Kind.ARRAY)
-        if n_axes > _MOST_AXES:
-            raise UnsupportedFormatError(self._path, f"an array has {n_axes} axes; most are {_MOST_AXES}")
+        if n_axes > MOST_AXES:
+            raise UnsupportedFormatError(self._path, f"an array has {n_axes} axes; most are {MOST_AXES}")
 
         shape = tuple([self._size() for _ in range(n_axes)])
         dtype = self.cursor.token().value
@@ -219,6 +218,9 @@ class _Reader:
             )
 
         nbytes = self._sized("the content of an array", Kind.BINARY)
+        if is_beyond_memory(shape, numpy_dtype(dtype).itemsize):
+            raise self.cursor.corrupt(f"the shape of an array is beyond any memory: {shape}"[:200])
+
         count = math.prod(shape)
         if nbytes != count * numpy_dtype(dtype).itemsize:
             raise self.cursor.corrupt(f"an array {dtype}{list(shape)} has {nbytes} bytes")

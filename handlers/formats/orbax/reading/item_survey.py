@@ -7,7 +7,7 @@ __all__ = ("Survey", "survey_item")
 import math
 import os
 import re
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
 from penstock.handlers.formats.common.leaf_table import StoredArray
+from penstock.handlers.formats.common.stored_files import problem_of_holes
 from penstock.handlers.formats.orbax.chunks.chunk_lookup import found_chunks
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
 from penstock.handlers.formats.orbax.documents.file_names import (
@@ -89,6 +90,8 @@ def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
         if store.kind(file) == "file":
             recorded = integrity.decode(file, store.read_file(file)).files
 
+        recorded, holes = _without_holes(store, directory, recorded)
+        findings += holes
         ranges = tuple(_ranges(directory, recorded, {}))
     except PenstockError as second:
         findings.append(finding_of(second, directory))
@@ -113,10 +116,14 @@ def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
                 findings.append(found)
             else:
                 file, extent = found
-                insort(extents[file], extent)
+                extents[file].append(extent)
 
-    ranges = tuple(_ranges(checkpoint.directory, checkpoint.checksums, extents))
-    findings += _unchecked(checkpoint, extents)
+    for inside in extents.values():
+        inside.sort()
+
+    recorded, holes = _without_holes(checkpoint.store, checkpoint.directory, checkpoint.checksums)
+    ranges = tuple(_ranges(checkpoint.directory, recorded, extents))
+    findings += [*holes, *_unchecked(checkpoint, extents)]
 
     def holds_data(name: str) -> bool:
         return name in extents or name in checkpoint.checksums
@@ -133,21 +140,41 @@ def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
     return Survey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for, holds_data)
 
 
+def _without_holes(
+    store: Store, directory: str, recorded: Mapping[str, Checksums]
+) -> tuple[Mapping[str, Checksums], list[Finding]]:
+    """Leave out files of which far more bytes would be read than they take on the medium."""
+    kept: dict[str, Checksums] = {}
+    findings: list[Finding] = []
+    for file, pieces in recorded.items():
+        path = os.path.join(directory, file)
+        problem = problem_of_holes(store, path, sum(pieces.nbytes.tolist()))
+        if problem:
+            findings.append(Finding("unchecked", path, problem))
+        else:
+            kept[file] = pieces
+
+    return kept, findings
+
+
 def _ranges(
     directory: str, recorded: Mapping[str, Checksums], extents: Mapping[str, Sequence[_Extent]]
 ) -> Iterator[RecordedRange]:
     """Yield each recorded range with the leaves that lie in it.
 
     Raises:
-        CorruptCheckpointError: If the record names a file outside of the checkpoint.
+        CorruptCheckpointError: If chunks lie in one another.
     """
     for file in sorted(recorded):
-        if os.path.isabs(file) or ".." in file.split("/"):
-            raise CorruptCheckpointError(directory, f"{file!r} leads out of the checkpoint")
-
         path, inside = os.path.join(directory, file), extents.get(file, ())
+        steps = 2 * (len(recorded[file]) + len(inside))  # as many as if all are apart
         for checksum in recorded[file]:
-            yield RecordedRange(path, checksum, _leaves_in(inside, checksum))
+            there = _extents_in(inside, checksum, steps)
+            steps -= len(there)
+            if steps < 0:
+                raise CorruptCheckpointError(path, "has chunks that lie in one another")
+
+            yield RecordedRange(path, checksum, tuple(dict.fromkeys([name for _, _, name in there])))
 
 
 def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[str, _Extent] | Finding]:
@@ -171,19 +198,19 @@ def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[st
             yield Finding("damaged", checkpoint.directory, problem, (key_path,))
 
 
-def _leaves_in(extents: Sequence[_Extent], checksum: Checksum) -> tuple[str, ...]:
-    """Name the leaves with bytes in a range; `extents` by ascending offset, apart from each other."""
+def _extents_in(extents: Sequence[_Extent], checksum: Checksum, most: int) -> list[_Extent]:
+    """Return what lies in a range, and at most one more than `most`; `extents` by ascending offset."""
     end = checksum.offset + checksum.nbytes
     at = bisect_left(extents, (checksum.offset,))
     if at and extents[at - 1][1] > checksum.offset:
         at -= 1
 
-    names: dict[str, None] = {}
-    while at < len(extents) and extents[at][0] < end:
-        names[extents[at][2]] = None
+    found: list[_Extent] = []
+    while at < len(extents) and extents[at][0] < end and len(found) <= most:
+        found.append(extents[at])
         at += 1
 
-    return tuple(names)
+    return found
 
 
 def _unchecked(checkpoint: OrbaxCheckpoint, extents: Mapping[str, Sequence[_Extent]]) -> Iterator[Finding]:
@@ -194,8 +221,8 @@ def _unchecked(checkpoint: OrbaxCheckpoint, extents: Mapping[str, Sequence[_Exte
         return
 
     for file in sorted(extents):
-        recorded = checkpoint.checksums.get(file, NONE)
-        names = [name for start, stop, name in extents[file] if not _covered(recorded, start, stop)]
+        runs = _runs(checkpoint.checksums.get(file, NONE))
+        names = [name for start, stop, name in extents[file] if not _covered(runs, start, stop)]
         if names:
             path = os.path.join(checkpoint.directory, file)
             yield Finding("unchecked", path, "no checksum was recorded", tuple(dict.fromkeys(names)))
@@ -205,13 +232,19 @@ def _has_array_bytes(leaf: StoredLeaf) -> bool:
     return leaf.spec.nbytes > 0 and isinstance(leaf.detail, StoredArray | PackedArray)
 
 
-def _covered(recorded: Checksums, start: int, stop: int) -> bool:
-    """Whether ranges, by ascending offset, leave no gap between two offsets."""
-    for at in range(max(recorded.from_offset(start + 1) - 1, 0), len(recorded)):
-        found = recorded[at]
-        if start >= stop or found.offset > start:
-            break
+def _runs(recorded: Checksums) -> list[tuple[int, int]]:
+    """Return where pieces without a gap between them begin and end, by ascending offset."""
+    runs: list[tuple[int, int]] = []
+    for offset, nbytes, _ in recorded:
+        if runs and runs[-1][1] == offset:
+            runs[-1] = (runs[-1][0], offset + nbytes)
+        else:
+            runs.append((offset, offset + nbytes))
 
-        start = max(start, found.offset + found.nbytes)
+    return runs
 
-    return start >= stop
+
+def _covered(runs: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
+    """Whether all bytes between two offsets have a checksum."""
+    at = bisect_right(runs, (start, math.inf)) - 1
+    return start >= stop or (at >= 0 and runs[at][1] >= stop)

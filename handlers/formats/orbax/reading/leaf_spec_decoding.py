@@ -59,7 +59,8 @@ class ArrayFormats:
         found: list[ArrayFormat | None] = [None] * len(names)
         for metadata_key in zarr.METADATA_KEYS:
             keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in valued]
-            rows = list(map(self.index.rows.get, map(str.encode, keys)))
+            row_of = self.index.rows.get
+            rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
             there = [number for number, row in enumerate(rows) if row is not None]
             values = self.index.inline_values([row for row in rows if row is not None])
             for number, value in zip(there, values, strict=True):
@@ -130,23 +131,23 @@ def leaf_table(
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
     details: dict[int, object] = {}
-    rows = zip(names, tree.typestrs, tree.skips, tree.write_shapes, formats, strict=True)
-    for at, (name, typestr, skip, write_shape, form) in enumerate(rows):
-        shared = (typestr, skip, id(form), write_shape, shardings.get(name), random_keys.get(name))
+    columns = (map(id, formats), tree.write_shapes, map(shardings.get, names), map(random_keys.get, names))
+    for at, shared in enumerate(zip(tree.typestrs, tree.skips, *columns, strict=True)):
         spec = known.get(shared)
         if spec is None:
+            name, form, (typestr, skip, _, write_shape, sharding, key_impl) = names[at], formats[at], shared
             if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
                 raise _absent(directory, tree, at, ocdbt=ocdbt)
             if tree.in_msgpack(at):
                 found = packed.get(tree.keys[at])
-                spec, details[at] = packed_spec(directory, tree, at, found, shardings.get(name), known)
+                spec, details[at] = packed_spec(directory, tree, at, found, sharding, known)
             elif typestr == "string" and typestr not in foreign:
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
                 spec = LeafSpec(typestr, text=string_leaves.find(*strings, name, key_path))
             elif form is None:
                 spec = known[shared] = LeafSpec(typestr)
             else:
-                spec = known[shared] = _array_spec(form, typestr, write_shape, *shared[-2:])
+                spec = known[shared] = _array_spec(form, typestr, write_shape, sharding, key_impl)
 
         specs.append(spec)
 

@@ -12,9 +12,9 @@ from typing import final
 from crc32c import crc32c
 
 from penstock.handlers.formats.common.checksummed_reads import NONE
+from penstock.handlers.formats.common.chunk_keys import grid_indices
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
 from penstock.handlers.formats.common.leaf_table import StoredArray
-from penstock.handlers.formats.orbax.chunks.chunk_lookup import grid_indices
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.verification import BLOCK_BYTES
 from penstock.handlers.ocdbt.value_refs import Indirect

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock.handlers.formats.common.checksummed_reads import (
     NONE,
+    covers_others,
     cut_at_pieces,
     recorded_crc32c,
     with_checksums,
@@ -165,12 +166,16 @@ class OrbaxCheckpoint:
                 yield from self._inline_reads(leaf, value, StoredChunk("", 0, start, shape, itemsize), region)
             else:
                 file = os.path.join(self.directory, value.file)
+                recorded = self._recorded.get(file, NONE)
+                if covers_others(recorded, value.offset, nbytes):
+                    problem = f"has a checksum of the chunk at byte {value.offset} together with other bytes"
+                    raise CorruptCheckpointError(file, problem, key_path=stored.info.key_path)
                 if nbytes == region.nbytes and bounds == _bounds_of(start, shape):
                     yield DirectRead(leaf, file, value.offset, nbytes, region, 0)
                     continue
 
                 chunk = StoredChunk(file, value.offset, start, shape, itemsize)
-                for piece in cut_at_pieces(chunk, bounds, self._recorded.get(file, NONE)):
+                for piece in cut_at_pieces(chunk, bounds, recorded):
                     yield from chunk_reads(leaf, piece, region, piece_bytes)
 
     def _inline_reads(

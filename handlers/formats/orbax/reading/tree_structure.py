@@ -6,13 +6,14 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("Structure", "read_structure")
+__all__ = ("Structure", "array_directories", "read_structure")
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.common.key_paths import show_key_path
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace
@@ -31,7 +32,7 @@ from penstock.kernel.errors import CorruptCheckpointError, MissingFileError, Uns
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath
 from penstock.kernel.protocols.stores import Store
 
-_MOST_LEVELS: Final = 64  # of directories, so that a link to a parent does not recurse for ever
+_MOST_LEVELS: Final = 64  # of directories
 
 
 @final
@@ -53,10 +54,11 @@ def read_structure(
         UnsupportedFormatError: If it is valid, but penstock cannot represent it.
     """
     if place.kind is ItemKind.PACKED:
+        sealed.check_file(LEGACY_MSGPACK)
         return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
     if place.kind is ItemKind.NAMED:
-        names = _directories(store, place.directory, "", _MOST_LEVELS)
-        return Structure(_named(place.directory, names, _sharded(store, place)))
+        names = array_directories(store, place.directory)
+        return Structure(_named(place.directory, names, _sharded(place, sealed)))
 
     return _recorded(store, place, remembered, sealed)
 
@@ -66,7 +68,7 @@ def _recorded(
 ) -> Structure:
     path = os.path.join(place.directory, METADATA)
     if METADATA not in place.names and _is_single_array(store, place):
-        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(store, place)))
+        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(place, sealed)))
     if METADATA not in place.names:
         raise MissingFileError(path, "is missing, and the structure of the tree with it")
 
@@ -80,6 +82,7 @@ def _recorded(
         key_path = show_key_path(tree.keys[first], tree.kinds[first])
         raise CorruptCheckpointError(packed, "is missing, and values are in it", key_path=key_path)
 
+    sealed.check_file(LEGACY_MSGPACK)
     found = {leaf.keys: leaf for leaf in read_tree(store, packed)}
     elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
     skips = [skip and keys not in elsewhere for keys, skip in zip(tree.keys, tree.skips, strict=True)]
@@ -129,13 +132,13 @@ def _is_single_array(store: Store, place: ItemPlace) -> bool:
     return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
 
 
-def _sharded(store: Store, place: ItemPlace) -> Collection[str]:
+def _sharded(place: ItemPlace, sealed: SealedDocuments) -> Collection[str]:
     """Name the arrays of which a sharding is recorded: those of jax."""
     if SHARDING not in place.names:
         return ()
 
     path = os.path.join(place.directory, SHARDING)
-    return sharding.decode(path, store.read_file(path))
+    return sharding.decode(path, sealed.read(SHARDING))
 
 
 def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeMetadata:
@@ -157,14 +160,23 @@ def _tree(columns: Columns) -> TreeMetadata:
     return TreeMetadata(*columns, use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
 
 
-def _directories(store: Store, directory: str, name: str, levels: int) -> Iterator[str]:
-    """Yield the path, from where the search began, of every directory that holds an array."""
-    names = store.list_directory(directory)
-    if any(key in names for key in METADATA_KEYS):
-        yield name
-        return
+def array_directories(store: Store, directory: str) -> Iterator[str]:
+    """Yield the path, from `directory`, of every directory in it that holds an array. Blocking.
 
-    for inner in names if levels else ():
-        below = os.path.join(directory, inner)
-        if store.kind(below) == "directory":
-            yield from _directories(store, below, f"{name}/{inner}" if name else inner, levels - 1)
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
+    """
+    entered = EnteredDirectories(store)
+    pending = [("", 0)]
+    while pending:
+        name, levels = pending.pop()
+        path = os.path.join(directory, name) if name else directory
+        names = store.list_directory(path)
+        if any(key in names for key in METADATA_KEYS):
+            yield name
+            continue
+
+        entered.enter(path)
+        if levels < _MOST_LEVELS:
+            below = [inner for inner in names if store.kind(os.path.join(path, inner)) == "directory"]
+            pending += [(f"{name}/{inner}" if name else inner, levels + 1) for inner in below]

@@ -10,11 +10,12 @@ __all__ = ("EncodedTree", "EncodedTrees", "check_names")
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.chunk_keys import array_metadata, prefix_of
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.chunks.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.documents import array_metadatas, checkpoint_metadata, commit_mark_text
@@ -36,10 +37,12 @@ from penstock.handlers.formats.orbax.writing.name_collisions import check_direct
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
-from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
+from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.leaf_infos import LeafInfos
+from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
-_BYTES_OF_A_LEAF: Final = 1024
+_BYTES_OF_A_LEAF: Final = 512
 
 
 @final
@@ -47,7 +50,7 @@ class EncodedTrees:
     """Remembers how the last few trees were encoded. Thread-safe.
 
     Args:
-        most: Trees to remember; one of 10,000 leaves takes some 10 MB.
+        most: Trees to remember; one of 10,000 leaves takes some 5 MB.
         form: How they are stored.
     """
 
@@ -57,19 +60,17 @@ class EncodedTrees:
         self._form = SaveFormat() if form is None else form
         self._known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
 
-    def of(self, leaves: Sequence[StagedLeaf]) -> EncodedTree:
-        """Return the encoded tree of these very leaves (by identity); encode it if needed.
+    def of(self, tree: TreeColumns) -> EncodedTree:
+        """Return the encoded tree of these very columns (by identity); encode it if needed.
 
         Raises:
             DuplicateNameError, InvalidLeafError: As `check_names`.
         """
 
         def make() -> EncodedTree:
-            return EncodedTree(leaves, self._form)
+            return EncodedTree(tree, self._form)
 
-        return self._known.get_or_make(
-            ByIdentity(*leaves), make, lambda tree: _BYTES_OF_A_LEAF * len(tree.leaves)
-        )
+        return self._known.get_or_make(tree.identity, make, lambda made: _BYTES_OF_A_LEAF * len(made.tree))
 
 
 @final
@@ -77,21 +78,21 @@ class EncodedTree:
     """Everything in a tree's documents except where its bytes lie.
 
     Args:
-        leaves: All of them, empty markers among them, in flatten order.
+        tree: All leaves, empty markers among them, in flatten order.
         form: How they are stored.
         custom_metadata: JSON values that are kept with the tree itself.
     """
 
-    __slots__ = ("_documents", "_index", "leaves")
+    __slots__ = ("_documents", "_index", "tree")
 
     def __init__(
-        self, leaves: Sequence[StagedLeaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
+        self, tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
     ) -> None:
-        check_names(leaves)
-        self.leaves = tuple(leaves)
-        self._documents = _tree(leaves, form, custom_metadata)
-        arrays = [leaf for leaf in leaves if leaf.spec.shape is not None]
-        self._index = ChunkIndex(arrays, form.zarr) if arrays and form.ocdbt else None
+        check_names(tree)
+        self.tree = tree
+        self._documents = _tree(tree, form, custom_metadata)
+        arrays = tree.arrays()
+        self._index = ChunkIndex(arrays, form.zarr) if len(arrays) and form.ocdbt else None
         if not form.ocdbt:
             self._documents[:0] = _directories(arrays, form.zarr)
 
@@ -102,6 +103,7 @@ class EncodedTree:
         started_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
+        beside: Sequence[Document] = (),
     ) -> list[Document]:
         """Make the documents of a flat checkpoint of this tree.
 
@@ -110,6 +112,7 @@ class EncodedTree:
             started_ns: When the save began, in nanoseconds since the epoch.
             custom_metadata: The caller's own; JSON.
             digests: Of leaves, by stored name.
+            beside: Documents that were written already, for the record.
 
         Raises:
             SpecError: If `custom_metadata` is not JSON.
@@ -125,7 +128,7 @@ class EncodedTree:
             Document(CHECKPOINT_METADATA, about),
         ]
         content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
-        record = integrity.encode(batches, digests, documents, content)
+        record = integrity.encode(batches, digests, [*documents, *beside], content)
         return [
             *documents,
             Document(INTEGRITY, record),
@@ -133,7 +136,11 @@ class EncodedTree:
         ]
 
     def item_documents(
-        self, batches: Sequence[WrittenLeaves], committed_ns: int, digests: Mapping[str, bytes]
+        self,
+        batches: Sequence[WrittenLeaves],
+        committed_ns: int,
+        digests: Mapping[str, bytes],
+        beside: Sequence[Document] = (),
     ) -> list[Document]:
         """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
 
@@ -141,12 +148,14 @@ class EncodedTree:
             batches: Where every piece and pack of its arrays lies.
             committed_ns: Now, in nanoseconds since the epoch.
             digests: Of leaves, by stored name.
+            beside: Documents that were written already, for the record.
 
         Raises:
             PenstockError: If the pieces of a chunk do not tile it.
         """
         documents = [*self._index_documents(batches, committed_ns), *self._documents]
-        return [*documents, Document(INTEGRITY, integrity.encode(batches, digests, documents))]
+        record = integrity.encode(batches, digests, [*documents, *beside])
+        return [*documents, Document(INTEGRITY, record)]
 
     def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> list[Document]:
         """Encode the OCDBT index; there is none without arrays."""
@@ -160,35 +169,43 @@ class EncodedTree:
         return [Document(node_file, index.nodes), Document(MANIFEST, index.manifest)]
 
 
-def _directories(arrays: Sequence[StagedLeaf], version: int) -> list[Document]:
+def _directories(arrays: TreeColumns, version: int) -> list[Document]:
     """Encode the metadata of arrays that have a directory each."""
-    name = METADATA_KEYS[version - 2]
-    return [Document(prefix_of(leaf.info.name) + name, array_metadata(leaf.spec, version)) for leaf in arrays]
+    key = METADATA_KEYS[version - 2]
+    rows = zip(arrays.names(), arrays.specs, strict=True)
+    return [Document(prefix_of(name) + key, array_metadata(spec, version)) for name, spec in rows]
 
 
-def _tree(
-    leaves: Sequence[StagedLeaf], form: SaveFormat, custom_metadata: Mapping[str, Any] | None
-) -> list[Document]:
+def _tree(tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None) -> list[Document]:
     """Encode what is recorded about the leaves, except where they lie."""
-    documents = [Document(METADATA, metadata.encode(leaves, form, custom_metadata))]
-    arrays = [leaf for leaf in leaves if leaf.spec.typestr == "jax.Array" and leaf.spec.shape is not None]
-    shardings = [(leaf.info.name, leaf.spec.sharding) for leaf in arrays if leaf.spec.sharding is not None]
-    if arrays and len(shardings) == len(arrays):
-        documents.append(Document(SHARDING, sharding.encode(shardings)))
-    recorded = [leaf for leaf in arrays if leaf.spec.shapes_recorded]
-    if recorded:
-        documents.append(Document(f"{ARRAY_METADATAS}/process_0", array_metadatas.encode(recorded)))
+    documents = [_joined(METADATA, metadata.encode(tree.infos, tree.specs, form, custom_metadata))]
+    specs = tree.specs
+    on_devices = [
+        at for at, spec in enumerate(specs) if spec.typestr == "jax.Array" and spec.shape is not None
+    ]
+    names = tree.names() if on_devices else []
+    shardings = [specs[at].sharding for at in on_devices]
+    known = [text for text in shardings if text is not None]
+    if on_devices and len(known) == len(shardings):
+        documents.append(_joined(SHARDING, sharding.encode([names[at] for at in on_devices], known)))
 
-    texts = [leaf for leaf in leaves if leaf.spec.text is not None]
+    recorded = [at for at in on_devices if specs[at].shapes_recorded]
+    if recorded:
+        found = array_metadatas.encode([names[at] for at in recorded], [specs[at] for at in recorded])
+        documents.append(_joined(f"{ARRAY_METADATAS}/process_0", found))
+
+    texts = list(tree.texts())
     if texts:
         documents.append(Document(STRINGS, strings.encode(texts)))
 
     return documents
 
 
-def check_names(
-    leaves: Sequence[StagedLeaf], form: SaveFormat | None = None, *, single: bool = False
-) -> None:
+def _joined(path: str, slices: Iterable[bytes]) -> Document:
+    return Document(path, b"".join(slices))
+
+
+def check_names(tree: TreeColumns, form: SaveFormat | None = None, *, single: bool = False) -> None:
     """Refuse two values with one name, and strings that could not be found under their names.
 
     Empty markers are stored under no name.
@@ -198,13 +215,14 @@ def check_names(
         InvalidLeafError: If a string has a name under which Orbax could not find it, or an array one that
             its directory cannot have.
     """
-    by_name: dict[str, StagedLeaf] = {}
-    for leaf in leaves:
-        if not leaf.spec.is_empty_marker:
-            first = by_name.setdefault(leaf.info.name, leaf)
-            if first is not leaf:
-                raise DuplicateNameError(leaf.info.name, first.info.key_path, leaf.info.key_path)
+    if not (isinstance(tree.infos, LeafInfos) and tree.infos.distinct):
+        by_name: dict[str, ParamInfo] = {}
+        for info, spec in zip(tree.infos, tree.specs, strict=True):
+            if not spec.is_empty_marker:
+                first = by_name.setdefault(info.name, info)
+                if first is not info:
+                    raise DuplicateNameError(info.name, first.key_path, info.key_path)
 
-    strings.encode(leaf for leaf in leaves if leaf.spec.text is not None)
+    strings.encode(tree.texts())
     if form is not None and not form.ocdbt:
-        check_directories([leaf for leaf in leaves if leaf.spec.shape is not None], form.zarr, single=single)
+        check_directories(tree.arrays(), form.zarr, single=single)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 __all__ = ("check_directories",)
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from penstock.handlers.formats.common.chunk_keys import chunk_grid, chunk_key, prefix_of
+from penstock.handlers.formats.common.chunk_keys import chunk_keys, prefix_of
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
 from penstock.handlers.formats.orbax.documents.file_names import (
     ARRAY_METADATAS,
@@ -27,7 +28,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
-from penstock.kernel.protocols.views import StagedLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import STAGE_RECORD
 
 _RESERVED: Final = frozenset(
@@ -47,7 +48,7 @@ _RESERVED: Final = frozenset(
 _LONGEST: Final = 255  # bytes, of one step of a path
 
 
-def check_directories(arrays: Iterable[StagedLeaf], version: int, *, single: bool = False) -> None:
+def check_directories(arrays: TreeColumns, version: int, *, single: bool = False) -> None:
     """Refuse arrays whose directories or files would be the same, or lie outside of the checkpoint.
 
     Args:
@@ -59,31 +60,31 @@ def check_directories(arrays: Iterable[StagedLeaf], version: int, *, single: boo
         InvalidLeafError: If the name of a leaf is not a usable path.
         DuplicateNameError: If two leaves would need one path; with both key paths.
     """
-    files: dict[str, StagedLeaf] = {}
-    folders: dict[str, StagedLeaf] = {}
-    for leaf in arrays:
-        _check_path(leaf, _RESERVED if single else _RESERVED | {LEGACY_MSGPACK})
-        for folder in _prefixes(leaf.info.name.split("/")):
-            folders.setdefault(folder, leaf)
+    files: dict[str, ParamInfo] = {}
+    folders: dict[str, ParamInfo] = {}
+    for info, spec in zip(arrays.infos, arrays.specs, strict=True):
+        _check_path(info, _RESERVED if single else _RESERVED | {LEGACY_MSGPACK})
+        for folder in _prefixes(info.name.split("/")):
+            folders.setdefault(folder, info)
 
-        for key in _keys(leaf, version):
+        for key in _keys(info, spec, version):
             for folder in _prefixes(key.split("/")[:-1]):
-                folders.setdefault(folder, leaf)
+                folders.setdefault(folder, info)
 
-            other = files.setdefault(key, leaf)
-            if other is not leaf:
-                raise DuplicateNameError(key, other.info.key_path, leaf.info.key_path)
+            other = files.setdefault(key, info)
+            if other is not info:
+                raise DuplicateNameError(key, other.key_path, info.key_path)
 
-    for key, leaf in files.items():
+    for key, info in files.items():
         if key in folders:
-            raise DuplicateNameError(key, leaf.info.key_path, folders[key].info.key_path)
+            raise DuplicateNameError(key, info.key_path, folders[key].key_path)
 
 
-def _keys(leaf: StagedLeaf, version: int) -> Iterator[str]:
-    prefix = prefix_of(leaf.info.name)
+def _keys(info: ParamInfo, spec: LeafSpec, version: int) -> Iterator[str]:
+    prefix = prefix_of(info.name)
     yield prefix + METADATA_KEYS[version - 2]
-    for index in chunk_grid(leaf):
-        yield prefix + chunk_key(index, version)
+    for key in chunk_keys(spec.grid_shape, version):
+        yield prefix + key
 
 
 def _prefixes(steps: Sequence[str]) -> Iterator[str]:
@@ -91,8 +92,8 @@ def _prefixes(steps: Sequence[str]) -> Iterator[str]:
         yield "/".join(steps[:end])
 
 
-def _check_path(leaf: StagedLeaf, reserved: frozenset[str]) -> None:
-    name = leaf.info.name
+def _check_path(info: ParamInfo, reserved: frozenset[str]) -> None:
+    name = info.name
     if not name:  # of a bare leaf: it lies in the checkpoint itself
         return
 
@@ -108,4 +109,4 @@ def _check_path(leaf: StagedLeaf, reserved: frozenset[str]) -> None:
         problem = "is no name that a file can have"
     if problem:
         advice = "rename the leaf, or save with ocdbt=True, where any name will do"
-        raise InvalidLeafError(leaf.info.key_path, f"{name!r} {problem}; {advice}")
+        raise InvalidLeafError(info.key_path, f"{name!r} {problem}; {advice}")

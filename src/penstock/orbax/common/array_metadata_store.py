@@ -14,7 +14,6 @@ from typing import Any, Final
 from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
 from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.common.background_work import in_thread
-from penstock.orbax.common.item_files import find_text
 
 RANDOM_KEY_IMPL: Final = "random_key_impl"
 _PREFIX: Final = "process_"
@@ -113,8 +112,9 @@ def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
     path = directory / ARRAY_METADATAS / f"{_PREFIX}{process_index}"
     store = LocalStore()
     store.make_directory(str(path.parent))
-    known = find_text(path.parent, [path.name])
-    entries: list[Any] = [] if known is None else json.loads(known)["array_metadatas"]
+    # Not compared: the record of a tree that is being built may be of what this replaces.
+    known = store.read_file(str(path)) if store.kind(str(path)) == "file" else b""
+    entries: list[Any] = json.loads(known)["array_metadatas"] if known else []
     entries += [
         {
             "array_metadata": {

@@ -28,6 +28,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import jax
 
 from penstock.kernel.events import get_logger
+from penstock.orbax.substitution.counterparts import Counterpart
 
 
 class TransferPriority(enum.Enum):
@@ -162,7 +163,7 @@ class ParamInfo:
 
 
 @dataclass
-class SaveArgs:
+class SaveArgs(Counterpart):
     """How one leaf is to be saved.
 
     Attributes:
@@ -171,6 +172,8 @@ class SaveArgs:
         chunk_byte_size: Bytes of a chunk, at most.
         shard_axes: Axes that are cut first.
     """
+
+    _ORBAX_CLASS = ("", "SaveArgs")
 
     aggregate: bool = False
     dtype: Any = None
@@ -183,13 +186,15 @@ class SaveArgs:
 
 
 @dataclass
-class RestoreArgs:
+class RestoreArgs(Counterpart):
     """How one leaf is to be restored.
 
     Attributes:
         restore_type: The type of the result; by default the saved type.
         dtype: What the elements are cast to, as in C.
     """
+
+    _ORBAX_CLASS = ("", "RestoreArgs")
 
     restore_type: Any = None
     dtype: Any = None
@@ -215,6 +220,8 @@ class ArrayRestoreArgs(RestoreArgs):
         ValueError: If `shape` and `global_shape` differ.
     """
 
+    _ORBAX_CLASS = ("", "ArrayRestoreArgs")
+
     restore_type: Any = jax.Array
     mesh: jax.sharding.Mesh | None = None
     mesh_axes: jax.sharding.PartitionSpec | None = None
@@ -239,6 +246,8 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     Attributes:
         single_replica_sharding: Not needed: it follows from `sharding`; that is logged.
     """
+
+    _ORBAX_CLASS = ("type_handlers", "SingleReplicaArrayRestoreArgs")
 
     single_replica_sharding: jax.sharding.NamedSharding | None = None
 

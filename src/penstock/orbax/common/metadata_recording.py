@@ -15,6 +15,7 @@ import jax
 from penstock.blocking.background import run_sync
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
+from penstock.handlers.formats.orbax.documents.recording import renew_record
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.save import Committed, Leaf, WrittenBatch
@@ -87,6 +88,7 @@ class _Record:
                 await run.threads.run(run.store.remove_tree, os.path.join(directory, ARRAY_METADATAS))
                 await self._record(handler_path(directory))
                 await run.threads.run(foreign_files(run.store, directory).sync_tree, directory)
+                await run.threads.run(renew_record, run.store, directory)
 
             return committed
 

@@ -42,10 +42,22 @@ __all__ = (
     "save_pytree",
     "save_pytree_async",
     "serialization",
+    "training",
     "tree",
 )
 
-from penstock.orbax.v1 import arrays, errors, handlers, multihost, options, partial, path, serialization, tree
+from penstock.orbax.v1 import (
+    arrays,
+    errors,
+    handlers,
+    multihost,
+    options,
+    partial,
+    path,
+    serialization,
+    training,
+    tree,
+)
 from penstock.orbax.v1.common.handler_types import (
     AbstractCheckpointable,
     Checkpointable,

@@ -1,4 +1,4 @@
-"""Paths, and paths that are still being created."""
+"""Paths, paths that are still being created, and the names of steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ __all__ = (
     "Path",
     "PathAwaitingCreation",
     "PathLike",
+    "step",
 )
 
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation, PathLike
+from penstock.orbax.v1.steps import step_formats as step

@@ -44,6 +44,24 @@ def test_a_large_region_is_private_memory() -> None:
     assert found == ["rw-p"]
 
 
+def test_joined_regions_lie_on_pages_of_one_allocation_that_lives_as_long_as_any() -> None:
+    regions = [HostRegion(((0, nbytes),), np.dtype(np.int8)) for nbytes in (4096, 70_000, 1 << 20)]
+    regions[0].join(regions[1:])
+
+    arrays = [region.array() for region in reversed(regions)]
+    for value, array in enumerate(arrays):
+        array[:] = value
+
+    addresses = [region.array().ctypes.data for region in regions]
+    assert [address % 4096 for address in addresses] == [0, 0, 0]
+    assert [address - addresses[0] for address in addresses] == [0, 4096, 4096 + 73_728]
+
+    last = arrays[0]
+    del arrays, regions
+    assert last.nbytes == 1 << 20
+    assert not last.any()
+
+
 def test_a_region_has_the_shape_of_its_bounds() -> None:
     region = HostRegion(((2, 4), (0, 3)), np.dtype(np.float32))
     assert (region.shape, region.nbytes, len(region.view())) == ((2, 3), 24, 24)

@@ -1,4 +1,4 @@
-"""Small arrays onto one device: the quick way gives what the public one gives, or is not taken."""
+"""Small arrays onto devices: the quick way gives what the public one gives, or is not taken."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.jax_arrays import batched_put as fast_put
 from penstock.handlers.leaves.jax_arrays.batched_put import PUBLIC_VARIABLE, put_publicly, put_small
 
 _jax: Any = jax
+P: Any = PartitionSpec
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -23,6 +24,24 @@ DTYPES = [
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 ]
 SHAPES = [(5,), (), (2, 3), (0, 4), (1, 1, 7)]
+SHARDING = SingleDeviceSharding(_jax.devices()[0])
+
+
+def on_mesh(spec: PartitionSpec, *shape: int, backwards: bool = False) -> NamedSharding:
+    devices = _jax.devices()[: np.prod(shape)]
+    return NamedSharding(Mesh(np.array(devices[:: -1 if backwards else 1]).reshape(shape), ("x", "y")), spec)
+
+
+SHARDED = {
+    "rows": on_mesh(P("x"), 8, 1),
+    "rows, last device first": on_mesh(P("x"), 8, 1, backwards=True),
+    "columns": on_mesh(P(None, "x"), 4, 2),
+    "both": on_mesh(P("y", "x"), 4, 2),
+    "both on one axis": on_mesh(P(("y", "x")), 4, 2),
+    "replicated": on_mesh(P(), 4, 2),
+    "partly replicated": on_mesh(P(None, "y"), 4, 2, backwards=True),
+    "on some devices": on_mesh(P("y"), 1, 4),
+}
 
 
 @pytest.fixture(params=[True, False], ids=["x64", "x32"])
@@ -78,10 +97,46 @@ def test_every_kind_of_array_is_the_same_both_ways(
         assert [said_of(array)[-1] for array in quick] == expected
 
 
+@pytest.mark.many_cases
+@pytest.mark.parametrize("sharding", SHARDED)
+@pytest.mark.parametrize("shape", [(8, 4), (8, 4, 3)], ids=str)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float32", "bfloat16", "float64", "complex64"])
+def test_every_shard_is_the_same_both_ways(
+    dtype: str, shape: tuple[int, ...], sharding: str, x64: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2, (3, *shape)).astype(numpy_dtype(dtype))
+    found, expected = list(numbers.copy()), list(numbers)
+    quick = put_small(found, SHARDED[sharding])
+    monkeypatch.setenv(PUBLIC_VARIABLE, "1")
+    public = put_small(found, SHARDED[sharding])
+    _jax.block_until_ready((quick, public))
+    for view in found:
+        view[:] = 0
+
+    def shards(array: jax.Array) -> list[tuple[object, ...]]:
+        return [
+            (shard.device, shard.index, shard.replica_id, np.asarray(shard.data).tobytes())
+            for shard in array.addressable_shards
+        ]
+
+    assert [(said_of(array), shards(array)) for array in quick] == [
+        (said_of(array), shards(array)) for array in public
+    ]
+    for array, numbers_of_it in zip(quick, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(array), numbers_of_it)
+
+
 def test_the_quick_way_is_taken_here() -> None:
     # Where this fails after an upgrade of jax, all is well but slow: see what `_fast_put` finds.
-    put = fast_put._fast_put((5,), np.dtype(np.float32), (_jax.devices()[0], None, False), x64=False)
-    assert put is not None
+    for place, committed in [
+        (SHARDING, False),
+        (SHARDING, True),
+        *[(each, True) for each in SHARDED.values()],
+    ]:
+        assert (
+            fast_put._fast_put((8, 4), np.dtype(np.float32), place, committed=committed, x64=False)
+            is not None
+        )
 
 
 def test_the_default_device_is_where_uncommitted_arrays_go() -> None:
@@ -104,9 +159,6 @@ def test_arrays_may_be_donated() -> None:
 
 def test_nothing_is_nothing() -> None:
     assert put_small([], None) == []
-
-
-SHARDING = SingleDeviceSharding(_jax.devices()[0])
 
 
 def good(view: Any) -> Any:
@@ -137,7 +189,7 @@ def raising(_: Any) -> Any:
 
 BAD: dict[str, Callable[[Any], Any]] = {
     "another type": np.array,
-    "another dtype": lambda view: good(view.astype(np.float16)),
+    "another dtype": lambda view: good(view.view(np.int32)),
     "another shape": lambda view: good(view[:2]),
     "other values": lambda view: good(view + 1),
     "another place": lambda view: _jax.device_put(view.copy(), _jax.devices()[1]),
@@ -147,7 +199,9 @@ BAD: dict[str, Callable[[Any], Any]] = {
 
 
 def same(put: Callable[[Any], Any]) -> bool:
-    return fast_put._gives_the_same(put, (5,), np.dtype(np.float32), SHARDING)
+    probe = fast_put._Probe((5,), np.dtype(np.float32))
+    (public,) = put_publicly([probe.array], SHARDING)
+    return probe.gives_the_same(put, public)
 
 
 def test_a_call_that_gives_the_same_is_accepted() -> None:
@@ -161,8 +215,8 @@ def test_a_call_that_gives_something_else_is_refused(wrong: str) -> None:
 
 def test_a_call_that_raises_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_put, "_private_put", lambda *_, **__: raising)
-    place = (_jax.devices()[0], None, True)
-    assert fast_put._fast_put.__wrapped__((5,), np.dtype(np.float32), place, x64=True) is None
+    found = fast_put._fast_put.__wrapped__((5,), np.dtype(np.float32), SHARDING, committed=True, x64=True)
+    assert found is None
 
 
 def test_a_jax_without_the_call_is_served_by_the_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,5 +224,5 @@ def test_a_jax_without_the_call_is_served_by_the_public_one(monkeypatch: pytest.
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(fast_put, "import_module", absent)
-    place = (_jax.devices()[0], None, True)
-    assert fast_put._fast_put.__wrapped__((5,), np.dtype(np.float32), place, x64=True) is None
+    found = fast_put._fast_put.__wrapped__((5,), np.dtype(np.float32), SHARDING, committed=True, x64=True)
+    assert found is None

@@ -26,6 +26,7 @@ from penstock.orbax.v0.common.step_metadata import (
     step_metadata_file_path,
 )
 from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
+from penstock.orbax.v0.common.unchanged_links import links_in_force
 from penstock.orbax.v0.common.v0_options import (
     AtomicityMode,
     AtomicityOptions,
@@ -143,8 +144,9 @@ class Checkpointer(AbstractCheckpointer):
             building = self._building(directory, force=force)
             building.check()
             ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-            self._create(building)
+            building.create()
             try:
+                self._begin(building, time.time_ns())
                 self._handler.save(building.get(), args=ckpt_args)
                 self._complete(building, custom_metadata)
             except BaseException:
@@ -212,11 +214,12 @@ class Checkpointer(AbstractCheckpointer):
             overwrite=force,
             atomicity=self._atomicity_options,
             files=self._file_options,
+            links=links_in_force(),
         )
 
-    def _create(self, building: TemporaryDirectory) -> None:
-        building.create()
-        about = encode_step_metadata(StepMetadata(init_timestamp_nsecs=time.time_ns()))
+    def _begin(self, building: TemporaryDirectory, begun_ns: int) -> None:
+        """Record in what is built when its save began."""
+        about = encode_step_metadata(StepMetadata(init_timestamp_nsecs=begun_ns))
         self._metadata_store.write(step_metadata_file_path(building.get()), about)
 
     def _complete(self, building: TemporaryDirectory, custom_metadata: dict[str, Any] | None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from penstock.orbax.substitution.counterparts import Counterpart, loaded_orbax
 from penstock.orbax.v0.common.handler_types import register_handler_type
 
 ArgsT = TypeVar("ArgsT", bound="type[CheckpointArgs]")
@@ -24,11 +25,14 @@ _ARGS = "_penstock_args"  # of a handler class: the args classes registered with
 
 
 @dataclass
-class CheckpointArgs:
+class CheckpointArgs(Counterpart):
     """Base class of the arguments of one save or restore.
 
-    A handler has one subclass for each, registered with `register_with_handler`.
+    A handler has one subclass for each, registered with `register_with_handler`. Arguments that derive from
+    Orbax's class of this name are accepted, too, with the handlers that are registered with Orbax.
     """
+
+    _ORBAX_CLASS = ("args", "CheckpointArgs")
 
 
 def register_with_handler(
@@ -80,6 +84,9 @@ def get_registered_handler_cls(arg: type[CheckpointArgs] | CheckpointArgs) -> ty
 
     handlers: dict[str, type[Any]] = vars(args_cls).get(_HANDLERS, {})
     handler: type[Any] | None = handlers.get("save") or handlers.get("restore")
+    theirs = _orbax_registrations()
+    if handler is None and theirs is not None and issubclass(args_cls, theirs.CheckpointArgs):
+        return cast("type[Any]", theirs.get_registered_handler_cls(args_cls))
     if handler is None:
         raise ValueError(
             f"Unable to find registered CheckpointHandler for {args_cls}; use register_with_handler"
@@ -98,6 +105,11 @@ def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[Ch
         ValueError: If either is not registered.
     """
     handler_cls = handler if isinstance(handler, type) else type(handler)
+    theirs = _orbax_registrations()
+    if theirs is not None and not vars(handler_cls).get(_ARGS) and theirs.has_registered_args(handler_cls):
+        found: tuple[type[CheckpointArgs], type[CheckpointArgs]] = theirs.get_registered_args_cls(handler_cls)
+        return found
+
     return _args_for(handler_cls, "save"), _args_for(handler_cls, "restore")
 
 
@@ -125,6 +137,11 @@ def construct_checkpoint_args(handler: Any, for_save: bool, *args: Any, **kwargs
     save_cls, restore_cls = get_registered_args_cls(handler)
     make = cast("Callable[..., CheckpointArgs]", save_cls if for_save else restore_cls)
     return make(*args, **kwargs)
+
+
+def _orbax_registrations() -> Any | None:
+    """Orbax's module of the same functions, if the program has it: libraries register with that."""
+    return loaded_orbax("checkpoint_args")
 
 
 def _uses(for_save: bool, for_restore: bool) -> tuple[tuple[str, bool], ...]:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 __all__ = ("HandlerTypeRegistry", "get_handler_type", "register_handler_type")
 
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, TypeVar
+
+from penstock.orbax.substitution.counterparts import loaded_orbax
 
 HandlerT = TypeVar("HandlerT", bound=type[Any])
 _V0: Final = ("orbax.checkpoint.v0._src.", "orbax.checkpoint._src.")
@@ -57,6 +60,10 @@ class HandlerTypeRegistry:
                 if name is not None and name in self._registry:
                     return self._registry[name]
 
+        theirs = _of_orbax(text)
+        if theirs is not None:
+            return theirs
+
         raise KeyError(f'Handler type string "{handler_typestr}" not found in the registry.')
 
 
@@ -69,6 +76,24 @@ def register_handler_type(handler_cls: HandlerT) -> HandlerT:
 def get_handler_type(handler_typestr: str) -> type[Any]:
     """Return the handler class with a recorded name; see `HandlerTypeRegistry.get`."""
     return _PROCESS_WIDE.get(handler_typestr)
+
+
+def _of_orbax(typestr: str) -> type[Any] | None:
+    """Return the handler with a recorded name whose arguments are registered with Orbax."""
+    theirs = loaded_orbax("checkpoint_args")
+    if theirs is None:
+        return None
+
+    ahead: list[type[Any]] = theirs.CheckpointArgs.__subclasses__()
+    while ahead:
+        args_cls = ahead.pop()
+        with suppress(ValueError):  # nobody's
+            handler_type: type[Any] = theirs.get_registered_handler_cls(args_cls)
+            if _typestr(handler_type) == typestr:
+                return handler_type
+        ahead.extend(args_cls.__subclasses__())
+
+    return None
 
 
 def _typestr(handler_type: type[Any]) -> str:

@@ -28,8 +28,9 @@ from typing import Any, cast
 
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import CorruptCheckpointError, StorageError
 from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.common.item_files import sealed_documents
 from penstock.orbax.v0.common.named_items import Composite
 from penstock.orbax.v0.common.step_statistics import SaveStepStatistics
 
@@ -100,9 +101,19 @@ class MetadataStore:
                 self._store.write_file(os.fspath(file_path), json.dumps(dict(metadata)).encode())
 
     def read(self, file_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-        """Return a document; None if there is none or it is not JSON."""
+        """Return a document; None if there is none or it is not JSON.
+
+        Raises:
+            ChecksumError: If a digest was recorded of it, and it is not as it was written.
+            MissingFileError: If it was written and is not there.
+        """
+        directory, name = os.path.split(str(file_path))
+        sealed = sealed_documents(self._store, directory)
         try:
-            found: Any = json.loads(self._store.read_file(os.fspath(file_path)))
+            data = sealed.read_about() if name == CHECKPOINT_METADATA else sealed.read(name)
+            found: Any = json.loads(data)
+        except CorruptCheckpointError:
+            raise
         except (StorageError, ValueError):
             return None
 

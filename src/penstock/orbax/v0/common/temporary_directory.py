@@ -17,6 +17,7 @@ from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.workspace import Workspace
 from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.common.v0_options import AtomicityMode, AtomicityOptions, FileOptions
 
 
@@ -32,6 +33,8 @@ class TemporaryDirectory:
         overwrite: Whether what lies there may be replaced. That happens in one step, at the end.
         atomicity: Whether it is built beside its place or in it.
         files: Its permissions.
+        whole: Whether it is a checkpoint; else it is an item of one.
+        links: Told when everything is written, before it is published.
     """
 
     def __init__(
@@ -42,14 +45,18 @@ class TemporaryDirectory:
         overwrite: bool = False,
         atomicity: AtomicityOptions | None = None,
         files: FileOptions | None = None,
+        whole: bool = True,
+        links: StepLinks | None = None,
     ) -> None:
         self._store = store
         self._final = final
         self._overwrite = overwrite
+        self._whole = whole
         self._in_place = atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE
         self._mode = None if files is None else files.path_permission_mode
         temporary = final if self._in_place else final + TEMPORARY_SUFFIX
         self._workspace = Workspace(store, Threads(1), final, temporary, overwrite=overwrite)
+        self._links = links
         self._hold: Hold | None = None  # in place alone: elsewhere the workspace holds
 
     def __repr__(self) -> str:
@@ -103,8 +110,12 @@ class TemporaryDirectory:
         else:
             self._store.sync_tree(place)
 
-        mark_complete(self._store, place)
-        if not self._in_place:
+        mark_complete(self._store, place, whole=self._whole)
+        if self._links is not None:
+            self._links.complete()
+        if self._in_place:
+            self._store.sync_directory(os.path.dirname(place))
+        else:
             self._workspace.publish_now()
             if self._workspace.left_behind is not None:  # the new one is there, and durable
                 error = repr(self._workspace.left_behind)

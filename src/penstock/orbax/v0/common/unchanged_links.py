@@ -25,7 +25,7 @@ class StepLinks:
     def __init__(self, step: str, base: str | None) -> None:
         self._step = step
         self._base = base
-        self._saved: list[tuple[str, Callable[[str], object]]] = []
+        self._saved: list[tuple[str, str, Callable[[str, str], object]]] = []
 
     @contextmanager
     def in_force(self) -> Generator[None]:
@@ -42,16 +42,25 @@ class StepLinks:
         path = "" if item is None or self._base is None else os.path.join(self._base, item)
         return path if path and os.path.isdir(path) else None
 
-    def when_published(self, directory: str, tell: Callable[[str], object]) -> None:
-        """Call `tell` once the step is published, with the final path of a directory being saved."""
+    def when_complete(self, directory: str, tell: Callable[[str, str], object]) -> None:
+        """Call `tell` once the step is complete.
+
+        Args:
+            directory: That is being saved.
+            tell: Takes its path then, and the one that it will have.
+        """
         item = self._item(directory)
         if item is not None:
-            self._saved.append((os.path.join(self._step, item), tell))
+            built = os.path.join(os.path.dirname(directory), item)
+            self._saved.append((built, os.path.join(self._step, item), tell))
 
-    def published(self) -> None:
-        """Call everybody who asked for it: the step has its own path now."""
-        for path, tell in self._saved:
-            tell(path)
+    def complete(self) -> None:
+        """Call everybody who asked for it: all is written, and the step is about to get its own path.
+
+        Afterwards somebody else could have replaced it there.
+        """
+        for built, path, tell in self._saved:
+            tell(built, path)
 
         self._saved.clear()
 

@@ -169,7 +169,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         links = links_in_force()
         if links is not None:
             keywords["base"] = links.base_of(path)
-            links.when_published(path, partial(self._loop.call, note_moved, path))
+            links.when_complete(path, partial(self._loop.call, note_moved, path))
         try:
             with timed(f"{WRITE}blocking_d2h_duration_secs"):
                 save = await self._loop.acall(start_save, serves, path, marked, keywords)

@@ -15,12 +15,17 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from penstock.blocking.background import run_sync
+from penstock.orbax.substitution.counterparts import Counterpart
 from penstock.orbax.v0.common.save_future import Future
 
 
-class CheckpointHandler(abc.ABC):
-    """Saves and restores one kind of object. Use it through a `Checkpointer`, which makes saves atomic."""
+class CheckpointHandler(Counterpart):
+    """Saves and restores one kind of object. Use it through a `Checkpointer`, which makes saves atomic.
 
+    Handlers that derive from Orbax's class of this name are such handlers, too.
+    """
+
+    _ORBAX_CLASS = ("", "CheckpointHandler")
     _ORBAX_NAME: ClassVar[str]  # of penstock's handlers: the name in `_CHECKPOINT_METADATA`
     _DURABLE: ClassVar[bool]  # of penstock's handlers: whether `save` syncs all that it writes
 
@@ -36,10 +41,10 @@ class CheckpointHandler(abc.ABC):
         """Describe what was written into a directory without reading all of it. None by default."""
         return None
 
-    def finalize(self, directory: Any) -> None:  # noqa: B027  # not every handler needs it
+    def finalize(self, directory: Any) -> None:
         """Complete what was written, once, before it becomes visible. Does nothing by default."""
 
-    def close(self) -> None:  # noqa: B027  # not every handler holds something
+    def close(self) -> None:
         """Release the handler's resources. Does nothing by default."""
 
     @classmethod
@@ -50,6 +55,8 @@ class CheckpointHandler(abc.ABC):
 
 class AsyncCheckpointHandler(CheckpointHandler):
     """A handler that returns once an object is copied, and writes it in the background."""
+
+    _ORBAX_CLASS = ("", "AsyncCheckpointHandler")
 
     @abc.abstractmethod
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> Sequence[Future] | None:

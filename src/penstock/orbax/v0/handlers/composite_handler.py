@@ -131,8 +131,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             else:
                 await to_thread.run_sync(lambda: handler.save(place, args=arg))
 
-        for one in building.values():
-            await to_thread.run_sync(one.create)
+        await to_thread.run_sync(_create_all, tuple(building.values()))
         try:
             await together([partial(save, name, handler, arg) for name, (handler, arg) in items.items()])
         except Exception:
@@ -240,6 +239,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
                 overwrite=False,
                 atomicity=options.atomicity_options,
                 files=options.file_options,
+                whole=False,
             )
             for name in sorted(args)
         }
@@ -315,6 +315,11 @@ class CompositeArgs(Composite, CheckpointArgs):
 
 
 CompositeResults = CompositeArgs
+
+
+def _create_all(building: Sequence[TemporaryDirectory]) -> None:
+    for one in building:
+        one.create()
 
 
 def _all(futures: Any) -> list[Future]:

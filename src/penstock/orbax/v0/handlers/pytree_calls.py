@@ -65,10 +65,10 @@ async def start_save(
     return await checkpointer.save(path, item, overwrite=True, **keywords)
 
 
-async def note_moved(resources: Resources, path: str, to: str) -> None:
-    """Note that a checkpoint whose values are known was moved."""
+async def note_moved(resources: Resources, path: str, built: str, to: str) -> None:
+    """Note that a checkpoint whose values are known lies at `built`, and is about to be moved to `to`."""
     engine = resources[0].engine
-    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(to))
+    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(built))
 
 
 async def restore_value(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:

@@ -20,6 +20,7 @@ from penstock.orbax.common.background_work import all_results, blaming, in_threa
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs
 from penstock.orbax.common.sharding_metadata import ShardingMetadata
 from penstock.orbax.common.value_metadata import ArrayMetadata, StorageMetadata, ZarrMetadata
+from penstock.orbax.v0.common.compared_arrays import compare_arrays
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import array_read_spec, get_ts_context
 
 _ts = cast("Any", ts)
@@ -114,11 +115,15 @@ async def open_arrays(
     Raises:
         FileNotFoundError: If one with its own directory is missing.
         ValueError: If one in a database is missing, or something is damaged.
+        ChecksumError: If `args` are given, for a restore, and stored bytes are not those that were written.
     """
     for info in infos:
         await info.await_path_creation()
 
     await in_thread(_check_files, infos, metadata_key)
+    if args is not None:
+        await in_thread(compare_arrays, infos)
+
     context = _contexts(infos)
     dtypes = [None] * len(infos) if args is None else [arg.dtype for arg in args]
     futures = [

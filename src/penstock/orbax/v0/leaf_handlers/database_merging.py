@@ -15,6 +15,7 @@ from typing import Any, Final, cast, final
 import tensorstore as ts
 
 from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.handlers.formats.orbax.documents.recording import renew_record
 from penstock.kernel.concurrency.threads import await_future
 from penstock.kernel.messages.save import Committed
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -96,6 +97,7 @@ class MergeProcessFiles:
             for place in there:
                 await merge_ocdbt_per_process_files(place, get_ts_context(), use_zarr3=False)
                 await run.threads.run(foreign_files(run.store, place).sync_tree, place)
+                await run.threads.run(renew_record, run.store, place)
 
             return committed
 

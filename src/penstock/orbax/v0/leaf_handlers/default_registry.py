@@ -20,20 +20,31 @@ from typing import Any, Final, cast
 import jax
 import numpy as np
 
+from penstock.orbax.substitution.counterparts import loaded_orbax
 from penstock.orbax.v0.leaf_handlers.array_handler import ArrayHandler
 from penstock.orbax.v0.leaf_handlers.numpy_handlers import NumpyHandler, ScalarHandler
 from penstock.orbax.v0.leaf_handlers.type_handler import TypeHandler
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import (
     PLACEHOLDER,
     TypeHandlerRegistry,
-    create_type_handler_registry,
     default_entries,
+    standard_registry,
 )
+
+
+def _registered_with_orbax(ty: Any) -> TypeHandler | None:
+    theirs = loaded_orbax("type_handlers")
+    if theirs is None or not theirs.has_type_handler(ty):
+        return None
+
+    return cast("TypeHandler", theirs.get_type_handler(ty))
+
 
 # Orbax's API registers handlers for the whole process, and its users rely on a module that was imported
 # somewhere having done so: the one mutable object of the API. It has a lock of its own. Handlers take
-# a registry of their own instead wherever one is given.
-_PROCESS_WIDE: Final = create_type_handler_registry(*default_entries())
+# a registry of their own instead wherever one is given. A library that was written for Orbax registers with
+# Orbax, so that is asked for types which nobody registered here.
+_PROCESS_WIDE: Final = standard_registry(otherwise=_registered_with_orbax)
 
 
 def default_registry() -> TypeHandlerRegistry:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import tensorstore as ts
 
-from penstock.orbax.common.background_work import all_results
+from penstock.orbax.common.background_work import all_results, in_thread
+from penstock.orbax.common.item_files import check_document
 from penstock.orbax.common.leaf_args import ParamInfo
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context, json_spec
 
@@ -49,7 +50,11 @@ async def read_values(file: str, infos: Sequence[ParamInfo], pointers: Sequence[
 
     Raises:
         ValueError: If the document or a value is missing.
+        ChecksumError: If the document is not as it was written.
     """
+    for directory in {str(info.parent_dir) for info in infos}:
+        await in_thread(check_document, directory, file)
+
     context = get_ts_context(use_ocdbt=False)
     opening = [
         _ts.open(json_spec(str(info.parent_dir), file, pointer), open=True, read=True, context=context)

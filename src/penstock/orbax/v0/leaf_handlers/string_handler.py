@@ -12,7 +12,6 @@ from penstock.blocking.background import start_thread
 from penstock.handlers.formats.orbax.documents import strings_document as strings
 from penstock.handlers.formats.orbax.documents.file_names import STRINGS
 from penstock.handlers.leaves import string
-from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import KeyKind
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
 from penstock.kernel.protocols.leaf_handlers import Waitable
@@ -92,9 +91,10 @@ class StringHandler(TypeHandler):
 def _check_places(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
     """Refuse a name that is a prefix of another: a slash nests in the document, so one would be lost."""
     handler = string.StringHandler()
-    leaves: list[Leaf] = []
-    for at, (info, value) in enumerate(zip(infos, values, strict=True)):
+    leaves: list[tuple[KernelInfo, str]] = []
+    for info, value in zip(infos, values, strict=True):
         place = KernelInfo((info.name,), (KeyKind.MAPPING,), info.name)
-        leaves.append(Leaf(at, place, value, handler.describe(str(value), place), handler))
+        handler.describe(str(value), place)  # refuses what cannot be stored
+        leaves.append((place, str(value)))
 
     strings.encode(leaves)

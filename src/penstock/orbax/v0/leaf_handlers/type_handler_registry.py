@@ -9,6 +9,7 @@ __all__ = (
     "create_type_handler_registry",
     "default_entries",
     "stage_registry",
+    "standard_registry",
 )
 
 import copy
@@ -117,6 +118,15 @@ def default_entries() -> tuple[tuple[Any, TypeHandler], ...]:
     )
 
 
+def standard_registry(otherwise: Callable[[Any], TypeHandler | None]) -> TypeHandlerRegistry:
+    """Make a registry of these.
+
+    Args:
+        otherwise: Asked for a type, or a recorded type name, that nobody registered.
+    """
+    return _Registry(*default_entries(), otherwise=otherwise)
+
+
 def stage_registry(registry: Any, workers: StageWorkers | None = None) -> HandlerLookup:
     """Return Orbax's registry as a `penstock.Checkpointer` takes one.
 
@@ -139,16 +149,21 @@ class _Entry:
 class _Registry(TypeHandlerRegistry):
     """Thread-safe."""
 
-    def __init__(self, *handlers: tuple[Any, TypeHandler]) -> None:
+    def __init__(
+        self,
+        *handlers: tuple[Any, TypeHandler],
+        otherwise: Callable[[Any], TypeHandler | None] | None = None,
+    ) -> None:
         self._lock = RLock()
         self._entries: list[_Entry] = []
         self._by_typestr: dict[str, TypeHandler] = {}
+        self._otherwise = otherwise
         for type_, handler in handlers:
             self.add(type_, handler, override=True, ignore_warnings=True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Registry:
         """A registry with copies of the handlers; those that cannot be copied are shared."""
-        copied = _Registry()
+        copied = _Registry(otherwise=self._otherwise)
         with self._lock:
             handlers = {id(handler): _copied(handler) for handler in self._by_typestr.values()}
             copied._entries = [
@@ -199,6 +214,10 @@ class _Registry(TypeHandlerRegistry):
                 for entry in self._entries:
                     if entry.fits(ty):
                         return entry.handler
+
+        found = None if self._otherwise is None else self._otherwise(ty)
+        if found is not None:
+            return found
 
         raise ValueError(f"no type handler is registered for {ty!r}")
 

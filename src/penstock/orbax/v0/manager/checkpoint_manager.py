@@ -26,7 +26,6 @@ from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs
 from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata
 from penstock.orbax.v0.common.step_statistics import log_restore, log_save
-from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.handlers.composite_handler import CompositeArgs
 from penstock.orbax.v0.manager.manager_items import (
     DEFAULT_ITEM,
@@ -41,8 +40,8 @@ from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root
 from penstock.orbax.v0.manager.own_policies import check_metrics, needs_metrics
 from penstock.orbax.v0.manager.preservation_policy import PreservationContext, best_of
 from penstock.orbax.v0.manager.save_decision_policy import DecisionContext
-from penstock.steps.step_contents import step_number
 from penstock.steps.step_directory import METRICS
+from penstock.steps.step_names import step_number
 
 StepAlreadyExistsError = StepExistsError
 
@@ -190,15 +189,17 @@ class CheckpointManager:
         self.wait_until_finished()
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
-        check_metrics(self._preserving, metrics, self._infos)
+        missing = check_metrics(self._preserving, metrics, self._infos)
+        if missing:
+            self._root.warn_once("step.metric_missing", metrics=missing)
 
         begun, written = time.time(), metrics if self._writes_metrics else None
         self._root.forget(number)
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
-        with self._root.saving(number, self.latest_step()) as (path, links):
+        with self._root.saving(number, self.latest_step()) as path:
             self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
         self._infos.append(CheckpointInfo(number, _now(), metrics))
-        self._begin_finishing(number, links)
+        self._begin_finishing(number)
         synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
         log_save(self._logger, number, self.directory, begun, synchronous=synchronous)
         return True
@@ -371,7 +372,7 @@ class CheckpointManager:
 
         return found[DEFAULT_ITEM]
 
-    def _begin_finishing(self, number: int, links: StepLinks) -> None:
+    def _begin_finishing(self, number: int) -> None:
         """Decide which steps to delete once this one is durable; wait for that here or in the background."""
         doomed: list[CheckpointInfo] = []
         try:
@@ -383,16 +384,15 @@ class CheckpointManager:
             steps = [info.step for info in doomed]
             if isinstance(self._checkpointer, AsyncCheckpointer):
                 # Not a daemon: old steps are deleted even if the program ends without waiting.
-                self._finishing = start_thread(self._finish, steps, links, name="penstock.orbax.manager")
+                self._finishing = start_thread(self._finish, steps, name="penstock.orbax.manager")
                 self._saving = (number, doomed)
             else:
-                self._finish(steps, links)
+                self._finish(steps)
 
-    def _finish(self, doomed: Sequence[int], links: StepLinks) -> None:
+    def _finish(self, doomed: Sequence[int]) -> None:
         if isinstance(self._checkpointer, AsyncCheckpointer):
             self._checkpointer.wait_until_finished()
 
-        links.published()
         self._root.delete_all(doomed)
 
 

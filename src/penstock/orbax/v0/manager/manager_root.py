@@ -18,6 +18,7 @@ import structlog
 
 from penstock.blocking.background import start_thread
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, InUseError, RootInUseError, StorageError
 from penstock.kernel.storage.deletion import remove_abandoned
@@ -30,6 +31,7 @@ from penstock.orbax.v0.manager.step_name_formats import as_name_format, standard
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_deletion import delete_step
 
+_IN_USE: Final = "step.root_in_use"
 _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
@@ -41,11 +43,13 @@ class CheckpointInfo:
         step: Its number.
         time: When it was complete; for a step that was just saved, when its save began.
         metrics: None if it has none.
+        path: Where it lies, or will; None for a step that is only being considered.
     """
 
     step: int
     time: datetime.datetime
     metrics: Any = None
+    path: Any = None
 
     def __post_init__(self) -> None:
         self.step = operator.index(self.step)
@@ -71,6 +75,7 @@ class Root:
         self._path = path_text(self.directory)
         self._options = options
         self._store = LocalStore()
+        self._reader = on_disk.StepReader(self._store)
         self._given = options.step_name_format is not None
         self._names = as_name_format(options.step_name_format) if self._given else _standard(options)
         self._unwritten: Mapping[str, Any] | None = None
@@ -78,11 +83,17 @@ class Root:
         self._left: set[int] = set()
         self._events: Any = structlog.get_logger("penstock.orbax")
         self._writing = WriterHold(self._store, self._path)
-        self._is_shared = False  # whether another manager was seen to write here, too
+        self._said: set[str] = set()  # events of which one is enough
 
     def prepare(self, metadata: Mapping[str, Any] | None) -> None:
-        """Create the directory and write its metadata, as the options say."""
+        """Create the directory and write its metadata, as the options say.
+
+        Orbax opens a checkpoint as an empty directory of steps, and so does this. That is logged: a run that
+        resumes from it would start over.
+        """
         options = self._options
+        if is_checkpoint(self._store, self._path):
+            self.warn_once("step.root_is_checkpoint", root=self._path)
         if options.create and self._store.kind(self._path) is None:
             self._store.make_directory(self._path)
             if options.file_options.path_permission_mode is not None:
@@ -131,14 +142,14 @@ class Root:
             held.release()
 
     @contextmanager
-    def saving(self, step: int, base: int | None) -> Generator[tuple[Any, StepLinks]]:
+    def saving(self, step: int, base: int | None) -> Generator[Any]:
         """Let the step that is saved inside share files with another step, which is held meanwhile."""
-        self._begin_writing()
+        self.begin_writing()
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
         with self.reading(before or path), links.in_force():
-            yield path, links
+            yield path
 
     def latest_in(self, directory: Any) -> int | None:
         """Return the latest step in another directory."""
@@ -146,7 +157,7 @@ class Root:
 
     def metrics(self, step: int) -> Any:
         """Return the metrics of a step; None if it has none."""
-        return on_disk.read_metrics(self._store, path_text(self.path(step)))
+        return self._reader.metrics(path_text(self.path(step)))
 
     def metadata(self) -> RootMetadata:
         """Return the metadata of the directory."""
@@ -192,16 +203,21 @@ class Root:
         self._delete_all(())
         self._writing.release()
 
-    def _begin_writing(self) -> None:
+    def warn_once(self, event: str, **about: Any) -> None:
+        """Log an event, unless it was logged before."""
+        if event not in self._said:
+            self._said.add(event)
+            self._events.warning(event, **about)
+
+    def begin_writing(self) -> None:
         """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows."""
-        if self._is_shared:
+        if _IN_USE in self._said:
             return
 
         try:
             self._writing.take()
-        except RootInUseError:
-            self._is_shared = True
-            self._events.warning("step.root_in_use", root=self._path)
+        except RootInUseError as error:
+            self.warn_once(_IN_USE, root=self._path, more=error.more)
 
     def _delete_all(self, steps: Sequence[int]) -> None:
         for step in (*self._left, *steps):
@@ -217,12 +233,12 @@ class Root:
     def _info(self, found: Any) -> CheckpointInfo | None:
         """Return what policies see of a step that was listed; None if it has been deleted since."""
         if self._options.lightweight_initialize:
-            return CheckpointInfo(found.step, _LONG_AGO)
+            return CheckpointInfo(found.step, _LONG_AGO, path=found.path)
 
         path = path_text(found.path)
         try:
-            metrics = on_disk.read_metrics(self._store, path)
-            return CheckpointInfo(found.step, found.commit_timestamp, metrics)
+            metrics = self._reader.metrics(path)
+            return CheckpointInfo(found.step, found.commit_timestamp, metrics, found.path)
         except FileNotFoundError:
             if self._store.kind(path) is not None:
                 raise

@@ -19,7 +19,7 @@ from penstock.orbax.v0.manager.save_decision_policy import (
 )
 from penstock.steps.keep_policies import KeepPolicy, StepInfo, steps_to_delete
 from penstock.steps.save_policies import SaveMoment, SavePolicy
-from penstock.steps.step_metrics import check_ranked
+from penstock.steps.step_metrics import missing_metrics
 
 
 def as_decision_policy(policy: SaveDecisionPolicy | SavePolicy) -> SaveDecisionPolicy:
@@ -44,14 +44,18 @@ def needs_metrics(policy: PreservationPolicy) -> bool:
     return isinstance(policy, _Preserving) and "metrics" in policy.policy.needs
 
 
-def check_metrics(policy: PreservationPolicy, metrics: Any, steps: Sequence[PolicyCheckpointInfo]) -> None:
-    """Refuse metrics that lack one which a policy of penstock's ranks by, if no step has it either.
+def check_metrics(
+    policy: PreservationPolicy, metrics: Any, steps: Sequence[PolicyCheckpointInfo]
+) -> Sequence[str]:
+    """Name the metrics that a policy of penstock's ranks by, and that neither these nor any step has.
 
     Raises:
-        ValueError: If so; the nearest name is in it.
+        ValueError: If one is misspelt; the nearest name is in it.
     """
-    if isinstance(policy, _Preserving) and isinstance(metrics, Mapping) and metrics:
-        check_ranked(policy.policy, cast("Mapping[str, Any]", metrics), _infos(steps))
+    if not isinstance(policy, _Preserving) or not isinstance(metrics, Mapping) or not metrics:
+        return ()
+
+    return missing_metrics(policy.policy, cast("Mapping[str, Any]", metrics), _infos(steps))
 
 
 @final

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("AsyncResponse", "Operation", "begin", "budget", "finished", "hosting")
+__all__ = ("AsyncResponse", "Operation", "begin", "budget", "finished", "give_up", "hosting")
 
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -228,6 +228,13 @@ async def hosting(parts: int = 1) -> AsyncGenerator[None, None]:
             raise failure
         finally:
             del failure  # the traceback refers to this frame
+
+
+def give_up(awaitables: Iterable[object]) -> None:
+    """Close coroutines that nobody will await."""
+    for one in awaitables:
+        if isinstance(one, Coroutine):
+            one.close()
 
 
 async def _of(future: Future[T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("CheckpointMetadata", "PyTreeMetadata")
 
 import datetime
-from typing import Any, Generic, TypeAlias, TypeVar, final
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.orbax.v1.common.path_types import Path
 
@@ -15,7 +15,6 @@ PyTreeMetadata: TypeAlias = Any
 """A tree of dicts and lists that holds the metadata of each leaf."""
 
 
-@final
 class CheckpointMetadata(Generic[MetadataT]):
     """What a checkpoint holds. Passed to `load`, it asks for everything as it was saved.
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 __all__ = ("delete", "delete_async")
 
+import json
 import os
+from typing import Any, cast
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import StorageError
+from penstock.kernel.storage.deletion import delete_file
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.item_names import check_names
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
@@ -34,7 +40,7 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
         FileNotFoundError: If there is nothing, and `missing_ok` is off.
         InvalidLayoutError: If what is there is no checkpoint. It is a ValueError.
         ValueError: If the item is the only one, or its name is not allowed.
-        StorageError: If penstock reads it elsewhere on this machine, or the medium refuses.
+        StorageError: If penstock reads it or saves there elsewhere on this machine, or the medium refuses.
     """
     return finished(_begin(path, checkpointable_name, missing_ok=missing_ok))
 
@@ -72,12 +78,42 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
             raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
 
     if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
-        os.remove(path)
-        LocalStore().sync_directory(os.path.dirname(path))
+        delete_file(LocalStore(), path, temporary_path(path))
         return True
 
-    delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
+    if name is None:
+        delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
+    else:
+        _delete_item(LocalStore(), path, name)
+
     return True
+
+
+def _delete_item(store: LocalStore, path: str, name: str) -> None:
+    """Delete an item that the checkpoint no longer lists by then: one that is listed and lost is damage."""
+    file = os.path.join(path, CHECKPOINT_METADATA)
+    data = store.read_file(file) if store.kind(file) == "file" else b""
+    listed: dict[str, Any] = json.loads(data) if data else {}
+    handlers = listed.get("item_handlers")
+    if not isinstance(handlers, dict) or name not in handlers:
+        delete_step(store, path, name, None)
+        return
+
+    others = {item: handler for item, handler in cast("dict[str, Any]", handlers).items() if item != name}
+    _replace(store, file, json.dumps({**listed, "item_handlers": others}).encode())
+    try:
+        delete_step(store, path, name, None)
+    except StorageError:
+        _replace(store, file, data)
+        raise
+
+
+def _replace(store: LocalStore, file: str, data: bytes) -> None:
+    """Replace a document in one step, durably."""
+    new = file + TEMPORARY_SUFFIX
+    store.write_file(new, data)
+    os.replace(new, file)
+    store.sync_directory(os.path.dirname(file))
 
 
 def _absent(path: str, missing_ok: bool) -> bool:

@@ -22,13 +22,14 @@ import jax
 from anyio import to_thread
 from jax.sharding import AbstractMesh, NamedSharding
 
+from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.events import get_logger
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.handler_registration import NoEntryError
 from penstock.orbax.v1.common.handler_resolution import handler_for_load
 from penstock.orbax.v1.common.handler_types import AbstractCheckpointable, Checkpointable
 from penstock.orbax.v1.common.item_names import AUTO, METRICS, check_item_names, check_one_name
-from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, hosting
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
 from penstock.orbax.v1.common.path_types import Path, PathLike
 from penstock.orbax.v1.common.tree_types import PyTreeOf, is_supported_abstract_leaf
 from penstock.orbax.v1.common.v1_errors import InvalidLayoutError
@@ -214,18 +215,23 @@ def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operatio
 async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
     registry = _registry()
     loading: dict[str, tuple[Any, Awaitable[Any]]] = {}
-    for name, abstract in asked.items():
-        handler = handler_for_load(registry, abstract, name=name, recorded=found.recorded(name))
-        loading[name] = handler, await handler.load(_path(found, name), abstract)
-
     loaded: dict[str, Any] = {}
-    for name, (handler, one) in loading.items():
-        try:
-            loaded[name] = await one
-        except Exception as error:
-            raise NoEntryError(
-                f"Failed to load checkpointable: {name} with {type(handler)} as {asked[name]!r}: {error}"
-            ) from error
+    try:
+        for name, abstract in asked.items():
+            handler = handler_for_load(registry, abstract, name=name, recorded=found.recorded(name))
+            loading[name] = handler, await handler.load(_path(found, name), abstract)
+
+        for name, (handler, one) in loading.items():
+            try:
+                loaded[name] = await one
+            except (ChecksumError, MissingFileError):
+                raise  # it was found, and is damaged
+            except Exception as error:
+                raise NoEntryError(
+                    f"Failed to load checkpointable: {name} with {type(handler)} as {asked[name]!r}: {error}"
+                ) from error
+    finally:
+        give_up(one for _, one in loading.values())
 
     return loaded
 

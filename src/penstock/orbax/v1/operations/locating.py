@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, METADATA, V1_MARK
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.v1.common.item_names import AUTO, RESERVED, STATE
 from penstock.orbax.v1.common.path_types import PathLike
@@ -72,10 +73,14 @@ def find(path: PathLike, layout: CheckpointLayout) -> Found:
 
     Raises:
         InvalidLayoutError: If it is not a finished checkpoint of the layout.
+        ChecksumError: If what it records of itself is not as it was written.
+        MissingFileError: If that was written and is lost.
     """
     place = absolute_path(path)
     try:
         return _find(place, layout)
+    except (ChecksumError, MissingFileError):
+        raise  # it is of this layout, and damaged
     except (OSError, ValueError) as error:
         raise InvalidLayoutError(
             f"Could not recognize the checkpoint at {place} as a valid {layout.value.capitalize()} "
@@ -148,7 +153,7 @@ def _find(path: str, layout: CheckpointLayout) -> Found:
     if V1_MARK not in names:
         _check_v0(path, names)
 
-    about = checkpoint_metadata.read(store, path, names)
+    about = SealedDocuments.open(store, path, names).about(names)
     return Found(path, Kind.V1 if V1_MARK in names else Kind.V0, names, about)
 
 

@@ -16,11 +16,15 @@ from anyio import to_thread
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
+from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import METADATA
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.storage.holds import hold_alone, hold_with_readers
 from penstock.kernel.storage.paths import absolute_path
+from penstock.orbax.common.item_files import sealed_documents
 from penstock.orbax.common.tree_operations import merge_trees
 from penstock.orbax.v1.common.item_names import STATE
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
@@ -28,7 +32,7 @@ from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.tree_types import JsonType, PyTreeOf
 from penstock.orbax.v1.common.v1_errors import PartialSaveReplacementError
 from penstock.orbax.v1.context.context import Context, get_context
-from penstock.orbax.v1.operations.saving import Saving, begin_save, check_state, staged
+from penstock.orbax.v1.operations.saving import Saving, check_state, prepare_save, staged
 from penstock.orbax.v1.trees.pytree_handler import PyTreeHandler
 from penstock.orbax.v1.trees.tree_files import read_tree
 from penstock.stages.pytree.flattening import flatten_tree, is_empty
@@ -63,6 +67,7 @@ def finalize(path: PathLike) -> None:
     """Put all parts that were saved for `path` together, and make the checkpoint visible there.
 
     Raises:
+        InUseError: If a part is being saved, or somebody else finalizes. It is an OSError.
         FileExistsError: If something exists at `path`.
         FileNotFoundError: If no part was saved.
         PartialSaveReplacementError: If two parts that were saved at the same time share a leaf.
@@ -83,9 +88,28 @@ def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) ->
     gathered = place + PARTIAL_SUFFIX
     _check_new(gathered, state)
     pending = f"{os.path.basename(place)}{_PENDING}{time.time_ns()}_{uuid.uuid4().hex}"
-    return begin_save(
+    saving = prepare_save(
         os.path.join(gathered, pending), {STATE: state}, overwrite=False, custom_metadata=custom_metadata
     )
+    return begin(f"partial save of {place!r}", _SavingPart(gathered, saving))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _SavingPart:
+    """Saves one part. Meanwhile the parts are held, together with others who save one."""
+
+    gathered: str
+    saving: Saving
+
+    async def __call__(self, operation: Operation[None]) -> None:
+        store, threads = LocalStore(), Threads(1)
+        await threads.run(store.make_directory, self.gathered)
+        held = await threads.run(hold_with_readers, store, self.gathered)
+        try:
+            await self.saving(operation)
+        finally:
+            held.release()
 
 
 def _check_new(gathered: str, state: PyTreeOf) -> None:
@@ -143,6 +167,13 @@ class _Finalizing:
         if not await to_thread.run_sync(os.path.isdir, gathered):
             raise FileNotFoundError(f"Partial save path {gathered} does not exist.")
 
+        held = await to_thread.run_sync(hold_alone, store, gathered)  # or a part is being saved
+        try:
+            await self._finalize(operation, store, gathered)
+        finally:
+            held.release()
+
+    async def _finalize(self, operation: Operation[None], store: LocalStore, gathered: str) -> None:
         parts = await to_thread.run_sync(_parts, gathered)
         if not parts:
             await to_thread.run_sync(store.publish, store.begin_build(self.path, gathered))
@@ -160,7 +191,10 @@ class _Finalizing:
 
     async def _merged(self, parts: Sequence[str]) -> Any:
         async with Checkpointer(memory_limit=self.context.memory.read_concurrent_bytes) as checkpointer:
-            trees = [await checkpointer.restore(os.path.join(part, STATE), mmap=True) for part in parts]
+            trees = [
+                await checkpointer.restore(os.path.join(part, STATE), mmap=True, verify=True)
+                for part in parts
+            ]
 
         try:
             return merge_trees(*trees)
@@ -171,7 +205,7 @@ class _Finalizing:
 
     def _as_saved(self, part: str) -> Context:
         """Return a context with the format of the first part."""
-        recorded = json.loads(LocalStore().read_file(os.path.join(part, STATE, METADATA)))
+        recorded = json.loads(sealed_documents(LocalStore(), os.path.join(part, STATE)).read(METADATA))
         context = Context(self.context)
         saving = context.array.saving
         saving.use_ocdbt = recorded.get("use_ocdbt", saving.use_ocdbt)
@@ -179,5 +213,6 @@ class _Finalizing:
         return context
 
 
-def _about(store: LocalStore, part: str) -> checkpoint_metadata.CheckpointMetadata:
-    return checkpoint_metadata.read(store, part, store.list_directory(part))
+def _about(store: LocalStore, part: str) -> CheckpointMetadata:
+    names = store.list_directory(part)
+    return SealedDocuments.open(store, part, names).about(names)

@@ -6,6 +6,7 @@ __all__ = (
     "Saving",
     "begin_save",
     "check_state",
+    "prepare_save",
     "save",
     "save_async",
     "save_checkpointables",
@@ -37,8 +38,8 @@ from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.v1.common.handler_directories import Building
 from penstock.orbax.v1.common.handler_registration import resolve_handler_for_save
 from penstock.orbax.v1.common.handler_types import Checkpointable, typestr
-from penstock.orbax.v1.common.item_names import STATE, check_item_names
-from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, hosting
+from penstock.orbax.v1.common.item_names import METRICS, STATE, check_item_names
+from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.tree_types import JsonType, Leaf, PyTreeOf, is_supported_leaf
 from penstock.orbax.v1.context.context import Context, get_context
@@ -141,19 +142,41 @@ def begin_save(
     *,
     overwrite: bool,
     custom_metadata: JsonType | None,
+    metrics: JsonType | None = None,
 ) -> Operation[None]:
-    """Start to save named objects. Raises errors of the arguments at once; see `save_checkpointables`."""
+    """Start to save named objects. Raises errors of the arguments at once; see `save_checkpointables`.
+
+    Args:
+        path: As for `save_checkpointables`.
+        checkpointables: Likewise.
+        overwrite: Likewise.
+        custom_metadata: Likewise.
+        metrics: Those of a step, which are an item of their own; None if it has none.
+    """
+    saving = prepare_save(
+        path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata, metrics=metrics
+    )
+    return begin(f"save of {saving.path!r}", saving)
+
+
+def prepare_save(
+    path: PathLike,
+    checkpointables: Mapping[str, Checkpointable],
+    *,
+    overwrite: bool,
+    custom_metadata: JsonType | None,
+    metrics: JsonType | None = None,
+) -> Saving:
+    """Check the arguments of a save; see `begin_save`."""
     if not checkpointables:
         raise ValueError(f"`checkpointables` must not be empty, but got {checkpointables!r}")
 
     check_item_names(checkpointables, "checkpointables")
     context = get_context()
     registry = context.checkpointables.registry
-    handlers = {
-        name: resolve_handler_for_save(registry, item, name=name) for name, item in checkpointables.items()
-    }
-    saving = Saving(absolute_path(path), dict(checkpointables), handlers, context, overwrite, custom_metadata)
-    return begin(f"save of {saving.path!r}", saving)
+    items = {**checkpointables, **({METRICS: metrics} if metrics else {})}
+    handlers = {name: resolve_handler_for_save(registry, item, name=name) for name, item in items.items()}
+    return Saving(absolute_path(path), items, handlers, context, overwrite, custom_metadata)
 
 
 def check_state(state: Any) -> None:
@@ -240,11 +263,14 @@ class Saving:
             async def begin_item(name: str, item: Checkpointable) -> None:
                 writing[name] = await self._handlers[name].save(directory / name, item)
 
-            await together([partial(begin_item, name, item) for name, item in self._items.items()])
-            self._items.clear()  # a save in the background must not keep alive what the caller dropped
-            operation.mark_begun()
-            await directory.await_creation()
-            await together([partial(_wait, one) for one in writing.values()])
+            try:
+                await together([partial(begin_item, name, item) for name, item in self._items.items()])
+                self._items.clear()  # a save in the background must not keep alive what the caller dropped
+                operation.mark_begun()
+                await directory.await_creation()
+                await together([partial(_wait, one) for one in writing.values()])
+            finally:
+                give_up(writing.values())
 
     async def _make(self) -> None:
         await self._workspace.open()
@@ -267,7 +293,7 @@ class Saving:
         )
         self._store.write_file(self._workspace.path(V1_MARK), b"")
         self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)
-        mark_complete(self._store, self._workspace.temporary)
+        mark_complete(self._store, self._workspace.temporary, whole=True)
 
 
 def staged(operation: Operation[None]) -> Operation[None]:

@@ -195,7 +195,7 @@ TEXT = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
 def test_long_documents_of_shardings_are_read_in_slices(separators: tuple[str, str]) -> None:
     wanted = {f"l{at}/ä~{'x' * (at % 5)}": TEXT for at in range(2000)}
-    members = json.loads(sharding_document.encode(wanted.items()))
+    members = json.loads(b"".join(sharding_document.encode(list(wanted), list(wanted.values()))))
     data = json.dumps(members, separators=separators).encode()
     assert len(data) > 2 * SLICE_BYTES
 

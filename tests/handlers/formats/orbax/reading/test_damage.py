@@ -327,7 +327,7 @@ def test_a_sharding_key_that_is_not_base64_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["", "a", "a/b", "a//b", "/", "a~0b", "t~1", "l/0"])
 def test_strings_go_to_their_pointers_and_back(name: str, make_leaf: Any) -> None:
-    document = strings.encode([make_leaf(0, (name,), "string", text="value")])
+    document = strings.encode([(make_leaf(0, (name,), "string").info, "value")])
 
     assert strings.find("where", strings.decode("where", document), name, "") == "value"
     spec = {"driver": "json", "kvstore": "memory://x.json", "json_pointer": f"/{name}"}

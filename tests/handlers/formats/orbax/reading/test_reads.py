@@ -186,7 +186,7 @@ async def test_values_that_lie_in_the_index_are_read_without_a_data_file(
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "nodes").write_bytes(index.nodes)
     (tmp_path / "manifest.ocdbt").write_bytes(index.manifest)
-    (tmp_path / "_METADATA").write_bytes(encode_metadata([leaf]))
+    (tmp_path / "_METADATA").write_bytes(b"".join(encode_metadata([leaf.info], [leaf.spec])))
     checkpoint = OrbaxLayout().open(LocalStore(), str(tmp_path))
     (stored,) = checkpoint.leaves
 

@@ -199,10 +199,10 @@ def test_an_array_of_many_axes_outgrows_the_inline_limit_and_is_read_back(
     make_leaf: Any, write_flat: Any, tmp_path: Path
 ) -> None:
     like = np.zeros((0, *(2,) * 30), np.int8)
-    shapes = [(0, *(10**digits,) * 30) for digits in (1, 17, 18)]
+    chunk_shapes = [(10**digits,) * 31 for digits in (1, 20, 40)]
     wide = [
-        make_leaf(i, (str(i),), like=like, shape=shape, chunk_shape=(10**17,) * 31)
-        for i, shape in enumerate(shapes)
+        make_leaf(i, (str(i),), like=like, chunk_shape=chunk_shape)
+        for i, chunk_shape in enumerate(chunk_shapes)
     ]
     write_flat(tmp_path, wide, {})
 
@@ -210,7 +210,7 @@ def test_an_array_of_many_axes_outgrows_the_inline_limit_and_is_read_back(
 
     kinds = {type(checkpoint.index[f"{i}/.zarray".encode()]) for i in range(3)}
     assert kinds == {Inline, Indirect}
-    assert [leaf.spec.shape for leaf in checkpoint.leaves] == shapes
+    assert [leaf.spec.chunk_shape for leaf in checkpoint.leaves] == chunk_shapes
 
 
 def test_two_leaves_of_one_stored_name_are_refused(make_leaf: Any) -> None:

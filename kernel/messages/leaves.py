@@ -1,0 +1,140 @@
+"""The leaves of a save: each as an object, or thousands of them in columns."""
+
+from __future__ import annotations
+
+__all__ = ("ByIndex", "Leaf", "Leaves", "in_columns")
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Protocol, TypeVar, final, overload
+
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+
+if TYPE_CHECKING:
+    from penstock.kernel.protocols.leaf_handlers import LeafHandler
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf on its way out. Holding it holds the value, which for a jax.Array is a snapshot."""
+
+    index: int  #: its place in flatten order
+    info: ParamInfo
+    value: object
+    spec: LeafSpec
+    handler: LeafHandler
+    is_described: bool = field(default=False, init=False, compare=False, repr=False)
+    """Whether value and spec are as the first stage described them. `replace` forgets it, and then they are
+    compared before the leaf is staged."""
+
+    @property
+    def nbytes(self) -> int:
+        """Array bytes that are stored of it."""
+        return self.spec.nbytes
+
+    def without_value(self) -> Leaf:
+        """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
+        return Leaf(self.index, self.info, None, self.spec, self.handler)
+
+
+class ByIndex(Protocol[T_co]):
+    """A column of all leaves of a tree, or of some by their place in flatten order."""
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaves(Sequence[Leaf]):
+    """Leaves in columns of one length. Immutable, but for `take`.
+
+    To a stage it is a sequence of `Leaf`s like any other. They are made on access, and the stage may pass
+    them on instead of the columns.
+    """
+
+    indices: Sequence[int]  #: places in flatten order
+    specs: Sequence[LeafSpec]
+    values: list[object] | None  #: None once the leaves are staged
+    infos: ByIndex[ParamInfo]  #: where leaves stand, these and perhaps others, by index
+    by_index: ByIndex[LeafHandler]  #: the handlers of the same leaves, by index
+    are_described: bool = True  #: see `Leaf.is_described`
+
+    @classmethod
+    def of(cls, leaves: Iterable[Leaf]) -> Leaves:
+        """Put leaves into columns."""
+        rows = list(leaves)
+        return cls(
+            [leaf.index for leaf in rows],
+            [leaf.spec for leaf in rows],
+            [leaf.value for leaf in rows],
+            {leaf.index: leaf.info for leaf in rows},
+            {leaf.index: leaf.handler for leaf in rows},
+            all(leaf.is_described for leaf in rows),
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Array bytes that are stored of each."""
+        return [spec.nbytes for spec in self.specs]
+
+    @property
+    def chunk_sizes(self) -> list[int]:
+        """Stored bytes of each chunk, leaf by leaf; of leaves without a codec, which their chunks tile."""
+        specs = {id(spec): spec for spec in self.specs}
+        sizes = {number: [spec.chunk_nbytes] * spec.n_chunks for number, spec in specs.items()}
+        return list(chain.from_iterable([sizes[id(spec)] for spec in self.specs]))
+
+    @property
+    def handlers(self) -> list[LeafHandler]:
+        """The handler of each."""
+        return list(map(self.by_index.__getitem__, self.indices))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, number: int, /) -> Leaf: ...
+    @overload
+    def __getitem__(self, number: slice, /) -> Leaves: ...
+    def __getitem__(self, number: int | slice, /) -> Leaf | Leaves:
+        if isinstance(number, slice):
+            values = None if self.values is None else self.values[number]
+            return replace(self, indices=self.indices[number], specs=self.specs[number], values=values)
+
+        index = self.indices[number]
+        value = None if self.values is None else self.values[number]
+        leaf = Leaf(index, self.infos[index], value, self.specs[number], self.by_index[index])
+        object.__setattr__(leaf, "is_described", self.are_described)
+        return leaf
+
+    def __iter__(self) -> Iterator[Leaf]:
+        return map(self.__getitem__, range(len(self)))
+
+    def part(self, numbers: Sequence[int]) -> Leaves:
+        """Return some of them, by number."""
+        return replace(
+            self,
+            indices=[self.indices[at] for at in numbers],
+            specs=[self.specs[at] for at in numbers],
+            values=None if self.values is None else [self.values[at] for at in numbers],
+        )
+
+    def take(self, start: int, stop: int) -> Leaves:
+        """Return some of them, and let go of their values here."""
+        taken = self[start:stop]
+        if self.values is not None:
+            self.values[start:stop] = repeat(None, len(taken))
+
+        return taken
+
+    def without_values(self) -> Leaves:
+        """Return the same leaves without their values."""
+        return replace(self, values=None)
+
+
+def in_columns(leaves: Sequence[Leaf]) -> Leaves:
+    """Return leaves in columns, as which most travel."""
+    return leaves if isinstance(leaves, Leaves) else Leaves.of(leaves)

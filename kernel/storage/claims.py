@@ -1,0 +1,148 @@
+"""The sole right to a name, where nothing can be locked: a file that one process alone can create."""
+
+from __future__ import annotations
+
+__all__ = ("Claim", "ClaimFiles", "StoreClaimFiles", "check_unclaimed")
+
+import errno
+import os
+import uuid
+from contextlib import suppress
+from hashlib import blake2s
+from typing import Final, Protocol, final
+
+from penstock.kernel.concurrency.fork import HomeProcess
+from penstock.kernel.concurrency.process_identity import ProcessIdentity
+from penstock.kernel.errors import CorruptCheckpointError, InUseError, StorageError
+from penstock.kernel.protocols.stores import Store
+
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+_OWNER: Final = "owner"
+
+
+class ClaimFiles(Protocol):
+    """Where claims lie. Blocking; every failure is a `StorageError`."""
+
+    def create(self, file: str, data: bytes) -> bool:
+        """Create a file with its content in one step; return False if it is there."""
+        ...
+
+    def read(self, file: str) -> bytes | None:
+        """Return the content of a file; None if it is not there."""
+        ...
+
+    def remove(self, file: str) -> None:
+        """Remove a file, which is there."""
+        ...
+
+
+@final
+class Claim:
+    """The sole right to what lies at a path: a file beside it, which says whose it is. Blocking.
+
+    A claim whose process has ended is broken. One that cannot be judged, since its process is of another
+    machine or container, holds until somebody removes the file; the error names it.
+
+    Args:
+        files: Where it lies.
+        file: Its path; the directory above exists.
+        path: What is claimed, for errors.
+
+    Raises:
+        InUseError: If somebody else claims it.
+        StorageError: If the file cannot be created.
+    """
+
+    __slots__ = ("_data", "_file", "_files", "_home")
+
+    def __init__(self, files: ClaimFiles, file: str, path: str) -> None:
+        self._files = files
+        self._file = file
+        self._home = HomeProcess()
+        self._data = ProcessIdentity.mine().encode(id=uuid.uuid4().hex)
+        if files.create(file, self._data):
+            return
+
+        check_unclaimed(files, file, path)
+        if not files.create(file, self._data):
+            raise InUseError(path, f"it was claimed by {file} just now")
+
+    def release(self) -> None:
+        """Give it up. Idempotent; never fails. In a fork of the process it does nothing."""
+        if self._home.is_here:
+            with suppress(StorageError, CorruptCheckpointError):
+                if self._files.read(self._file) == self._data:
+                    self._files.remove(self._file)
+
+
+def check_unclaimed(files: ClaimFiles, file: str, path: str) -> None:
+    """Return if nobody claims a path; a claim whose process has ended is removed. Blocking.
+
+    Whoever removes one claims its removal first, and then looks again whether it is still the same claim. So
+    only one of several removes it, and nobody removes the claim that follows.
+
+    Args:
+        files: Where the claim lies.
+        file: Its path.
+        path: What is claimed.
+
+    Raises:
+        InUseError: If somebody claims it.
+        StorageError: If the medium refuses.
+    """
+    data = files.read(file)
+    if data is None:
+        return
+
+    owner = ProcessIdentity.decode(data)
+    if owner is None or not owner.has_ended(ProcessIdentity.mine()):
+        by = "an unknown process" if owner is None else str(owner)
+        raise InUseError(path, f"it is claimed by {by}; if that has ended, remove {file}")
+
+    removal = Claim(files, f"{file}-{blake2s(data, digest_size=6).hexdigest()}", path)
+    try:
+        if files.read(file) == data:
+            files.remove(file)
+    finally:
+        removal.release()
+
+
+@final
+class StoreClaimFiles:
+    """Claims in any store: each is a directory with one file, since a store removes only directories.
+
+    Args:
+        store: Where they lie.
+    """
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def create(self, file: str, data: bytes) -> bool:
+        try:
+            self._store.make_directory(file)
+            return self._store.write_file(os.path.join(file, _OWNER), data, create=True)
+        except StorageError as error:
+            # It is there, or the directory went just now together with the claim that it was made for.
+            if error.errno == errno.EEXIST or error.errno in _ABSENT:
+                return False
+
+            raise
+
+    def read(self, file: str) -> bytes | None:
+        try:
+            return self._store.read_file(os.path.join(file, _OWNER))
+        except StorageError as error:
+            if error.errno in _ABSENT:
+                return None
+
+            raise
+
+    def remove(self, file: str) -> None:
+        try:
+            self._store.remove_tree(file)
+        except StorageError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:  # the next claim lies there already
+                raise

@@ -1,0 +1,83 @@
+"""Compares stored arrays with their checksums, for handlers that read them through TensorStore."""
+
+from __future__ import annotations
+
+__all__ = ("compare_arrays",)
+
+import os
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from itertools import groupby
+
+from penstock.handlers.formats.common.checksummed_reads import NONE
+from penstock.handlers.formats.common.integrity import Checksum
+from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.reading.verification import RecordedRange, check_ranges
+from penstock.handlers.ocdbt.database_reader import read_index
+from penstock.handlers.ocdbt.value_refs import Indirect
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ChecksumError
+from penstock.orbax.common.leaf_args import ParamInfo
+
+
+def compare_arrays(infos: Iterable[ParamInfo]) -> None:
+    """Compare stored arrays, and the documents that describe them, with what is recorded. Blocking.
+
+    Raises:
+        ChecksumError: If something is not as it was written.
+    """
+    by_directory: dict[str, set[str]] = {}
+    for info in infos:
+        by_directory.setdefault(str(info.parent_dir), set()).add(info.name)
+
+    for directory, names in by_directory.items():
+        _compare(LocalStore(), directory, names)
+
+
+def _compare(store: LocalStore, directory: str, names: AbstractSet[str]) -> None:
+    if store.kind(directory) != "directory":
+        return  # TensorStore says what is wrong, or reads it from elsewhere
+
+    inside = store.list_directory(directory)
+    sealed = SealedDocuments.open(store, directory, inside)
+    for document in sealed.recorded.documents:
+        if document.rpartition("/")[0] in names:
+            sealed.read(document)
+
+    found = set(_in_directories(sealed, names))
+    if MANIFEST in inside and sealed.recorded.files:
+        found |= set(_in_database(store, sealed, names))  # which compares the nodes of the index
+
+    for file, ranges in groupby(sorted(found), key=lambda one: one[0]):
+        path = os.path.join(directory, file)
+        wanted = [RecordedRange(path, checksum, (name,)) for _, checksum, name in ranges]
+        for finding in check_ranges(store, wanted):
+            raise ChecksumError(path, finding.problem, key_path=finding.key_paths[0])
+
+
+def _in_directories(sealed: SealedDocuments, names: AbstractSet[str]) -> Iterator[tuple[str, Checksum, str]]:
+    for file, checksums in sealed.recorded.files.items():
+        steps = file.split("/")
+        for name in names & {"/".join(steps[:depth]) for depth in range(1, len(steps))}:
+            for checksum in checksums:
+                yield file, checksum, name
+
+
+def _in_database(
+    store: LocalStore, sealed: SealedDocuments, names: AbstractSet[str]
+) -> Iterator[tuple[str, Checksum, str]]:
+    index = read_index(store, sealed.directory)
+    for name in names:
+        for row in index.rows_below(f"{name}/".encode()):
+            value = index.value(row)
+            if not isinstance(value, Indirect):
+                continue
+
+            recorded = sealed.recorded.files.get(value.file, NONE)
+            for at in range(max(recorded.from_offset(value.offset + 1) - 1, 0), len(recorded)):
+                checksum = recorded[at]
+                if checksum.offset >= value.offset + value.length:
+                    break
+                if checksum.offset + checksum.nbytes > value.offset:
+                    yield value.file, checksum, name

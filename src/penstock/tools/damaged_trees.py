@@ -1,0 +1,174 @@
+"""Opens a damaged tree: a damaged document is made again, or hidden where the tree can do without it."""
+
+from __future__ import annotations
+
+__all__ = ("DamagedTree", "open_tree_at", "problem_of", "split_place")
+
+import json
+import os
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Any, Final, cast, final
+
+from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.orbax.documents.file_names import (
+    ARRAY_METADATAS,
+    CHECKPOINT_METADATA,
+    INTEGRITY,
+    MANIFEST,
+    METADATA,
+    SHARDING,
+    STRINGS,
+)
+from penstock.handlers.formats.orbax.reading.leaf_spec_decoding import ARRAY_TYPES
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError
+from penstock.kernel.protocols.leaf import KeyKind
+from penstock.kernel.protocols.stores import Store
+from penstock.tools.patched_store import PatchedStore
+from penstock.tools.rebuilt_documents import names_of_arrays, rebuild_index, rebuild_structure
+from penstock.tools.repair_report import RepairedLeaf
+
+_DISPENSABLE: Final = frozenset({CHECKPOINT_METADATA, INTEGRITY, SHARDING, STRINGS})
+"""Documents without which the arrays of a checkpoint can be read all the same."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DamagedTree:
+    """A tree in a damaged checkpoint. Blocking.
+
+    Args:
+        store: Shows the checkpoint; what is decided is patched into it.
+        path: Of the checkpoint.
+        place: Where the tree lies in it; empty if it is the whole.
+        lost: What is lost, or rebuilt, is added.
+    """
+
+    store: PatchedStore
+    path: str
+    place: str
+    lost: list[RepairedLeaf]
+    _rebuilt: set[str] = field(default_factory=set[str], init=False)
+
+    def make_openable(self) -> None:
+        """Rebuild or hide damaged documents, and leave out lost leaves, until the tree opens, or cannot."""
+        while True:
+            try:
+                open_tree_at(cast("Store", self.store), self.path, self.place)
+            except PenstockError as error:
+                if not (self._hide_document(error) or self._leave_out(error) or self._rebuild(error)):
+                    return
+            else:
+                return
+
+    @property
+    def _directory(self) -> str:
+        return os.path.join(self.path, self.place) if self.place else self.path
+
+    def _hide_document(self, error: PenstockError) -> bool:
+        if not isinstance(error, CorruptCheckpointError) or not _is_dispensable(error.path):
+            return False
+        if not self.store.hide(error.path, error.problem):
+            return False
+
+        self._note("gone", f"{os.path.basename(error.path)}: {error.problem}")
+        return True
+
+    def _leave_out(self, error: PenstockError) -> bool:
+        """Let `_METADATA` not list the leaf that an error is about, nor arrays of which there is nothing."""
+        if error.key_path is None:
+            return False
+
+        file = os.path.join(self._directory, METADATA)
+        try:
+            document: Any = json.loads(self.store.read_file(file))
+            there = names_of_arrays(self.store, self._directory)
+        except (ValueError, PenstockError):
+            return False  # there may be none: old checkpoints have a msgpack file
+
+        leaves: dict[str, Any] = document.get("tree_metadata", {})
+        kept: dict[str, Any] = {}
+        for name, leaf in leaves.items():
+            key_path = _key_path_of(leaf)
+            if key_path == error.key_path:
+                self._note("gone", problem_of(error), key_path)
+            elif _is_absent(leaf, there):
+                self._note("gone", f"the array is listed in {METADATA} and is not there", key_path)
+            else:
+                kept[name] = leaf
+
+        if len(kept) == len(leaves):
+            return False
+
+        self.store.replace(file, json.dumps({**document, "tree_metadata": kept}).encode())
+        return True
+
+    def _rebuild(self, error: PenstockError) -> bool:
+        """Make a document again without which the tree cannot be opened; each once."""
+        file = error.path if isinstance(error, CorruptCheckpointError | StorageError) else ""
+        done = self._rebuild_index(error)
+        if os.path.basename(file) != METADATA or METADATA in self._rebuilt:
+            return done
+
+        self._rebuilt.add(METADATA)
+        problem = self.store.problem_of(file) or problem_of(error)
+        if not rebuild_structure(self.store, self._directory):
+            return False
+
+        found = "what is left was found by the names of arrays, without containers, None and types"
+        self._note("gone", f"{METADATA}: {problem}; {found}")
+        return True
+
+    def _rebuild_index(self, error: PenstockError) -> bool:
+        if MANIFEST in self._rebuilt:
+            return False
+
+        self._rebuilt.add(MANIFEST)
+        problem = self.store.problem_below(self._directory) or problem_of(error)
+        missing = rebuild_index(self.store, self._directory)
+        if missing is None:
+            return False
+        if missing:
+            self._note("gone", f"part of the index: {missing}")
+        else:
+            self._note("rebuilt", f"the index: {problem}")
+
+        return True
+
+    def _note(self, outcome: Any, problem: str, key_path: str = "") -> None:
+        self.lost.append(RepairedLeaf(outcome, key_path, self.place, problem))
+
+
+def open_tree_at(store: Store, path: str, place: str) -> OrbaxCheckpoint:
+    """Open the tree that lies at `place` in the checkpoint at `path`, whole or not; see `open_checkpoint`."""
+    directory, item = split_place(path, place)
+    return open_checkpoint(store, directory, item or None, whole=False)
+
+
+def split_place(path: str, place: str) -> tuple[str, str]:
+    """Return the directory above a tree, and the name of the tree in it; empty if it is the whole."""
+    above, _, item = place.rpartition("/")
+    return (os.path.join(path, above) if above else path), item
+
+
+def problem_of(error: PenstockError) -> str:
+    """Return what an error says, without the file where it says that apart."""
+    return error.problem if isinstance(error, CorruptCheckpointError) else str(error)
+
+
+def _is_dispensable(file: str) -> bool:
+    return os.path.basename(file) in _DISPENSABLE or f"/{ARRAY_METADATAS}/" in f"{file}/"
+
+
+def _key_path_of(leaf: Any) -> str:
+    steps = leaf["key_metadata"]
+    keys = tuple([step["key"] for step in steps])
+    return show_key_path(keys, tuple([KeyKind(step["key_type"]) for step in steps]))
+
+
+def _is_absent(leaf: Any, there: Container[str]) -> bool:
+    value = leaf["value_metadata"]
+    name = ".".join([step["key"] for step in leaf["key_metadata"]])
+    return value["value_type"] in ARRAY_TYPES and not value.get("skip_deserialize") and name not in there

@@ -1,0 +1,77 @@
+"""What a leaf costs does not grow with their number: calls are counted, and no second is measured."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import anyio
+import jax
+import numpy as np
+import pytest
+
+import penstock
+
+_jax: Any = jax
+FEW, MANY = 100, 2000
+MOST_CALLS = {"save": 5.0, "metadata": 8.0, "restore": 14.0}
+"""Of functions in Python, for each leaf."""
+
+
+def siblings(n: int) -> dict[str, Any]:
+    return {f"leaf_{at}": np.full(16, at, np.float32) for at in range(n)}
+
+
+def jax_leaves(n: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for at in range(n):
+        array = _jax.device_put(np.full(16, at, np.float32 if at % 2 else np.int32))
+        found.setdefault(f"module_{at % 10}", {})[f"leaf_{at}"] = array
+
+    return found
+
+
+def calls_of(work: Callable[[], Awaitable[object]]) -> int:
+    """Count the calls of Python functions of penstock that `work()` makes, in all threads.
+
+    On asyncio, since trio keeps its threads for the next run, where they would not be counted.
+    """
+    found = [0]
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/penstock/" in frame.f_code.co_filename:
+            found[0] += 1
+
+    async def counted() -> None:
+        sys.setprofile(count)
+        try:
+            await work()
+        finally:
+            sys.setprofile(None)
+
+    threading.setprofile(count)
+    try:
+        anyio.run(counted)
+    finally:
+        threading.setprofile(None)
+
+    return found[0]
+
+
+@pytest.mark.parametrize("make", [siblings, jax_leaves])
+def test_the_calls_for_a_leaf_are_few_and_do_not_grow(tmp_path: Path, make: Callable[[int], Any]) -> None:
+    calls: dict[str, list[int]] = {"save": [], "metadata": [], "restore": []}
+    for n in (FEW, MANY):
+        path, tree = tmp_path / str(n), make(n)
+        calls["save"].append(calls_of(partial(penstock.save, path, tree)))
+        calls["metadata"].append(calls_of(partial(penstock.metadata, path)))
+        calls["restore"].append(calls_of(partial(penstock.restore, path)))
+
+    # The few also pay for what is done once. If the work grew with the square, the many would be far above.
+    cost = {what: (many - few) / (MANY - FEW) for what, (few, many) in calls.items()}
+    assert all(cost[what] <= most for what, most in MOST_CALLS.items()), (cost, calls)

@@ -1,0 +1,72 @@
+"""Leaves in columns: to a stage a sequence of `Leaf`s, and few objects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.handlers.leaves.numpy_array import NumpyHandler
+from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
+from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
+
+HANDLER = NumpyHandler()
+SPECS = [LeafSpec("np.ndarray", (size,), "int8", 1, (size,)) for size in (1, 2, 3)]
+INFOS = [ParamInfo((name,), (KeyKind.MAPPING,), f"['{name}']") for name in "abc"]
+
+
+def columns() -> Leaves:
+    values = [np.zeros(size, np.int8) for size in (1, 2, 3)]
+    return Leaves(range(3), SPECS, cast("list[object]", values), INFOS, cast("Any", [HANDLER] * 3))
+
+
+def test_a_leaf_of_the_columns_has_what_they_have() -> None:
+    found = columns()
+    leaf = found[1]
+
+    assert (leaf.index, leaf.info, leaf.spec, leaf.handler) == (1, INFOS[1], SPECS[1], HANDLER)
+    assert found.values is not None
+    assert leaf.value is found.values[1]
+    assert leaf.is_described
+    assert [one.index for one in found] == [0, 1, 2]
+    assert found.sizes == [1, 2, 3]
+    assert found.without_values()[1].value is None
+
+
+def test_a_part_keeps_the_order_of_the_numbers() -> None:
+    assert [leaf.index for leaf in columns().part([2, 0, 1])] == [2, 0, 1]
+    assert [leaf.index for leaf in columns()[1:]] == [1, 2]
+
+
+def test_what_is_taken_is_no_longer_held() -> None:
+    found = columns()
+    taken = found.take(1, 3)
+
+    assert taken.values is not None
+    assert found.values is not None
+    assert [value is None for value in found.values] == [False, True, True]
+    assert [value is None for value in taken.values] == [False, False]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_leaves_put_into_columns_stay_what_they_are(changed: bool) -> None:
+    leaves = list(columns())
+    if changed:
+        leaves[2] = replace(leaves[2], value=None)
+
+    found = in_columns(leaves)
+    assert list(found) == leaves
+    assert found.are_described is not changed
+    assert in_columns(found) is found
+
+
+def test_a_leaf_that_comes_twice_stays_twice() -> None:
+    leaf = columns()[1]
+    assert [one.index for one in Leaves.of((leaf, leaf))] == [1, 1]
+
+
+def test_replace_forgets_that_a_leaf_was_described() -> None:
+    leaf: Leaf = columns()[0]
+    assert not replace(leaf, value=1).is_described

@@ -1,0 +1,157 @@
+"""`penstock.orbax.install()` and `python -m penstock.orbax`: programs of others, as they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import orbax.checkpoint  # and so it is in use here, and in every test that shares the process
+import pytest
+
+from penstock.orbax.substitution.installation import OrbaxInUseError, install
+
+PROGRAM = """\
+import json, logging, sys
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+import orbax.checkpoint.experimental.v1 as ocp_v1
+from orbax.checkpoint import checkpoint_utils, v1
+from orbax.checkpoint.checkpoint_managers import LatestN
+from flax.training import checkpoints, train_state
+
+tree = {"w": jnp.arange(3.0)}
+options = ocp.CheckpointManagerOptions(preservation_policy=LatestN(1))
+with ocp.CheckpointManager(sys.argv[1], options=options) as manager:
+    for step in range(3):
+        manager.save(step, args=ocp.args.StandardSave(tree))
+    manager.wait_until_finished()
+    steps = list(manager.all_steps())
+checkpoints.save_checkpoint(sys.argv[2], tree, step=4)
+found = checkpoints.restore_checkpoint(sys.argv[2], target=tree)
+modules = sys.modules.items()
+names = sorted(name for name, module in modules if module.__name__.startswith("orbax.checkpoint."))
+print(json.dumps({
+    "argv": sys.argv[1:], "name": __name__, "steps": steps, "same": v1 is ocp_v1,
+    "found": found["w"].tolist(), "library": ocp.__name__, "flax": checkpoints.ocp.__name__,
+    "real": names,
+}))
+"""
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120, cwd=cwd
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_program_for_orbax_runs_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    places = [str(tmp_path / "steps"), str(tmp_path / "flax")]
+
+    said = json.loads(run("-m", "penstock.orbax", "program.py", *places, cwd=tmp_path))
+
+    assert said["argv"] == places
+    assert said["name"] == "__main__"
+    assert said["steps"] == [2]
+    assert said["found"] == [0, 1, 2]
+    assert said["same"]
+    assert said["library"] == said["flax"] == "penstock.orbax"
+    assert said["real"] == ["orbax.checkpoint.experimental"]  # the empty package that holds v1
+    with orbax.checkpoint.CheckpointManager(tmp_path / "steps") as manager:
+        assert manager.restore(2)["w"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+def test_a_program_finds_what_python_would_find(tmp_path: Path, as_module: bool) -> None:
+    beside = tmp_path if as_module else tmp_path / "folder"  # of a module, what lies where it is called
+    beside.mkdir(exist_ok=True)
+    (beside / "helper.py").write_text("import orbax.checkpoint as ocp\nname = ocp.__name__\n")
+    (beside / "script.py").write_text("import helper, sys\nprint(helper.name, sys.argv[1:], __name__)\n")
+
+    how = ["-m", "script"] if as_module else ["folder/script.py"]
+    said = run("-m", "penstock.orbax", *how, "-m", cwd=tmp_path)
+
+    assert said.strip() == "penstock.orbax ['-m'] __main__"
+
+
+def test_without_a_script_the_usage_is_shown(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.orbax", "--help"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("usage: ")
+
+
+def test_it_is_refused_while_orbax_is_in_use() -> None:
+    with pytest.raises(OrbaxInUseError) as refused:
+        install()
+
+    assert __name__ in refused.value.holders
+    assert isinstance(refused.value, RuntimeError)
+    assert sys.modules["orbax.checkpoint"] is orbax.checkpoint
+
+
+def test_it_is_told_and_taken_back(tmp_path: Path) -> None:
+    said = run("-c", TAKEN_BACK, cwd=tmp_path)
+
+    assert said.splitlines() == [
+        "orbax.replaced",
+        "penstock.orbax",
+        "penstock.orbax again",
+        "penstock.orbax stands in the place of orbax.checkpoint, and has no '_src'",
+        "orbax.checkpoint True",
+    ]
+
+
+TAKEN_BACK = """\
+import importlib, logging, sys
+import penstock.orbax
+
+class Show(logging.Handler):
+    def emit(self, record):
+        print(record.penstock["event"])
+
+logging.getLogger("penstock").addHandler(Show())
+logging.getLogger("penstock").setLevel("INFO")
+real = importlib.import_module("orbax.checkpoint")
+name = real.__name__
+hidden = id(real)
+del real
+with penstock.orbax.install():
+    print(importlib.import_module("orbax.checkpoint").__name__)
+    penstock.orbax.install()
+    import orbax.checkpoint.handlers
+    print(orbax.checkpoint.__name__, "again")
+    del orbax
+    try:
+        importlib.import_module("orbax.checkpoint._src.handlers")
+    except ModuleNotFoundError as error:
+        print(error)
+import orbax.checkpoint
+print(orbax.checkpoint.__name__, id(orbax.checkpoint) == hidden)
+"""
+
+
+def test_it_works_where_orbax_is_not_installed(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "class Without(PathFinder):\n"
+        "    @classmethod\n"
+        "    def find_spec(cls, name, path=None, target=None):\n"
+        "        return None if name.partition('.')[0] == 'orbax' else find(name, path, target)\n"
+        "sys.meta_path[sys.meta_path.index(PathFinder)] = Without\n"
+        "import penstock.orbax\n"
+        "with penstock.orbax.install():\n"
+        "    import orbax.checkpoint as ocp\n"
+        "    print(ocp.__name__)\n"
+        "print('orbax' in sys.modules)\n"
+    )
+
+    assert run("-c", script, cwd=tmp_path).split() == ["penstock.orbax", "False"]

@@ -1,0 +1,42 @@
+"""Values that are known to lie in a step, so that the next one links to its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+import penstock.orbax as ocp
+from penstock.handlers.stores.local import LocalStore
+from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
+from penstock.orbax.v0.common.unchanged_links import StepLinks
+
+
+def test_what_is_known_of_a_step_is_noted_before_anybody_can_replace_it(tmp_path: Path) -> None:
+    store, final, told = LocalStore(), tmp_path / "1", list[tuple[object, str]]()
+
+    def note(built: str, to: str) -> None:
+        assert not final.exists()
+        told.append((store.identity(built), to))
+
+    links = StepLinks(str(final), None)
+    building = TemporaryDirectory(store, str(final), links=links)
+    links.when_complete(f"{building.get()}/default.orbax-checkpoint-tmp", note)
+    building.create()
+    (Path(building.get()) / "default").mkdir()
+    building.publish(synced=False)
+
+    assert told == [(store.identity(str(final / "default")), str(final / "default"))]
+
+
+def test_an_unchanged_step_is_linked_to_the_one_before(tmp_path: Path) -> None:
+    names: Any = ocp
+    tree = {"w": jnp.arange(30_000)}
+    handler = names.PyTreeCheckpointHandler(use_compression=False)
+    with names.CheckpointManager(tmp_path, item_handlers=handler) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, args=names.args.PyTreeSave(tree))
+
+    files = {path for path in (tmp_path / "3").rglob("d/*") if path.stat().st_size > 10_000}
+    assert {path.stat().st_nlink for path in files} == {3}
