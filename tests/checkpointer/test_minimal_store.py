@@ -169,7 +169,8 @@ async def test_steps_are_kept_and_deleted_and_not_moved(store: FaultyStore) -> N
 
     assert "1" not in store.list_directory(ROOT)
     with pytest.raises(UnsupportedByStoreError, match="Renames"):
-        CheckpointManager(ROOT, store=store, trash="trash")
+        async with CheckpointManager(ROOT, store=store, trash="trash"):
+            pass
 
 
 async def test_data_files_are_as_large_as_the_store_prefers(store: FaultyStore) -> None:
