@@ -22,7 +22,7 @@ from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
 
 PATH = "/run/step_1"
-SHORT = JobLimits(join_s=2.0, silence_s=2.0, beat_s=0.1, call_s=10.0)
+SHORT = JobLimits(join_s=4.0, silence_s=4.0, beat_s=0.2, call_s=20.0)
 LONG = JobLimits(join_s=50.0, silence_s=50.0, beat_s=5.0, call_s=5.0)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -237,6 +237,7 @@ async def test_operations_begun_in_opposite_order_do_not_cross() -> None:
     assert len(job.published) == 2
 
 
+@pytest.mark.slow  # silence takes its time
 async def test_one_that_never_comes_is_named() -> None:
     job = Processes(4, SHORT)
     async with create_task_group() as tasks:
@@ -249,6 +250,7 @@ async def test_one_that_never_comes_is_named() -> None:
         assert error.seen == {2: None}
 
 
+@pytest.mark.slow  # silence takes its time
 async def test_one_that_comes_late_hears_what_became_of_it() -> None:
     job = Processes(3, SHORT)
     async with create_task_group() as tasks:
@@ -264,6 +266,7 @@ async def test_one_that_comes_late_hears_what_became_of_it() -> None:
     assert job.errors == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [1, 2])
 async def test_one_that_falls_silent_is_named_with_its_stage(who: int) -> None:
     job = Processes(3, SHORT)
@@ -289,6 +292,7 @@ async def test_one_that_falls_silent_is_named_with_its_stage(who: int) -> None:
         assert error.seen == {who: "write"}
 
 
+@pytest.mark.slow  # silence takes its time
 async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes_nothing() -> None:
     job = Processes(3, SHORT)
 
@@ -316,6 +320,7 @@ async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes
     assert isinstance(job.errors[0], PeerError)
 
 
+@pytest.mark.slow  # silence takes its time
 async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
     job = Processes(3, SHORT)
 
