@@ -13,7 +13,7 @@ RESTORE = "locate plan prioritise limit_bytes read host_to_device assemble"
 RESTORE_MESSAGES = "Located ReadLeaf ReadLeaf Read Host Restored"
 FACE = ("Checkpointer", "steps", "sync, blocking", "orbax, orbax.v1", "tools, cli", "testing")
 HANDLERS = (
-    ("leaves/", "one handler for each kind of leaf:", "arrays, numbers, strings", "2  a new leaf type"),
+    ("leaves/", "one handler for a kind of leaf:", "arrays, numbers, strings", "2  a new leaf type"),
     (
         "formats/",
         "layouts: Orbax, items, safetensors;",
@@ -21,7 +21,8 @@ HANDLERS = (
         "3  a new codec or layout",
     ),
     ("ocdbt/", "the database that holds", "the chunks of a checkpoint", ""),
-    ("stores/", "files and directories, by capability:", "the local disk, direct I/O", "4  a new store"),
+    ("stores/", "files, by capability:", "the local disk, direct I/O", "4  a new store"),
+    ("coordinators/", "services by which", "processes agree", ""),
 )
 KERNEL = (
     ("messages/", "what travels"),
@@ -30,6 +31,7 @@ KERNEL = (
     ("memory/", "the byte budget"),
     ("plugins/", "registries"),
     ("storage/", "builds and holds"),
+    ("coordination/", "many processes"),
     ("concurrency/", "threads"),
     ("config/", "options"),
     ("errors/", "one for each case"),
@@ -100,22 +102,22 @@ def picture() -> str:
     lines += [*new(276, 284, 156, "1  its inverse"), arrow("M354 313V340", NEW)]
     lines += part(436, 172, "#fefce8", "handlers", "what knows types, formats and stores")
     for at, (name, first, second, mark) in enumerate(HANDLERS):
-        x = 36 + 284 * at
+        x = 36 + 227 * at
         lines += [
-            box(x, 470, 276, 126),
+            box(x, 470, 219, 126),
             text(x + 12, 492, name, 14, font_family="monospace", font_weight="bold"),
         ]
-        lines += [text(x + 12, 513, first), text(x + 12, 532, second)]
-        lines += new(x + 12, 556, 252, mark) if mark else []
+        lines += [text(x + 12, 513, first, 12), text(x + 12, 532, second, 12)]
+        lines += new(x + 12, 556, 195, mark) if mark else []
 
     lines += part(
         644, 104, "#f1f5f9", "kernel", "mechanism only: what travels, who may ask what, who runs and counts"
     )
     for at, (name, what) in enumerate(KERNEL):
-        x = 36 + 126 * at
-        lines += [box(x, 680, 120, 58), text(x + 60, 723, what, 12, text_anchor="middle")]
+        x = 36 + 113 * at
+        lines += [box(x, 680, 108, 58), text(x + 54, 723, what, 12, text_anchor="middle")]
         lines.append(
-            text(x + 60, 702, name, 13, font_family="monospace", font_weight="bold", text_anchor="middle")
+            text(x + 54, 702, name, 12, font_family="monospace", font_weight="bold", text_anchor="middle")
         )
 
     dashed = ' stroke-dasharray="5 4"'

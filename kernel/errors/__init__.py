@@ -15,6 +15,7 @@ __all__ = (
     "ChecksumError",
     "ClosedError",
     "ConfigError",
+    "CoordinationError",
     "CorruptCheckpointError",
     "DeletedLeafError",
     "DestinationExistsError",
@@ -36,9 +37,14 @@ __all__ = (
     "NotACheckpointError",
     "NotAFileError",
     "OlderStepError",
+    "OutcomeUnknownError",
     "PathError",
+    "PeerError",
+    "PeerFailedError",
+    "PeerSilentError",
     "PenstockError",
     "PipelineError",
+    "PlansDifferError",
     "ResultTypeError",
     "RootInUseError",
     "RunningLoopError",
@@ -77,6 +83,14 @@ from penstock.kernel.errors.handler_errors import (
     AmbiguousHandlerError,
     HandlerFailedError,
     NoHandlerError,
+)
+from penstock.kernel.errors.process_errors import (
+    CoordinationError,
+    OutcomeUnknownError,
+    PeerError,
+    PeerFailedError,
+    PeerSilentError,
+    PlansDifferError,
 )
 from penstock.kernel.errors.restore_errors import InsufficientMemoryError
 from penstock.kernel.errors.room_errors import NoSpaceError

@@ -1,0 +1,1 @@
+"""Services by which the processes of a job agree."""

@@ -1,0 +1,239 @@
+"""One thing that all processes of a job do together, such as a save."""
+
+from __future__ import annotations
+
+__all__ = ("JointOperation",)
+
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import final
+
+from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after, sleep, sleep_forever
+
+from penstock.kernel.coordination.job import PRIMARY, Job
+from penstock.kernel.coordination.operation_keys import OperationKeys, join_key
+from penstock.kernel.coordination.plan_differences import differences, joined, pieces_of
+from penstock.kernel.coordination.touch import Touch
+from penstock.kernel.coordination.verdicts import Verdict
+from penstock.kernel.errors import OutcomeUnknownError, PeerSilentError, PlansDifferError
+
+GO, COMPARE = b"go ", b"compare "
+PUBLISHED = b"published"
+
+
+@final
+class JointOperation:
+    """How the processes of a job agree on one operation. There is no barrier: one verdict decides.
+
+    Every process calls, inside `running` and in this order: `agree`; the primary `begin`, the others
+    `wait_begun`; the primary `parts`, `decide` and `tell_published`, the others `bring` and `wait_published`.
+    Whoever fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
+    nobody waits for who has failed.
+
+    The primary alone judges who is silent. The others judge the primary, by their own clocks and later.
+
+    Args:
+        job: What this process knows of the job.
+        path: What the operation is about. Operations on one path follow each other; those on different paths
+            do not meet, in whatever order the processes begin them.
+    """
+
+    __slots__ = ("_job", "_keys", "_path", "_touch")
+
+    def __init__(self, job: Job, path: str) -> None:
+        self._job = job
+        self._path = path
+        self._keys = OperationKeys("")
+        self._touch = Touch(job, self._keys, path)
+
+    @property
+    def identity(self) -> str:
+        """What tells this operation from every other one; empty until it was joined."""
+        return self._keys.identity
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this process judges, merges and publishes."""
+        return self._job.is_primary
+
+    def at(self, stage: str) -> None:
+        """Note where this process is. The others hear of it with the next heartbeat."""
+        self._touch.stage = stage
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Join, and stay in touch with the others for as long as the body runs.
+
+        Raises:
+            PeerError: If another process ended the operation; the body was cancelled.
+            CoordinationError: If the service cannot be reached.
+
+        Cancellation:
+            The others are told first, within twice `JobLimits.call_s`.
+        """
+        await self._join()
+        failure: BaseException | None = None
+        try:
+            async with create_task_group() as tasks:
+                self._touch.start(tasks)
+                try:
+                    yield
+                except get_cancelled_exc_class():
+                    raise
+                except BaseException as error:
+                    failure = error
+
+                tasks.cancel_scope.cancel()
+        except BaseException as error:  # a cancellation from outside
+            await self._touch.end(error)
+            raise
+
+        # Raised here, outside any `except` block, so that no exception group becomes its context.
+        failure = failure or self._touch.ended_by
+        await self._touch.end(failure)
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback refers to this frame
+
+    async def agree(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> None:
+        """Say what this process is asked to do. The primary waits for all, and compares.
+
+        Args:
+            plan: A digest of it, and of whatever else must be equal.
+            describe: Returns it in words, called only if the plans differ: for each leaf its key path, a tab,
+                and what it is.
+
+        Raises:
+            PeerSilentError: At the primary, if not all came within `JobLimits.join_s`.
+            PlansDifferError: At the primary, if they differ and the odd one does not say how.
+        """
+        calls, keys = self._job.calls, self._keys
+        if not self.is_primary:
+            await self._say("plan", plan)
+            return
+
+        plans = await self._others("plan", self._job.limits.join_s)
+        await calls.delete(join_key(self._path))
+        odd = [index for index, found in plans.items() if found != plan]
+        if not odd:
+            return
+
+        for at, piece in enumerate(pieces_of(describe())):
+            await calls.put(keys.each("tree", at), piece)
+
+        await calls.put(keys.go, COMPARE + plan)
+        await sleep(self._job.limits.silence_s)  # an odd one says what differs, and that verdict ends this
+        raise PlansDifferError(odd[0], ("it does not say what differs",))
+
+    async def begin(self, place: str) -> None:
+        """Tell the others that they may write, and where. The primary's."""
+        await self._job.calls.put(self._keys.go, GO + place.encode("utf-8", "surrogateescape"))
+
+    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> str:
+        """Wait for the primary's `begin`, and return the place. The arguments are those of `agree`.
+
+        Raises:
+            PlansDifferError: If this process is one of those whose plan differs.
+            PeerSilentError: If the primary says nothing for too long.
+        """
+        limit_s = self._job.limits.patience_s
+        said = await self._job.calls.wait(self._keys.go, limit_s)
+        if said is None:
+            raise PeerSilentError({PRIMARY: self._touch.stage_of(PRIMARY)}, limit_s)
+        if said.startswith(GO):
+            return said[len(GO) :].decode("utf-8", "surrogateescape")
+        if said == COMPARE + plan:
+            await sleep_forever()  # another process says what differs, and that verdict ends this
+
+        theirs = joined(await self._job.calls.under(self._keys.each("tree")))
+        raise PlansDifferError(self._job.index, differences(theirs, describe(), self._job.index))
+
+    async def bring(self, part: bytes) -> None:
+        """Say that this process's part is durable. From then on it writes nothing more. For the others."""
+        await self._say("part", part)
+
+    async def parts(self, timeout_s: float) -> Mapping[int, bytes]:
+        """Wait for the parts of the other processes, and return them by index. The primary's.
+
+        Raises:
+            PeerSilentError: If not all are there within `timeout_s`.
+        """
+        return await self._others("part", timeout_s)
+
+    async def decide(self) -> None:
+        """Set the verdict that this is published. The primary's; then it publishes, or raises.
+
+        Raises:
+            PeerError: If another process ended the operation before.
+            CoordinationError: If the service did not answer. Then nothing may be published.
+
+        Cancellation:
+            Not before the service has answered, or `JobLimits.call_s` has passed.
+        """
+        verdict = Verdict(kind="commit", process=self._job.index)
+        with CancelScope(shield=True):
+            verdict = await self._touch.claim(verdict)
+
+        if verdict.kind != "commit":
+            raise verdict.error()
+
+    async def tell_published(self) -> None:
+        """Tell the others that the checkpoint is visible. The primary's, and its last word."""
+        with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+            await self._job.calls.put(self._keys.result, PUBLISHED)
+
+    async def wait_published(self, timeout_s: float) -> None:
+        """Wait until the primary has published. For the others.
+
+        Raises:
+            PeerError: If the operation was ended, or the primary could not publish.
+            OutcomeUnknownError: If the primary says nothing after the verdict.
+        """
+        told = await self._job.calls.wait(self._keys.result, timeout_s)
+        if told is None:
+            raise OutcomeUnknownError(self._path, f"the primary said nothing for {timeout_s:g} s")
+        if told != PUBLISHED:
+            raise Verdict.decoded(told).error()
+
+    async def _join(self) -> None:
+        """Learn which operation this is. The primary begins one, the others find it by the path."""
+        job, key = self._job, join_key(self._path)
+        if job.is_primary:
+            self._enter(secrets.token_hex(8))
+            await job.calls.put(key, self.identity.encode(), replace=True)
+            return
+
+        with move_on_after(job.limits.patience_s):
+            while True:
+                found = await job.calls.wait(key, job.limits.patience_s)
+                if found is not None and found.decode() != job.joined.get(key):
+                    self._enter(found.decode())
+                    job.joined[key] = self.identity
+                    return
+
+                await sleep(job.limits.beat_s)  # one that failed: the primary has not begun the next
+
+        raise PeerSilentError({PRIMARY: None}, job.limits.patience_s)
+
+    def _enter(self, identity: str) -> None:
+        self._keys = OperationKeys(identity)
+        self._touch = Touch(self._job, self._keys, self._path)
+
+    async def _say(self, what: str, data: bytes) -> None:
+        calls, keys = self._job.calls, self._keys
+        await calls.put(keys.each(what, self._job.index), data)
+        if await calls.count(keys.counter(what)) == self._job.count - 1:
+            await calls.put(keys.here(what), b"1")
+
+    async def _others(self, what: str, timeout_s: float) -> dict[int, bytes]:
+        calls, keys = self._job.calls, self._keys
+        await calls.wait(keys.here(what), timeout_s)
+        found = {int(index): data for index, data in (await calls.under(keys.each(what))).items()}
+        absent = [index for index in range(1, self._job.count) if index not in found]
+        if absent:
+            raise PeerSilentError({index: self._touch.stage_of(index) for index in absent}, timeout_s)
+
+        return dict(sorted(found.items()))

@@ -1,0 +1,56 @@
+"""Calls of the coordination service, from an event loop."""
+
+from __future__ import annotations
+
+__all__ = ("KeyValueCalls",)
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar, final
+
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.protocols.coordinator import KeyValues
+
+T = TypeVar("T")
+
+MOST_WAITS = 64
+"""Threads of their own: a wait for another process must not keep a save's writes from running."""
+
+
+@final
+class KeyValueCalls:
+    """The calls of `KeyValues`, each in a worker thread that a cancellation leaves behind.
+
+    What was left still takes effect, so callers shield what must be known to have happened.
+    """
+
+    __slots__ = ("_service", "_threads", "counted")
+
+    def __init__(self, service: KeyValues) -> None:
+        self._service = service
+        self._threads = Threads(MOST_WAITS).leaving_calls(0.0)
+        self.counted: Counter[str] = Counter()  #: how often each call was made
+
+    async def put(self, key: str, value: bytes, *, replace: bool = False) -> bool:
+        """See `KeyValues.put`."""
+        return await self._run(self._service.put, key, value, replace)
+
+    async def wait(self, key: str, timeout_s: float) -> bytes | None:
+        """See `KeyValues.wait`."""
+        return await self._run(self._service.wait, key, timeout_s)
+
+    async def under(self, prefix: str) -> Mapping[str, bytes]:
+        """See `KeyValues.under`."""
+        return await self._run(self._service.under, prefix)
+
+    async def count(self, key: str) -> int:
+        """See `KeyValues.count`."""
+        return await self._run(self._service.count, key)
+
+    async def delete(self, prefix: str) -> None:
+        """See `KeyValues.delete`."""
+        await self._run(self._service.delete, prefix)
+
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
+        self.counted[function.__name__] += 1
+        return await self._threads.run(function, *args)

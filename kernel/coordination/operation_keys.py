@@ -1,0 +1,77 @@
+"""The keys of one operation in the coordination service.
+
+| key | who sets it | what it says |
+| --- | --- | --- |
+| `penstock/join/<path>` | the primary | which operation is to be joined; gone once all have come |
+| `penstock/<id>/plan/<i>` | all others | what process i is asked to do, as a digest |
+| `penstock/<id>/plan_here` | the last to come | all plans are there |
+| `penstock/<id>/go` | the primary | where to write, or that plans differ |
+| `penstock/<id>/tree/<k>` | the primary | its plan in words, in pieces, if they differ |
+| `penstock/<id>/at/<i>` | each, again and again | where process i is |
+| `penstock/<id>/part/<i>` | all others | what process i wrote, durably |
+| `penstock/<id>/part_here` | the last to come | all parts are there |
+| `penstock/<id>/verdict` | the first to fail, or the primary | how the operation ends |
+| `penstock/<id>/result` | the primary | whether it was published |
+| `penstock/<id>/left` | each | how many have left; the last one deletes all of these |
+"""
+
+from __future__ import annotations
+
+__all__ = ("OperationKeys", "join_key")
+
+import hashlib
+from dataclasses import dataclass
+from typing import final
+
+ROOT = "penstock"
+
+
+def join_key(path: str) -> str:
+    """Return the key that says which operation on `path` is to be joined."""
+    digest = hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=12)
+    return f"{ROOT}/join/{digest.hexdigest()}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OperationKeys:
+    """The keys of the operation with this id."""
+
+    identity: str
+
+    @property
+    def all(self) -> str:
+        """The prefix of all of them."""
+        return f"{ROOT}/{self.identity}/"
+
+    @property
+    def verdict(self) -> str:
+        """How the operation ends."""
+        return f"{self.all}verdict"
+
+    @property
+    def result(self) -> str:
+        """What came of publishing."""
+        return f"{self.all}result"
+
+    @property
+    def left(self) -> str:
+        """Counts those who have left."""
+        return f"{self.all}left"
+
+    @property
+    def go(self) -> str:
+        """Where to write."""
+        return f"{self.all}go"
+
+    def each(self, what: str, index: int | None = None) -> str:
+        """Return the prefix of what each process says, or the key of one."""
+        return f"{self.all}{what}/{'' if index is None else index}"
+
+    def here(self, what: str) -> str:
+        """Return the key that the last process to say `what` sets."""
+        return f"{self.all}{what}_here"
+
+    def counter(self, what: str) -> str:
+        """Return the counter of those who said `what`."""
+        return f"{self.all}{what}_n"

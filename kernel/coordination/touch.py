@@ -1,0 +1,169 @@
+"""How a process stays in touch with the others while they do one thing together."""
+
+from __future__ import annotations
+
+__all__ = ("Touch",)
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import final
+
+from anyio import CancelScope, current_time, move_on_after, sleep
+from anyio.abc import TaskGroup
+
+from penstock.kernel.coordination.heartbeats import Heartbeat, SilenceJudge
+from penstock.kernel.coordination.job import MOST_OUTCOMES, PRIMARY, Job
+from penstock.kernel.coordination.operation_keys import OperationKeys
+from penstock.kernel.coordination.verdicts import Verdict, verdict_of
+from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError, PenstockError
+
+LATER = 1.5
+"""The others wait this much longer for the primary than it does for them. With one limit for both, someone
+who waits for the primary, which waits for a third process, would blame the primary."""
+
+
+@final
+class Touch:
+    """Heartbeats, the watch for a verdict, and the judgement of who is silent.
+
+    Args:
+        job: What this process knows of the job.
+        keys: Of the operation.
+        path: What it is about, for errors.
+    """
+
+    __slots__ = ("_job", "_judge", "_keys", "_path", "_scope", "ended_by", "stage", "verdict")
+
+    def __init__(self, job: Job, keys: OperationKeys, path: str) -> None:
+        self._job = job
+        self._keys = keys
+        self._path = path
+        self._scope = CancelScope()
+        self._judge = SilenceJudge(job.limits.silence_s * (1.0 if job.is_primary else LATER))
+        self.stage = "join"  #: where this process is
+        self.verdict: Verdict | None = None  #: the one that holds, once it is known here
+        self.ended_by: PenstockError | None = None  #: what a task beside the body has to say
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Begin. Whatever goes wrong cancels `tasks` and is in `ended_by`."""
+        self._scope = tasks.cancel_scope
+        self._judge.look({PRIMARY: Heartbeat(-1, "join")}, current_time())
+        for work in (self._beat, self._watch, self._look_around):
+            tasks.start_soon(self._guarded, work)
+
+    def stage_of(self, index: int) -> str | None:
+        """Return where a process was heard of last; None if it never was."""
+        return self._judge.stage_of(index)
+
+    async def claim(self, verdict: Verdict) -> Verdict:
+        """Set the verdict unless there is one, and return the one that holds.
+
+        Raises:
+            CoordinationError: If the service does not answer in time. It may be set nevertheless, later.
+        """
+        job, key = self._job, self._keys.verdict
+        with move_on_after(job.limits.call_s):
+            if await job.calls.put(key, verdict.encoded()):
+                self.verdict = verdict
+                return verdict
+
+            standing = await job.calls.wait(key, job.limits.call_s)
+            if standing is not None:
+                self.verdict = Verdict.decoded(standing)
+                return self.verdict
+
+        raise CoordinationError(f"the coordination service did not answer within {job.limits.call_s:g} s")
+
+    async def end(self, error: BaseException | None) -> None:
+        """Leave the operation; tell the others that this process ended by `error`. Never raises.
+
+        Cancellation:
+            Delivered after twice `JobLimits.call_s` at most.
+        """
+        with (
+            CancelScope(shield=True),
+            move_on_after(2 * self._job.limits.call_s),
+            suppress(CoordinationError),
+        ):
+            if error is not None:
+                await self._tell(verdict_of(error, self._job.index, self.stage))
+
+            await self._leave()
+
+    async def _tell(self, verdict: Verdict) -> None:
+        standing = self.verdict or await self.claim(verdict)
+        if standing.kind == "commit" and self._job.is_primary:  # all know that it was to be published
+            await self._job.calls.put(self._keys.result, verdict.encoded())
+
+    async def _leave(self) -> None:
+        """Forget the keys that nobody needs any more: the last one to leave those of this operation."""
+        job = self._job
+        if await job.calls.count(self._keys.left) == job.count:
+            await self._forget(self._keys)
+        elif job.is_primary:
+            job.ended.append(self._keys.identity)
+            if len(job.ended) > MOST_OUTCOMES:
+                await self._forget(OperationKeys(job.ended.popleft()))
+
+    async def _forget(self, keys: OperationKeys) -> None:
+        await self._job.calls.delete(keys.all)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except PenstockError as error:
+            if self.ended_by is None:
+                self.ended_by = error
+
+            self._scope.cancel()
+
+    async def _beat(self) -> None:
+        """Say again and again where this process is."""
+        job, key, count = self._job, self._keys.each("at", self._job.index), 0
+        while True:
+            count += 1
+            await job.calls.put(key, Heartbeat(count, self.stage).encoded(), replace=True)
+            await sleep(job.limits.beat_s)
+
+    async def _watch(self) -> None:
+        """Wait for a verdict, and raise it if it is no commit."""
+        found = None
+        while found is None:
+            found = await self._job.calls.wait(self._keys.verdict, self._job.limits.patience_s)
+
+        self.verdict = Verdict.decoded(found)
+        if self.verdict.kind != "commit":
+            raise self.verdict.error()
+
+    async def _look_around(self) -> None:
+        """Judge who is silent: the primary judges all, the others judge the primary."""
+        job = self._job
+        while True:
+            await sleep(job.limits.beat_s)
+            if self.verdict is not None and job.is_primary:
+                return  # what remains is its own to do, and the others may have left
+
+            silent = self._judge.look(await self._beats(), current_time())
+            silent.pop(job.index, None)
+            if silent:
+                raise self._of_silence(silent)
+
+    async def _beats(self) -> dict[int, Heartbeat]:
+        job = self._job
+        found: dict[int, Heartbeat] = {}
+        with move_on_after(job.limits.silence_s / 2):  # a service that does not answer is silence, too
+            if job.is_primary:
+                values = await job.calls.under(self._keys.each("at"))
+                found = {int(index): Heartbeat.decoded(data) for index, data in values.items()}
+            else:
+                value = await job.calls.wait(self._keys.each("at", PRIMARY), 0.0)
+                found = {} if value is None else {PRIMARY: Heartbeat.decoded(value)}
+
+        return found
+
+    def _of_silence(self, silent: dict[int, str | None]) -> PenstockError:
+        job = self._job
+        if self.verdict is not None:  # a commit, or this would have ended
+            return OutcomeUnknownError(self._path, "the primary fell silent after it had decided to publish")
+
+        return PeerSilentError(silent, job.limits.silence_s * (1.0 if job.is_primary else LATER))

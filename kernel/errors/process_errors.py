@@ -1,0 +1,103 @@
+"""Errors of what the processes of a job do together, and who is to blame for them."""
+
+from __future__ import annotations
+
+__all__ = (
+    "CoordinationError",
+    "OutcomeUnknownError",
+    "PeerError",
+    "PeerFailedError",
+    "PeerSilentError",
+    "PlansDifferError",
+)
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from penstock.kernel.errors.families import PenstockError, SpecError
+
+
+class PeerError(PenstockError):
+    """Another process ended what the job did together. Nothing was published; all may begin again.
+
+    Attributes:
+        processes: Who is to blame, by index.
+        peer_stage: The stage in which the first of them was heard of last; None if that is not known.
+    """
+
+    processes: tuple[int, ...] = ()
+    peer_stage: str | None = None
+
+
+@final
+class PeerFailedError(PeerError):
+    """Another process raised an error, or was cancelled.
+
+    Attributes:
+        reason: What it said.
+    """
+
+    def __init__(self, process: int, stage: str | None, key_path: str | None, reason: str) -> None:
+        where = f" in stage {stage!r}" if stage else ""
+        leaf = f" (leaf {key_path})" if key_path else ""
+        super().__init__(f"process {process} ended{where}{leaf}: {reason}")
+        self.processes, self.peer_stage, self.key_path, self.reason = (process,), stage, key_path, reason
+
+
+@final
+class PeerSilentError(PeerError):
+    """Other processes were not heard of for too long, or never came.
+
+    Attributes:
+        seen: Where each of them was heard of last, by index; None for one that never came.
+        limit_s: Seconds that were waited for it.
+    """
+
+    def __init__(self, seen: Mapping[int, str | None], limit_s: float) -> None:
+        told = [
+            f"process {index} never came" if stage is None else f"process {index}, last in stage {stage!r}"
+            for index, stage in sorted(seen.items())[:8]
+        ]
+        more = f" and {len(seen) - 8} others" if len(seen) > 8 else ""
+        super().__init__(f"nothing was heard for {limit_s:g} s: {'; '.join(told)}{more}")
+        self.seen, self.limit_s = dict(seen), limit_s
+        self.processes = tuple(sorted(seen))
+        self.peer_stage = seen[self.processes[0]] if seen else None
+
+
+@final
+class PlansDifferError(PeerError, SpecError):
+    """The processes were not asked for the same thing: their trees or options differ.
+
+    Attributes:
+        differences: What the primary has and what the other process has, a line for each leaf or option.
+    """
+
+    def __init__(self, process: int, differences: Sequence[str]) -> None:
+        shown = "; ".join(differences[:5]) or "no leaf differs"
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        super().__init__(f"process {process} does not save what the primary saves: {shown}{more}")
+        self.processes, self.differences = (process,), tuple(differences)
+
+
+@final
+class OutcomeUnknownError(PenstockError):
+    """The primary fell silent at a time when it may or may not have published.
+
+    Look at the path: if a checkpoint is there, it is whole. The next job removes what is not.
+
+    Attributes:
+        path: What was to be published.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"it is not known whether {path!r} was published: {reason}. "
+            "If a checkpoint is there, it is whole; the next save removes what was left behind"
+        )
+        self.path, self.reason = path, reason
+
+
+@final
+class CoordinationError(PenstockError):
+    """The service by which the processes of a job agree is absent, or cannot be reached."""

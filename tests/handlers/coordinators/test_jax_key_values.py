@@ -1,0 +1,137 @@
+"""jax.distributed's coordination service, the real one, with several clients in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from anyio import create_task_group
+from jax._src import lib
+from tests.key_values_conformance import KeyValuesConformance
+
+from penstock.errors import CoordinationError, PeerFailedError, StorageError
+from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
+from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.kernel.coordination.joint_operation import JointOperation
+from penstock.kernel.protocols.coordinator import KeyValues
+
+native: Any = getattr(lib, "_jax")  # noqa: B009 - private, and untyped
+
+
+@contextlib.contextmanager
+def real_service(count: int) -> Generator[list[JaxKeyValues]]:
+    """Start the service for `count` processes, and connect a client for each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    service = native.get_distributed_runtime_service(address, count)
+    clients = [
+        native.get_distributed_runtime_client(address, index, init_timeout=30, shutdown_on_destruction=False)
+        for index in range(count)
+    ]
+    with contextlib.ExitStack() as connecting:
+        for client in clients:
+            connecting.callback(client.shutdown)
+        _all_at_once([client.connect for client in clients])
+        yield [JaxKeyValues(client) for client in clients]
+        connecting.pop_all()
+
+    _all_at_once([client.shutdown for client in clients])
+    service.shutdown()
+
+
+def _all_at_once(calls: list[Any]) -> None:
+    """Each of them waits for all the others."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        for future in [threads.submit(call) for call in calls]:
+            future.result()
+
+
+class TestConformance(KeyValuesConformance):
+    """What every service must do."""
+
+    @pytest.fixture(autouse=True)
+    def _stack(self) -> Generator[None]:
+        with contextlib.ExitStack() as self._services:
+            yield
+
+    def make_views(self, count: int) -> list[KeyValues]:
+        return [*self._services.enter_context(real_service(count))]
+
+
+async def test_processes_agree_by_it_and_learn_who_failed() -> None:
+    errors: dict[int, Exception] = {}
+
+    async def go_on(operation: JointOperation, index: int) -> None:
+        if index == 0:
+            await operation.begin("place")
+            assert await operation.parts(20.0) == {1: b"\1", 2: b"\2"}
+            await operation.decide()
+            await operation.tell_published()
+        else:
+            assert await operation.wait_begun(b"plan", list) == "place"
+            await operation.bring(bytes([index]))
+            await operation.wait_published(20.0)
+
+    def fail(fails: bool) -> None:
+        if fails:
+            raise StorageError("write", "/run/2", "Input/output error")
+
+    with real_service(3) as views:
+        jobs = [JobCoordinator(view, index, 3) for index, view in enumerate(views)]
+
+        async def take_part(index: int, path: str, fails: bool) -> None:
+            operation = jobs[index].operation(path)
+            try:
+                async with operation.running():
+                    await operation.agree(b"plan", list)
+                    fail(fails and index == 2)
+                    await go_on(operation, index)
+            except Exception as error:
+                errors[index] = error
+
+        for path, fails in (("/run/1", False), ("/run/2", True)):
+            async with create_task_group() as tasks:
+                for index in range(3):
+                    tasks.start_soon(take_part, index, path, fails)
+            if not fails:
+                assert errors == {}
+
+        left = views[0].under("penstock/")
+
+    assert isinstance(errors.pop(2), StorageError)
+    assert [type(error) for error in errors.values()] == [PeerFailedError, PeerFailedError]
+    assert len(left) <= 4
+
+
+def test_without_jax_distributed_it_says_what_to_call() -> None:
+    with pytest.raises(CoordinationError, match=r"call jax\.distributed\.initialize"):
+        JaxKeyValues()
+
+
+def test_a_client_without_what_is_needed_is_refused_by_name() -> None:
+    with pytest.raises(CoordinationError, match="has no blocking_key_value_get_bytes, key_value_delete"):
+        JaxKeyValues(object())
+
+
+class BrokenClient:
+    """A client whose service is gone."""
+
+    def __getattr__(self, name: str) -> object:
+        def call(*_: object, **__: object) -> None:
+            raise RuntimeError("UNAVAILABLE: failed to connect to all addresses")
+
+        return call
+
+
+@pytest.mark.parametrize("call", ["put", "wait", "under", "count", "delete"])
+def test_a_service_that_is_gone_is_an_error_of_penstock(call: str) -> None:
+    view = JaxKeyValues(BrokenClient())
+    arguments = {"put": ("a", b"x", False), "wait": ("a", 1.0)}.get(call, ("a",))
+    with pytest.raises(CoordinationError, match="UNAVAILABLE"):
+        getattr(view, call)(*arguments)

@@ -1,0 +1,365 @@
+"""Operations of several processes, each a task with a view of one service in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
+
+import pytest
+from anyio import CancelScope, Event, create_task_group
+
+from penstock.errors import (
+    OutcomeUnknownError,
+    PeerError,
+    PeerFailedError,
+    PeerSilentError,
+    PlansDifferError,
+    StorageError,
+)
+from penstock.kernel.coordination.job import JobLimits
+from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.kernel.coordination.joint_operation import JointOperation
+from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
+
+PATH = "/run/step_1"
+SHORT = JobLimits(join_s=4.0, silence_s=4.0, beat_s=0.2, call_s=20.0)
+LONG = JobLimits(join_s=50.0, silence_s=50.0, beat_s=5.0, call_s=5.0)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+Body = Callable[[JointOperation], Awaitable[None]]
+
+
+class Processes:
+    """A job whose processes are tasks, and what came of each."""
+
+    def __init__(self, count: int, limits: JobLimits = LONG) -> None:
+        self.service = MemoryKeyValues()
+        self.views = [StoppableKeyValues(self.service) for _ in range(count)]
+        self.coordinators = [
+            JobCoordinator(view, index, count, limits) for index, view in enumerate(self.views)
+        ]
+        self.errors: dict[int, BaseException] = {}
+        self.published: list[bytes] = []
+        self._error_came = Event()
+
+    async def run(self, bodies: Mapping[int, Body] | None = None, *, path: str = PATH) -> None:
+        """Let every process take part, but for those whose body is given instead."""
+        self.errors.clear()
+        async with create_task_group() as tasks:
+            for index in range(len(self.coordinators)):
+                tasks.start_soon(self.take_part, index, path, (bodies or {}).get(index, self.save))
+
+    async def save(
+        self, operation: JointOperation, *, plan: bytes = b"plan", leaf: str = "x\tfloat32"
+    ) -> None:
+        """Do what a save does."""
+        await operation.agree(plan, lambda: [leaf])
+        if operation.is_primary:
+            await operation.begin("/run/place")
+        else:
+            assert await operation.wait_begun(plan, lambda: [leaf]) == "/run/place"
+
+        operation.at("write")
+        await self.end(operation, b"part")
+
+    async def end(self, operation: JointOperation, part: bytes) -> None:
+        """Do what a save does once its data is written."""
+        if not operation.is_primary:
+            await operation.bring(part)
+            await operation.wait_published(10.0)
+            return
+
+        parts = await operation.parts(10.0)
+        await operation.decide()
+        self.published.append(b"".join(parts.values()))
+        await operation.tell_published()
+
+    async def take_part(self, index: int, path: str, body: Body) -> None:
+        operation = self.coordinators[index].operation(path)
+        try:
+            async with operation.running():
+                await body(operation)
+        except Exception as error:
+            self.errors[index] = error
+            self._error_came.set()
+            self._error_came = Event()
+
+    async def wait_errors(self, count: int) -> None:
+        """Wait until so many processes have failed."""
+        while len(self.errors) < count:
+            await self._error_came.wait()
+
+    def go_on(self) -> None:
+        for view in self.views:
+            view.go_on()
+
+
+@pytest.fixture(params=[2, 4, 8])
+def processes(request: pytest.FixtureRequest) -> Generator[Processes]:
+    job = Processes(request.param)
+    yield job
+    job.go_on()
+
+
+async def test_alltake_part_and_the_primary_publishes(processes: Processes) -> None:
+    await processes.run()
+
+    assert processes.errors == {}
+    assert processes.published == [b"part" * (len(processes.views) - 1)]
+
+
+async def test_nothing_is_left_in_the_service(processes: Processes) -> None:
+    for step in range(5):
+        await processes.run(path=f"/run/step_{step}")
+
+    assert len(processes.service.keys) <= 2  # a heartbeat that was under way
+
+
+async def test_the_calls_are_few_and_do_not_grow(processes: Processes) -> None:
+    await processes.run()
+
+    for index, coordinator in enumerate(processes.coordinators):
+        beats = 3  # one at once, and the calls that look around
+        assert sum(coordinator.calls.values()) <= (16 if index == 0 else 12) + beats, coordinator.calls
+
+
+async def test_the_parts_are_in_order_of_the_processes() -> None:
+    job = Processes(4)
+
+    async def save(index: int, operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        await (operation.begin("/run/place") if operation.is_primary else operation.wait_begun(b"plan", list))
+        await job.end(operation, bytes([index]))
+
+    await job.run({index: partial(save, index) for index in range(4)})
+
+    assert job.published == [b"\1\2\3"]
+
+
+@pytest.mark.parametrize("who", [0, 1, -1])
+@pytest.mark.parametrize(
+    "when", ["before it agrees", "before it begins", "before it brings", "after it brought"]
+)
+async def test_who_fails_ends_it_for_all(processes: Processes, who: int, when: str) -> None:
+    who %= len(processes.views)
+
+    async def fail(operation: JointOperation) -> None:
+        operation.at("write")
+        if when != "before it agrees":
+            await operation.agree(b"plan", list)
+        if when in ("before it brings", "after it brought"):
+            await (operation.begin("/run/place") if who == 0 else operation.wait_begun(b"plan", list))
+        if when == "after it brought" and who != 0:
+            await operation.bring(b"part")
+
+        raise StorageError("write", "/run/place/d/1", "Input/output error")
+
+    await processes.run({who: fail})
+
+    if when == "after it brought" and who != 0:  # it may have failed when all was published
+        assert set(processes.errors) >= {who}
+        assert processes.published or len(processes.errors) == len(processes.views)
+        return
+
+    assert processes.published == []
+    assert isinstance(processes.errors.pop(who), StorageError)
+    assert len(processes.errors) == len(processes.views) - 1
+    for error in processes.errors.values():
+        assert isinstance(error, PeerFailedError)
+        assert error.processes == (who,)
+        assert error.peer_stage == "write"
+        assert "Input/output error" in error.reason
+
+
+async def test_after_a_failure_the_same_path_can_be_saved(processes: Processes) -> None:
+    async def fail(operation: JointOperation) -> None:
+        raise StorageError("write", "x", "no")
+
+    await processes.run({1: fail})
+    assert processes.published == []
+    await processes.run()
+
+    assert processes.errors == {}
+    assert len(processes.published) == 1
+
+
+async def test_who_is_cancelled_ends_it_for_all(processes: Processes) -> None:
+    async def alone() -> None:
+        with CancelScope() as scope:
+            async with processes.coordinators[1].operation(PATH).running():
+                scope.cancel()
+                await Event().wait()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(alone)
+        for index in range(len(processes.views)):
+            if index != 1:
+                tasks.start_soon(processes.take_part, index, PATH, processes.save)
+
+    assert len(processes.errors) == len(processes.views) - 1
+    for error in processes.errors.values():
+        assert isinstance(error, PeerFailedError)
+        assert (error.processes, error.reason) == ((1,), "it was cancelled")
+
+
+async def test_plans_that_differ_are_told_leaf_by_leaf(processes: Processes) -> None:
+    odd = len(processes.views) - 1
+
+    async def other(operation: JointOperation) -> None:
+        await processes.save(operation, plan=b"other", leaf="y\tint8")
+
+    await processes.run({odd: other})
+
+    assert len(processes.errors) == len(processes.views)
+    for error in processes.errors.values():
+        assert isinstance(error, PlansDifferError)
+        assert error.processes == (odd,)
+        assert error.differences == (
+            f"x: process 0 has float32, process {odd} has nothing",
+            f"y: process 0 has nothing, process {odd} has int8",
+        )
+
+
+async def test_operations_begun_in_opposite_order_do_not_cross() -> None:
+    job = Processes(2)
+
+    async def both(index: int, paths: tuple[str, str]) -> None:
+        async with create_task_group() as tasks:
+            for path in paths:
+                tasks.start_soon(job.take_part, index, path, job.save)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(both, 0, ("/a", "/b"))
+        tasks.start_soon(both, 1, ("/b", "/a"))
+
+    assert job.errors == {}
+    assert len(job.published) == 2
+
+
+@pytest.mark.slow  # silence takes its time
+async def test_one_that_never_comes_is_named() -> None:
+    job = Processes(4, SHORT)
+    async with create_task_group() as tasks:
+        for index in (0, 1, 3):
+            tasks.start_soon(job.take_part, index, PATH, job.save)
+
+    assert set(job.errors) == {0, 1, 3}
+    for error in job.errors.values():
+        assert isinstance(error, PeerSilentError)
+        assert error.seen == {2: None}
+
+
+@pytest.mark.slow  # silence takes its time
+async def test_one_that_comes_late_hears_what_became_of_it() -> None:
+    job = Processes(3, SHORT)
+    async with create_task_group() as tasks:
+        for index in (0, 1):
+            tasks.start_soon(job.take_part, index, PATH, job.save)
+
+    await job.take_part(2, PATH, job.save)
+    late = job.errors[2]
+
+    assert isinstance(late, PeerSilentError)
+    assert late.processes == (2,)
+    await job.run()
+    assert job.errors == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [1, 2])
+async def test_one_that_falls_silent_is_named_with_its_stage(who: int) -> None:
+    job = Processes(3, SHORT)
+
+    async def stop(operation: JointOperation) -> None:
+        operation.at("write")  # told by the first heartbeat
+        await operation.agree(b"plan", list)
+        await operation.wait_begun(b"plan", list)
+        job.views[who].stop()
+        await operation.bring(b"part")
+
+    async def wake_afterwards() -> None:
+        await job.wait_errors(2)
+        job.go_on()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(wake_afterwards)
+        tasks.start_soon(job.run, {who: stop})
+
+    assert job.published == []
+    for error in job.errors.values():
+        assert isinstance(error, PeerSilentError)
+        assert error.seen == {who: "write"}
+
+
+@pytest.mark.slow  # silence takes its time
+async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes_nothing() -> None:
+    job = Processes(3, SHORT)
+
+    async def stop(operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        await operation.begin("/run/place")
+        await operation.parts(10.0)
+        job.views[0].stop()
+        await operation.decide()
+        job.published.append(b"wrong")
+
+    async def wake_afterwards() -> None:
+        await job.wait_errors(2)
+        job.go_on()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(wake_afterwards)
+        tasks.start_soon(job.run, {0: stop})
+
+    assert job.published == []
+    for index in (1, 2):
+        error = job.errors[index]
+        assert isinstance(error, PeerSilentError)
+        assert error.processes == (0,)
+    assert isinstance(job.errors[0], PeerError)
+
+
+@pytest.mark.slow  # silence takes its time
+async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
+    job = Processes(3, SHORT)
+
+    async def stop(operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        await operation.begin("/run/place")
+        await operation.parts(10.0)
+        await operation.decide()
+        job.views[0].stop()
+        job.published.append(b"right")
+        await operation.tell_published()
+
+    async def wake_afterwards() -> None:
+        await job.wait_errors(2)
+        job.go_on()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(wake_afterwards)
+        tasks.start_soon(job.run, {0: stop})
+
+    assert set(job.errors) == {1, 2}
+    for error in job.errors.values():
+        assert isinstance(error, OutcomeUnknownError)
+        assert error.path == PATH
+
+
+async def test_a_primary_that_cannot_publish_after_the_verdict_says_so(processes: Processes) -> None:
+    async def fail(operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        await operation.begin("/run/place")
+        await operation.parts(10.0)
+        await operation.decide()
+        operation.at("finalize")
+        raise StorageError("rename", PATH, "Read-only file system")
+
+    await processes.run({0: fail})
+
+    assert isinstance(processes.errors.pop(0), StorageError)
+    assert len(processes.errors) == len(processes.views) - 1
+    for error in processes.errors.values():
+        assert isinstance(error, PeerFailedError)
+        assert (error.processes, error.peer_stage) == ((0,), "finalize")
