@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "CallOnce",
     "ForeignFuture",
     "LoopHandle",
     "Threads",
@@ -11,7 +12,7 @@ __all__ = (
 
 import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, final
 
@@ -188,19 +189,19 @@ class Threads:
         except WouldBlock:
             await self._limiter.acquire()
 
-    def call_once(self, function: Callable[..., T], *args: Any) -> Callable[[], Awaitable[T]]:
-        """Return an async function that runs `function(*args)` in a thread once; every call waits for it.
+    def call_once(self, function: Callable[..., T], *args: Any) -> CallOnce[T]:
+        """Return an async callable that runs `function(*args)` in a thread once; every call waits for it.
 
         For blocking waits that cannot be interrupted. The arguments live as long as the call.
 
         Cancellation:
             Does not wait for the call: it continues in its thread and can be awaited again.
         """
-        return _Once(function, args, self._limiter)
+        return CallOnce(function, args, self._limiter)
 
 
 @final
-class _Once(Generic[T]):
+class CallOnce(Generic[T]):
     """One call in a thread that several tasks can await, and any of them can stop awaiting."""
 
     __slots__ = ("_args", "_call", "_function", "_limiter", "_outcome")
@@ -224,6 +225,10 @@ class _Once(Generic[T]):
 
         await await_future(_Uncancelled(self._outcome))
         return self._outcome.result()
+
+    def when_over(self, then: Callable[[], object]) -> None:
+        """Call `then` once the call has returned: in its thread, or at once if it has."""
+        self._outcome.add_done_callback(lambda _: then())
 
     def _settle(self) -> None:
         function, args = self._function, self._args

@@ -113,7 +113,7 @@ class AdaptedHandler:
             with self._blame(names):
                 await written()
 
-        return Background(names, self.name, "what it writes in the background", wait)
+        return Background(names, self.name, "what it writes in the background", wait, written.when_over)
 
     async def load(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
         """Read the values of the leaves, in one call of `deserialize`.
@@ -144,7 +144,7 @@ class AdaptedHandler:
                 wanted = False
                 raise
 
-        return Background(what, self.name, "its finalize", wait)
+        return Background(what, self.name, "its finalize", wait, call.when_over)
 
     def _refuse(self, info: ParamInfo) -> Never:
         raise PipelineError(

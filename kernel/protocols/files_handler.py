@@ -21,6 +21,8 @@ class Background:
     handler: str  #: its name
     what: str  #: what it does, for messages
     wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again
+    #: Takes what to call, in any thread, when work that was waited for is over. None: it ends with the save.
+    when_over: Callable[[Callable[[], object]], object] | None = None
 
 
 @runtime_checkable

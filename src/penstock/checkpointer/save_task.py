@@ -5,12 +5,14 @@ from __future__ import annotations
 __all__ = ("SaveTask",)
 
 import errno
+import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, final
 
-from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_after
+from anyio import CancelScope, Event, Lock, create_task_group, get_cancelled_exc_class, move_on_after
 
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import HandlerFailedError, NoSpaceError, SaveCancelledError, StorageError
@@ -180,16 +182,15 @@ class SaveTask:
 
     async def _undo(self, because: BaseException) -> None:
         run = self._run
-        with move_on_after(self._undo_s):
-            for work in run.background:
-                self._hung = self._hung_in(work)
-                with suppress(Exception):  # the failure's cause is known already
-                    await work.wait()
-
-            self._hung = None
+        unfinished = {id(work): work for work in run.background}
+        if unfinished:
+            self._hung = self._hung_in(run.background[0])  # should this wait itself be cut off
+            await _wait_for(unfinished, self._undo_s)
+            self._hung = next((self._hung_in(work) for work in unfinished.values()), None)
 
         if self._hung is not None:
-            # The handler may still write there. The thread that waits for it keeps the directory held.
+            # The handler may still write there: the directory stays held until it does no more.
+            _when_all_over(run.background, self._release)
             run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(self._hung))
             because.add_note(str(self._hung))
             return
@@ -234,3 +235,35 @@ class SaveTask:
 
         self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
         self._promise.mark_seen()  # the canceller knows
+
+
+async def _wait_for(works: dict[int, Background], most_s: float) -> None:
+    """Wait for all of them, so that each is being waited for, and remove those that are over."""
+
+    async def wait(number: int, work: Background) -> None:
+        with suppress(Exception):  # the failure's cause is known already
+            await work.wait()
+
+        del works[number]
+
+    with move_on_after(most_s):
+        async with create_task_group() as waits:
+            for number, work in list(works.items()):
+                waits.start_soon(wait, number, work)
+
+
+def _when_all_over(works: Sequence[Background], then: Callable[[], object]) -> None:
+    """Call `then` once, in any thread, when no work goes on any more."""
+    lasting = [work.when_over for work in works if work.when_over is not None]
+    left, lock = len(lasting), threading.Lock()
+
+    def one_is_over() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            then()
+
+    for when_over in lasting:
+        when_over(one_is_over)
