@@ -89,7 +89,9 @@ class PartsHandler(Capability, Protocol):
     def place(self, part: FilledLeaf) -> None:
         """Put the filled regions of a part in place and free their memory. Blocking.
 
-        Called once for each part, in any order, perhaps by several threads at once.
+        Called once for each part, in any order, perhaps by several threads at once. A checksum may cover
+        several parts, so bytes that were put in place can still turn out to be damaged: then `join` is not
+        called.
         """
         ...
 
