@@ -310,36 +310,36 @@ async def every_format_can_be_written(here: Here) -> Any:
 
 async def steps_and_items(here: Here) -> Any:
     """Save steps by a manager, with metrics and several items; one process deletes what is not kept."""
-    mesh = mesh_of(here.count)
-    root = here.folder / "run"
-    kept = KeepLast(2)
+    mesh, root = mesh_of(here.count), here.folder / "run"
+
+    def state(step: int) -> dict[str, Any]:
+        held = spread({"x": np.full((8, 8), step, np.float32)}, {"x": P("host")}, mesh)
+        return {**held, "same": np.arange(3)}
+
     config = Config(processes=LIMITS)
-    async with penstock.CheckpointManager(root, keep=kept, config=config) as manager:
+    async with penstock.CheckpointManager(root, keep=KeepLast(2), config=config) as manager:
         for step in range(5):
-            tree = spread({"x": np.full((8, 8), step, np.float32)}, {"x": P("host")}, mesh)
-            save = await manager.save(
-                step, {**tree, "same": np.arange(3)}, metrics={"loss": 1.0 / (step + 1)}
-            )
+            save = await manager.save(step, state(step), metrics={"loss": 1.0 / (step + 1)})
             assert save is not None
             await save
 
         latest = manager.latest_step()
-        found = await manager.restore(like={**tree, "same": np.arange(3)})
+        found = await manager.restore(like=state(4))
         await manager.wait()
 
     await here.meet("left")
+    like = {"state": state(5), "more": {"y": state(6)["x"]}}
     async with checkpointer() as opened:
-        items = Composite(state=tree, more={"y": tree["x"]}, notes=Json({"a": 1}))
+        items = Composite(**like, notes=Json({"a": 1}))
         await (await opened.save(here.folder / "items", items))
-        back = await opened.restore_items(
-            here.folder / "items", like={"state": tree, "more": {"y": tree["x"]}}
-        )
+        back = await opened.restore_items(here.folder / "items", like=like)
 
     return {
         "steps": sorted(os.listdir(root)),
         "latest": latest,
-        "differs": differences(found, {**tree, "same": np.arange(3)}) + differences(back["state"], tree),
-        "more": differences(back["more"], {"y": tree["x"]}),
+        "differs": differences(found, state(4)),
+        "items": differences({name: back[name] for name in like}, like),
+        "notes": back.get("notes"),
     }
 
 
