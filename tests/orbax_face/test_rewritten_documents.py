@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgpack
 import numpy as np
 import orbax.checkpoint
 import pytest
@@ -97,10 +98,22 @@ def test_an_items_document_has_its_digest_in_two_records(tmp_path: Path, save: A
     assert penstock.sync.verify(path).status == "damaged"
 
 
-@pytest.mark.parametrize("record", ["_PENSTOCK_INTEGRITY", "state/_PENSTOCK_INTEGRITY"])
-def test_a_damaged_record_is_not_written_anew(tmp_path: Path, record: str) -> None:
+def flip_checksum(record: Path) -> None:
+    """Change the checksum of a data file in a record, which stays a record."""
+    members = msgpack.unpackb(record.read_bytes())
+    data = bytearray(next(iter(members["files"].values()))["crc32c"])
+    data[0] ^= 1
+    next(iter(members["files"].values()))["crc32c"] = bytes(data)
+    record.write_bytes(msgpack.packb(members))
+
+
+@pytest.mark.parametrize("has_mark", [True, False])  # Orbax writes none into items
+def test_a_damaged_record_is_not_written_anew(tmp_path: Path, has_mark: bool) -> None:
     path = native_items(tmp_path / "c")
-    flip(path / record)
+    if not has_mark:
+        (path / "state" / "commit_success.txt").unlink()
+
+    flip_checksum(path / "state" / "_PENSTOCK_INTEGRITY")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
     with pytest.raises(CorruptCheckpointError):
