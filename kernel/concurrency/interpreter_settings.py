@@ -22,6 +22,7 @@ __all__ = (
     "MOST_S",
     "NET_ALLOCATIONS",
     "SWITCH_INTERVAL_S",
+    "Ageing",
     "calm_interpreter",
     "count_as_old",
 )
@@ -91,9 +92,49 @@ def count_as_old() -> None:
     first young collection afterwards would walk all of them, with every thread stopped. Garbage among them is
     found by the next full collection. Does nothing if the application froze objects: they would thaw.
     """
-    if gc.isenabled() and not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()  # to the oldest generation
+    AGEING()
+
+
+@final
+class Ageing:
+    """Makes young objects old, and has a full collection run when it would be due. Thread-safe.
+
+    The collector runs a full collection once a quarter of all objects has become old since the last. It does
+    not count those that become old here, so they are counted here, or a program that saves at each step could
+    gather cyclic garbage without end. It stops every thread for as long as it walks them all, so it is not
+    run for less than a million.
+
+    Args:
+        first: So many objects become old before it is asked how many there are.
+    """
+
+    def __init__(self, first: int = 1_000_000) -> None:
+        self._lock = Lock()
+        self._first = self._most = first
+        self._aged = 0  # since the last full collection
+        self._n_full = 0
+
+    def __call__(self) -> None:
+        """Make them old, and collect if it is time."""
+        if not gc.isenabled() or gc.get_freeze_count():
+            return
+
+        young = len(gc.get_objects(0)) + len(gc.get_objects(1))
+        n_full: int = gc.get_stats()[2]["collections"]
+        with self._lock:
+            if n_full != self._n_full:
+                self._aged, self._n_full, self._most = 0, n_full, self._first
+
+            self._aged += young
+            gc.freeze()
+            if self._aged > self._most:
+                self._most = max(self._most, gc.get_freeze_count() // 4)
+
+            gc.unfreeze()  # to the oldest generation
+            is_due = self._aged > self._most
+
+        if is_due:
+            gc.collect()  # without the lock, because finalizers run
 
 
 @final
@@ -155,6 +196,7 @@ def _age_survivors() -> None:
 
 
 # One of each in a process, because there is one interpreter. They hold nothing while nothing runs.
+AGEING: Final = Ageing()
 COLLECTOR: Final = Setting(
     gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds), _rarely, _age_survivors
 )

@@ -19,7 +19,7 @@ import penstock
 from penstock.cli import main
 from penstock.handlers.formats.orbax.reading.item_survey import survey_item
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, UnsupportedFormatError
+from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError
 from penstock.testing.faulty_store import FaultyStore
 from penstock.tools.repair_report import RepairReport
 
@@ -220,11 +220,6 @@ class TestRefusals:
         for target in (source, source / "inside"):
             with pytest.raises(PathError):
                 penstock.sync.repair(source, target, overwrite=True)
-
-    def test_safetensors(self, tmp_path: Path) -> None:
-        penstock.sync.export_safetensors({"a": noise(3)}, tmp_path / "x.safetensors")
-        with pytest.raises(UnsupportedFormatError, match="is not repaired"):
-            penstock.sync.repair(tmp_path / "x.safetensors", tmp_path / "new")
 
     def test_nothing_left_to_save(self, tmp_path: Path) -> None:
         source = save(tmp_path / "c", {"a": noise(3)})

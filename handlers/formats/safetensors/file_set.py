@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-__all__ = ("INDEX_SUFFIX", "SUFFIX", "FileSet", "holds_tensors", "read_files")
+__all__ = (
+    "INDEX_SUFFIX",
+    "SUFFIX",
+    "FileSet",
+    "file_of_each",
+    "find_index",
+    "holds_tensors",
+    "missing_siblings",
+    "read_files",
+    "read_index",
+    "tensor_files",
+)
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast, final
 
@@ -60,14 +71,17 @@ def read_files(store: Store, path: str) -> FileSet:
         return FileSet((read_header(store, path),))
 
     names = store.list_directory(path)
-    index = _index_of(path, names)
+    index = find_index(path, names)
     if index is None:
-        files = _all_files(path, names)
+        files = tensor_files(path, names)
+        for sibling, name in missing_siblings(files):
+            raise CorruptCheckpointError(os.path.join(path, sibling), f"is missing; {name!r} is there")
+
         headers = tuple([read_header(store, os.path.join(path, name)) for name in files])
-        _file_of_each(headers)
+        file_of_each(headers)
         return FileSet(headers)
 
-    weights, is_sealed = _read_index(store, os.path.join(path, index))
+    weights, is_sealed = read_index(store, os.path.join(path, index))
     files = sorted(set(weights.values()))
     missing = [name for name in files if store.kind(os.path.join(path, name)) != "file"]
     if missing:
@@ -75,11 +89,16 @@ def read_files(store: Store, path: str) -> FileSet:
         raise CorruptCheckpointError(os.path.join(path, missing[0]), problem)
 
     headers = tuple([read_header(store, os.path.join(path, name)) for name in files])
-    _check_index(os.path.join(path, index), weights, _file_of_each(headers))
+    _check_index(os.path.join(path, index), weights, file_of_each(headers))
     return FileSet(headers, os.path.join(path, index), is_sealed)
 
 
-def _index_of(path: str, names: Sequence[str]) -> str | None:
+def find_index(path: str, names: Sequence[str]) -> str | None:
+    """Return which of the names in the folder `path` is that of its index; None if there is none.
+
+    Raises:
+        UnsupportedFormatError: If there are several, and none has the usual name.
+    """
     found = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if len(found) > 1 and _USUAL_INDEX not in found:
         problem = f"holds {len(found)} indices ({', '.join(found)}); open one of the files"
@@ -90,25 +109,39 @@ def _index_of(path: str, names: Sequence[str]) -> str | None:
     return found[0] if found else None
 
 
-def _all_files(path: str, names: Sequence[str]) -> list[str]:
+def tensor_files(path: str, names: Sequence[str]) -> list[str]:
+    """Return the names of all files of tensors in the folder `path`.
+
+    Raises:
+        NotACheckpointError: If there is none.
+    """
     files = [name for name in names if name.endswith(SUFFIX)]
     if not files:
         raise NotACheckpointError(path, "holds no safetensors file")
 
+    return files
+
+
+def missing_siblings(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each file that is not there, though the name of another one says so, and that one."""
+    there = frozenset(files)
     for name in files:
         shard = _SHARD.fullmatch(name)
         if shard is None or int(shard["count"]) > 99_999:
             continue
         for number in range(1, int(shard["count"]) + 1):
             sibling = f"{shard['stem']}-{number:05}-of-{shard['count']}{SUFFIX}"
-            if sibling not in files:
-                raise CorruptCheckpointError(os.path.join(path, sibling), f"is missing; {name!r} is there")
-
-    return files
+            if sibling not in there:
+                yield sibling, name
 
 
-def _read_index(store: Store, path: str) -> tuple[Mapping[str, str], bool]:
-    """Return the file of each tensor, and whether the index was compared with its checksum."""
+def read_index(store: Store, path: str) -> tuple[Mapping[str, str], bool]:
+    """Return the file of each tensor, and whether the index was compared with its checksum.
+
+    Raises:
+        ChecksumError: If it is not as penstock wrote it.
+        CorruptCheckpointError: If it is no index.
+    """
     data = store.read_file(path)
     document = parse_object(path, data)
     about = document.get("metadata")
@@ -124,8 +157,12 @@ def _read_index(store: Store, path: str) -> tuple[Mapping[str, str], bool]:
     return found, is_sealed
 
 
-def _file_of_each(headers: Sequence[FileHeader]) -> dict[str, str]:
-    """Return the file that each tensor lies in."""
+def file_of_each(headers: Sequence[FileHeader]) -> dict[str, str]:
+    """Return the file that each tensor lies in.
+
+    Raises:
+        CorruptCheckpointError: If one lies in two.
+    """
     found: dict[str, str] = {}
     for header in headers:
         for tensor in header.tensors:

@@ -24,8 +24,14 @@ MAX_HEADER_BYTES: Final = 100_000_000
 _LENGTH_BYTES: Final = 8
 
 
-def read_header(store: Store, path: str) -> FileHeader:
+def read_header(store: Store, path: str, *, whole: bool = True, compared: bool = True) -> FileHeader:
     """Read and check the header of the file at `path`.
+
+    Args:
+        store: Where.
+        path: Of the file.
+        whole: Whether the data must be there in their whole length, and nothing behind them.
+        compared: Whether the header is compared with its checksum.
 
     Raises:
         TruncatedDataError: If the file ends before its header or its data do.
@@ -50,7 +56,7 @@ def read_header(store: Store, path: str) -> FileHeader:
     finally:
         file.close()
 
-    return decode_header(path, data, size)
+    return decode_header(path, data, size if whole else None, compared=compared)
 
 
 def encode_header(

@@ -79,13 +79,14 @@ class FileHeader:
     checksums: Checksums | None = None  #: of its tensors' bytes; None if none were recorded of these
 
 
-def decode_header(path: str, data: bytes, size: int) -> FileHeader:
+def decode_header(path: str, data: bytes, size: int | None, *, compared: bool = True) -> FileHeader:
     """Decode a header, and check it against the size of its file.
 
     Args:
         path: Of the file, for the error.
         data: The header, without the eight bytes of its length.
-        size: Of the whole file, bytes.
+        size: Of the whole file, bytes; None: not compared.
+        compared: Whether the header is compared with its checksum. Else it is read as if it had none.
 
     Raises:
         TruncatedDataError: If the file ends before its data do.
@@ -98,7 +99,8 @@ def decode_header(path: str, data: bytes, size: int) -> FileHeader:
     except UnusualFormError:
         entries, metadata = _decode_any(path, data)
 
-    sums = file_digests.find(path, data, metadata)  # first: a damaged header says anything
+    # First: a damaged header says anything.
+    sums = file_digests.find(path, data, metadata) if compared else None
     tensors = _tensors(path, entries, _LENGTH_BYTES + len(data))
     in_order = sorted(tensors, key=itemgetter(3, 4))  # by offset, then by length
     _check_tiling(path, in_order, _LENGTH_BYTES + len(data), size)
@@ -202,7 +204,7 @@ def _kind(path: str, name: str, entry: _Entry) -> tuple[str, int]:
     return NAMES[code], math.prod(shape) * itemsize
 
 
-def _check_tiling(path: str, tensors: Sequence[Tensor], start: int, size: int) -> None:
+def _check_tiling(path: str, tensors: Sequence[Tensor], start: int, size: int | None) -> None:
     """Every byte after the header belongs to exactly one tensor; `tensors` by offset."""
     end = start
     last: Tensor | None = None
@@ -214,8 +216,8 @@ def _check_tiling(path: str, tensors: Sequence[Tensor], start: int, size: int) -
             raise CorruptCheckpointError(path, problem, key_path=f"[{tensor.name!r}]")
 
         end, last = end + tensor.nbytes, tensor
-        if end > size:
+        if size is not None and end > size:
             raise TruncatedDataError(path, end, size, key_path=f"[{tensor.name!r}]")
 
-    if end != size:
+    if size is not None and end != size:
         raise CorruptCheckpointError(path, f"has {size - end} bytes that belong to no tensor")

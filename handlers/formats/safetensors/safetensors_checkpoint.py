@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("SafetensorsCheckpoint", "open_checkpoint")
+__all__ = ("SafetensorsCheckpoint", "StoredTensor", "checkpoint_of", "open_checkpoint")
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,7 +153,16 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
     if isinstance(store, UntrustedFiles) and store.kind(path) == "directory":
         store.check_links(path, path)
 
-    files = read_files(store, path)
+    return checkpoint_of(store, path, read_files(store, path))
+
+
+def checkpoint_of(store: Store, path: str, files: FileSet) -> SafetensorsCheckpoint:
+    """Return the checkpoint at `path`, whose headers were read. Blocking.
+
+    Raises:
+        CorruptCheckpointError: If what penstock noted in a header is not what it should be.
+        UnsupportedFormatError: If a later penstock noted it.
+    """
     headers = files.headers
     note = _note(headers)
     about = note or Note()

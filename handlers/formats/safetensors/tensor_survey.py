@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("TensorSurvey", "survey_tensors")
+__all__ = ("TensorSurvey", "ranges_of", "survey_tensors")
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -40,12 +40,13 @@ def survey_tensors(store: Store, path: str, item: str | None = None) -> TensorSu
     """
     opened = open_checkpoint(store, path, item)
     sealed = [header for header in opened.files.headers if header.checksums is not None]
-    ranges = tuple([found for header in sealed for found in _ranges(header)])
+    ranges = tuple([found for header in sealed for found in ranges_of(header)])
     n_documents = len(sealed) + opened.files.index_is_sealed
     return TensorSurvey(len(opened.leaves), n_documents, ranges, tuple(_unchecked(opened.files)))
 
 
-def _ranges(header: FileHeader) -> Iterator[RecordedRange]:
+def ranges_of(header: FileHeader) -> Iterator[RecordedRange]:
+    """Yield each block of each tensor that has a checksum, by offset, under the name of its tensor."""
     tensors = sorted([tensor for tensor in header.tensors if tensor.nbytes], key=lambda one: one.offset)
     offsets = [tensor.offset for tensor in tensors]
     for checksum in header.checksums or ():

@@ -69,7 +69,7 @@ def _add_repair(repair: argparse.ArgumentParser) -> None:
         "which no checksum says that it is intact."
     )
     repair.add_argument("source", metavar="SOURCE", help="a checkpoint, or one step")
-    repair.add_argument("target", metavar="TARGET", help="the directory to write")
+    repair.add_argument("target", metavar="TARGET", help="the directory, or .safetensors file, to write")
     repair.add_argument(
         "--other", action="append", default=[], metavar="STEP",
         help="another checkpoint, to take damaged leaves from where they are the same; repeatable",

@@ -44,7 +44,8 @@ def repair(options: argparse.Namespace, output: Output) -> int:
     if options.json:
         output.say(json.dumps({"complete": found.complete, **asdict(found)}, indent=2))
     else:
-        _show(found, said_format(options), output)
+        stored = "safetensors" if found.format == "safetensors" else said_format(options)
+        _show(found, stored, output)
 
     return 1 if found.gone else 4 if found.unchecked else 0
 

@@ -7,25 +7,31 @@ __all__ = ("repair",)
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, Literal, final
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
+from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.handlers.formats.safetensors.file_set import SUFFIX
+from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError, UnsupportedFormatError
+from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import absolute_path
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
-from penstock.tools.salvage import Damage, Salvage, find_damage
+from penstock.tools.salvage import Salvage, find_damage
 from penstock.tools.stored_steps import find_stored_steps
+from penstock.tools.tensor_salvage import TensorSalvage
 from penstock.tools.trial_reads import try_leaves
 from penstock.verification.verify import compare_ranges
 
@@ -48,17 +54,18 @@ async def repair(
     A leaf that is damaged is taken from one of `others` if what is stored there has the checksums that were
     recorded of the damaged one: then it is the same value. It is copied, never linked, since a link would
     be the same bytes on the medium. Items, their documents and custom metadata are carried over, too.
-    Leaves that are gone are left out: restore with `like` and `on_missing="keep"`.
+    Leaves that are gone are left out: restore with `like` and `on_missing="keep"`. The new checkpoint is of
+    the same kind: of Orbax's layout, or safetensors.
 
     Args:
         source: One checkpoint, or a step. It is left as it is.
-        target: Where the new one goes.
+        target: Where the new one goes. Of safetensors: a file if it ends in `.safetensors`, else a folder.
         others: Other checkpoints of the same structure, such as the steps before and after, or a directory
             of steps.
         overwrite: Replace the checkpoint at `target`, atomically.
         max_expansion: How many times the bytes stored the arrays of an item may take; else it is gone.
-        save_format: How arrays are stored in the new one, whatever the format of `source` was; by default
-            in one OCDBT database, without a codec.
+        save_format: How arrays are stored in the new one, in whatever format of Orbax's layout `source`
+            was; by default in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
         store: Where all of them lie.
         memory_limit: Host bytes that may be held.
@@ -67,6 +74,7 @@ async def repair(
     Raises:
         CorruptCheckpointError: If nothing of it can be saved.
         SpecError: If `source` is a directory of steps, or `target` cannot be written.
+        UnsupportedFormatError: If it holds tensors of a type that penstock does not read.
         StorageError: If the medium refuses the new checkpoint.
 
     Cancellation:
@@ -97,33 +105,53 @@ class _Repair:
 
     async def run(self, final: str) -> RepairReport:
         store, threads, start = self.rewriting.store, self.threads, self.start
-        await threads.run(_check_source, store, start, final)
+        is_tensors = await threads.run(_check_source, store, start, final)
+        if is_tensors and self.rewriting.save_format is not None:
+            raise SpecError("save_format is for Orbax's layout, and safetensors are repaired as safetensors")
+
         unchanged = await Unchanged.watch(store, threads, start)
         others = await threads.run(_steps_of, store, [other for other in self.others if other != start])
-        damage = await threads.run(find_damage, store, start, others)
-        for label, survey in damage.surveys.items():
-            findings = await compare_ranges(store, threads, self.rewriting.memory, survey.ranges)
-            damage.add(label, findings)
-
         async with self.rewriting.source_files(threads) as files:
-            await self._try_doubtful(damage, files)
-            salvage = Salvage(damage, files, others, self.max_expansion)
-            items = await threads.run(salvage.items)
+            salvage = await (self._tensors if is_tensors else self._trees)(others, files)
+            items = await threads.run(salvage.items, files)
             if not any(leaf.outcome in _SAVED for leaf in salvage.leaves):
-                raise CorruptCheckpointError(
-                    start, f"holds nothing that can be saved: {damage.first_problem}"
-                )
+                problems = [leaf.problem for leaf in salvage.leaves if leaf.problem]
+                problem = problems[0] if problems else "it has no leaves"
+                raise CorruptCheckpointError(start, f"holds nothing that can be saved: {problem}")
 
-            report = await self.rewriting.save(unchanged, final, items)
+            layout = SafetensorsLayout() if is_tensors else None
+            report = await self.rewriting.save(unchanged, final, items, layout)
 
-        return RepairReport(start, final, report.nbytes, tuple(salvage.leaves))
+        kind: Literal["orbax", "safetensors"] = "safetensors" if is_tensors else "orbax"
+        return RepairReport(start, final, report.nbytes, tuple(salvage.leaves), kind)
 
-    async def _try_doubtful(self, damage: Damage, files: SourceFiles) -> None:
-        """Read every leaf that no checksum vouches for: one that cannot be read is gone."""
+    async def _trees(self, others: Sequence[str], files: SourceFiles) -> Salvage:
+        """Find what is damaged in a checkpoint of Orbax's layout."""
+        store, memory = self.rewriting.store, self.rewriting.memory
+        damage = await self.threads.run(find_damage, store, self.start, others)
+        for label, survey in damage.surveys.items():
+            damage.add(label, await compare_ranges(store, self.threads, memory, survey.ranges))
+
+        for place, opened, leaves in await self.threads.run(damage.doubtful, self.max_expansion):
+            damage.add(place, await self._try(opened, leaves, files))
+
+        return Salvage(damage, others, self.max_expansion)
+
+    async def _tensors(self, others: Sequence[str], files: SourceFiles) -> TensorSalvage:
+        """Find what is damaged in safetensors."""
+        store, memory = self.rewriting.store, self.rewriting.memory
+        salvage = await self.threads.run(TensorSalvage, store, self.start, others)
+        salvage.add(await compare_ranges(store, self.threads, memory, salvage.damaged.ranges))
+        salvage.add(await self._try(salvage.damaged.opened, salvage.doubtful, files))
+        return salvage
+
+    async def _try(
+        self, opened: StoredCheckpoint, leaves: Sequence[StoredLeaf], files: SourceFiles
+    ) -> Sequence[Finding]:
+        """Read leaves that no checksum vouches for: one that cannot be read is gone."""
         memory = self.rewriting.memory
         piece_bytes = min(_PIECE_BYTES, memory.limit)
-        for place, opened, leaves in await self.threads.run(damage.doubtful, self.max_expansion):
-            damage.add(place, await try_leaves(opened, leaves, files, self.threads, memory, piece_bytes))
+        return await try_leaves(opened, leaves, files, self.threads, memory, piece_bytes)
 
 
 def _steps_of(store: Store, paths: Sequence[str]) -> list[str]:
@@ -136,16 +164,19 @@ def _steps_of(store: Store, paths: Sequence[str]) -> list[str]:
     return found
 
 
-def _check_source(store: Store, start: str, final: str) -> None:
-    """Raise unless `start` is one checkpoint of Orbax's layout, apart from `final`."""
+def _check_source(store: Store, start: str, final: str) -> bool:
+    """Raise unless `start` is one checkpoint, apart from `final`. Return whether it is safetensors."""
     check_apart(start, final)
+    if final == start:
+        raise PathError(final, "is the damaged checkpoint itself; name another path")
     if is_safetensors(store, start):
-        problem = "is safetensors, which is not repaired; `penstock verify` says what is damaged in it"
-        raise UnsupportedFormatError(start, problem)
+        return True
 
     place = checkpoint_at(store, start)
     if place.is_step:
         problem = "is a directory of steps; repair one of them"
         raise SpecError(f"{start} {problem}, as in {place.path}")
-    if final == start:
-        raise PathError(final, "is the damaged checkpoint itself; name another path")
+    if final.endswith(SUFFIX):
+        raise PathError(final, "is the name of a safetensors file, and the damaged checkpoint is Orbax's")
+
+    return False

@@ -39,6 +39,7 @@ class RepairReport:
     path: str  #: the new checkpoint
     nbytes: int  #: array bytes written
     leaves: tuple[RepairedLeaf, ...] = field(repr=False)  #: in stored order; what is lost as a whole, too
+    format: Literal["orbax", "safetensors"] = "orbax"  #: of both
 
     @property
     def gone(self) -> tuple[RepairedLeaf, ...]:

@@ -7,6 +7,7 @@ __all__ = ("Damage", "Salvage", "find_damage")
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast, final
 
 from penstock.handlers.formats.common.leaf_table import StoredArray
@@ -98,13 +99,6 @@ class Damage:
         named = self.unchecked.get(place)
         return leaf.spec.nbytes > 0 and named is not None and (not named or leaf.info.key_path in named)
 
-    @property
-    def first_problem(self) -> str:
-        """What is wrong first of all."""
-        problems = [leaf.problem for leaf in self.lost]
-        problems += [problem for leaves in self.leaves.values() for problem in leaves.values()]
-        return problems[0] if problems else "it has no leaves"
-
 
 def find_damage(store: Store, path: str, others: Sequence[str]) -> Damage:
     """Survey every item of the checkpoint at `path`. The bytes of arrays are not compared yet.
@@ -189,26 +183,30 @@ class Salvage:
 
     Args:
         damage: Of the checkpoint.
-        files: Read the new checkpoint's bytes when it is saved.
         others: Paths of other checkpoints, and of directories of steps.
         max_expansion: How many times the bytes stored the arrays of a tree may take.
     """
 
-    def __init__(self, damage: Damage, files: SourceFiles, others: Sequence[str], max_expansion: int) -> None:
+    def __init__(self, damage: Damage, others: Sequence[str], max_expansion: int) -> None:
         self._max_expansion = max_expansion
         self._damage = damage
-        self._files = files
         self._others = others
         self._opened: dict[tuple[str, str], OrbaxCheckpoint | None] = {}
         self.leaves: list[RepairedLeaf] = list(
             dict.fromkeys(damage.lost)
         )  #: what became of each, once `items` was called
 
-    def items(self) -> StoredItems:
-        """Return what is saved: all that is intact."""
+    def items(self, files: SourceFiles) -> StoredItems:
+        """Return what is saved: all that is intact.
+
+        Args:
+            files: Read the new checkpoint's bytes when it is saved.
+        """
         damage = self._damage
         reading = cast("Store", damage.store)
-        reader = ItemsReader(reading, self._take, whole=False, max_expansion=self._max_expansion)
+        reader = ItemsReader(
+            reading, partial(self._take, files), whole=False, max_expansion=self._max_expansion
+        )
         if "" in damage.kinds:
             found = reader.read(damage.path)
             return StoredItems(found.tree, None, damage.about.custom_metadata, found.tree_custom_metadata)
@@ -232,20 +230,22 @@ class Salvage:
         handlers = self._damage.about.item_handlers
         return handlers.get(name) if isinstance(handlers, Mapping) else None
 
-    def _take(self, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
+    def _take(self, files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
         key_path, damage = leaf.info.key_path, self._damage
         if leaf.spec.shape is None and leaf.spec.text is None and not leaf.spec.is_empty_marker:
             return self._gone(place, key_path, f"a {leaf.spec.typestr} can be read by its own handler alone")
 
         problem = damage.leaves.get(place, {}).get(key_path)
         if problem is not None:
-            return self._from_others(place, opened, leaf, problem)
+            return self._from_others(files, place, opened, leaf, problem)
 
         outcome: Outcome = "unchecked" if damage.is_unchecked(place, leaf) else "kept"
         self.leaves.append(RepairedLeaf(outcome, key_path, place))
-        return stored_value(self._files, opened, leaf)
+        return stored_value(files, opened, leaf)
 
-    def _from_others(self, place: str, opened: StoredCheckpoint, leaf: StoredLeaf, problem: str) -> object:
+    def _from_others(
+        self, files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: StoredLeaf, problem: str
+    ) -> object:
         key_path = leaf.info.key_path
         for path in self._others:
             other = self._other(path, place)
@@ -254,7 +254,7 @@ class Salvage:
             for there in other.leaves:
                 if there.info.name == leaf.info.name and holds_recorded_bytes(opened, leaf, other, there):
                     self.leaves.append(RepairedLeaf("taken", key_path, place, problem, path))
-                    return stored_value(self._files, other, there)
+                    return stored_value(files, other, there)
 
         return self._gone(place, key_path, problem)
 

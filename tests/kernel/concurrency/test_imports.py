@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator
+from weakref import ref
 
 import pytest
 
@@ -11,6 +12,7 @@ from penstock.kernel.concurrency.imports import import_beside_the_loop
 from penstock.kernel.concurrency.interpreter_settings import (
     NET_ALLOCATIONS,
     SWITCH_INTERVAL_S,
+    Ageing,
     count_as_old,
 )
 from penstock.kernel.config.config import LoopOptions
@@ -81,11 +83,11 @@ async def test_an_import_error_is_raised_as_it_is() -> None:
 
 
 def test_what_the_application_froze_stays_frozen(thawed: None) -> None:
+    thing: list[object] = [[]]
     gc.freeze()
-    frozen = gc.get_freeze_count()
     count_as_old()
 
-    assert gc.get_freeze_count() == frozen
+    assert not is_old(thing)  # it would be, had it thawed
 
 
 def test_a_collector_that_the_application_disabled_is_left_alone() -> None:
@@ -97,3 +99,36 @@ def test_a_collector_that_the_application_disabled_is_left_alone() -> None:
         assert not is_old(thing)
     finally:
         gc.enable()
+
+
+class Node:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.usefixtures("thawed")
+def test_garbage_that_became_old_is_found_once_a_quarter_of_all_is_new() -> None:
+    gc.collect()
+    ageing = Ageing(first=1_000)
+    node = Node()
+    known = ref(node)
+    ageing()
+    del node
+    ageing()
+    assert known() is not None  # it is old, and little is new
+
+    kept: list[list[object]] = []
+    n_full = gc.get_stats()[2]["collections"]
+    enough = len(gc.get_objects()) // 3 + 2_000
+    before = gc.get_threshold()
+    gc.set_threshold(2 * enough, *before[1:])
+    try:
+        kept.extend([[]] for _ in range(enough))
+        ageing()
+    finally:
+        gc.set_threshold(*before)
+
+    assert gc.get_stats()[2]["collections"] == n_full + 1
+    assert known() is None
