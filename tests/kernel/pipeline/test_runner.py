@@ -463,7 +463,7 @@ async def test_who_waits_for_what_is_staged_goes_on_before_the_rest_is_opened() 
 
         return message
 
-    stages = line(echo, copy, Step(Gather(), opening=note))
+    stages = line(echo, copy, Step(Gather(), opening=note), queue=1)
     async with create_task_group() as tasks:
         tasks.start_soon(wait)
         await checkpoint()
