@@ -6,6 +6,7 @@ __all__ = (
     "BufferHandler",
     "ChunkBuffersHandler",
     "ChunkingHandler",
+    "GlobalHandler",
     "HandlerLookup",
     "LeafHandler",
     "PackingHandler",
@@ -37,6 +38,23 @@ class ChunkingHandler(Capability, Protocol):
 
         The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
         allows it.
+        """
+        ...
+
+
+@runtime_checkable
+class GlobalHandler(Capability, Protocol):
+    """A `LeafHandler` whose values may be spread over the processes of a job.
+
+    Its `pieces` then cover what this process writes, and all processes together every chunk once.
+    """
+
+    def share(self, value: Any, spec: LeafSpec) -> int:
+        """Return how many bytes of the leaf this process writes. Touches no array bytes.
+
+        Args:
+            value: The leaf; `spec.is_global`.
+            spec: How it is stored.
         """
         ...
 
