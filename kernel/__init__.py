@@ -44,6 +44,7 @@ __all__ = (
     "ForeignFiles",
     "FormattedLayout",
     "FunctionStage",
+    "GlobalHandler",
     "HandlerLookup",
     "HandlerRegistry",
     "Hold",
@@ -52,6 +53,8 @@ __all__ = (
     "HostPart",
     "ItemLayout",
     "ItemsLayout",
+    "JobLimits",
+    "JointLayout",
     "KeyKind",
     "KeyPath",
     "KvStoreSpecs",
@@ -74,6 +77,7 @@ __all__ = (
     "NamedTensors",
     "Only",
     "OpaquePiece",
+    "Operation",
     "Order",
     "Pack",
     "PackedCheckpoint",
@@ -151,6 +155,7 @@ __all__ = (
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.config.config import Config, FlowOptions, LoopOptions, MemoryOptions, StoreOptions
+    from penstock.kernel.config.job_limits import JobLimits
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.config.shutdown_options import StoppingOptions
     from penstock.kernel.events import LOGGER_NAME, get_logger
@@ -210,7 +215,7 @@ if TYPE_CHECKING:
         StoredCheckpoint,
         ZarrDetails,
     )
-    from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+    from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
     from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.layouts import (
         ArrangedLayout,
@@ -218,6 +223,7 @@ if TYPE_CHECKING:
         FormattedLayout,
         ItemLayout,
         ItemsLayout,
+        JointLayout,
         Layout,
         Place,
     )
@@ -226,6 +232,7 @@ if TYPE_CHECKING:
         BufferHandler,
         ChunkBuffersHandler,
         ChunkingHandler,
+        GlobalHandler,
         HandlerLookup,
         LeafHandler,
         PackingHandler,
@@ -277,6 +284,7 @@ else:
             "penstock.kernel.config.config": (
                 "Config", "FlowOptions", "LoopOptions", "MemoryOptions", "StoreOptions",
             ),
+            "penstock.kernel.config.job_limits": ("JobLimits",),
             "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.config.shutdown_options": ("StoppingOptions",),
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
@@ -311,15 +319,17 @@ else:
                 "LeafColumns", "ListedItems", "NamedTensors", "PackedCheckpoint", "StorageDetails",
                 "StoredCheckpoint", "ZarrDetails",
             ),
-            "penstock.kernel.protocols.coordinator": ("Coordinator", "SingleProcessCoordinator"),
+            "penstock.kernel.protocols.coordinator": ("Coordinator", "Operation", "SingleProcessCoordinator"),
             "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
-                "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemLayout", "ItemsLayout", "Layout",
+                "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemLayout", "ItemsLayout",
+                "JointLayout", "Layout",
                 "Place",
             ),
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (
-                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "HandlerLookup", "LeafHandler",
+                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
+                "LeafHandler",
                 "PackingHandler", "PartsHandler", "SigningHandler", "SnapshotHandler", "TypeHandler",
                 "Waitable",
             ),

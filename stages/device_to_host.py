@@ -133,10 +133,10 @@ class _Stager:
 
             chosen.append(number)
 
-        if room.changes_any:
-            coded = {at for at in (*even, *odd) if room.is_coded(leaves.indices[at], leaves.specs[at])}
-            rest = sorted([*rest, *coded])
-            even, odd = ([at for at in chosen if at not in coded] for chosen in (even, odd))
+        if room.changes_any or room.divides:
+            alone = {at for at in (*even, *odd) if room.goes_alone(leaves.indices[at], leaves.specs[at])}
+            rest = sorted([*rest, *alone])
+            even, odd = ([at for at in chosen if at not in alone] for chosen in (even, odd))
 
         return [*even, *odd], rest
 
@@ -269,15 +269,29 @@ def _copied(leaves: Sequence[Leaf]) -> list[bytes]:
 class _Room:
     """Bytes for the output of later stages, leased together with those of the leaf."""
 
-    __slots__ = ("_plan",)
+    __slots__ = ("_plan", "_planned")
 
     def __init__(self, plan: SavePlan | None) -> None:
+        self._planned = plan
         self._plan = None if plan is None or not plan.changes else plan
 
     @property
     def changes_any(self) -> bool:
         """Whether a later stage changes any leaf."""
         return self._plan is not None
+
+    @property
+    def divides(self) -> bool:
+        """Whether other processes write parts of leaves."""
+        return self._planned is not None and self._planned.joint is not None
+
+    def goes_alone(self, index: int, spec: LeafSpec) -> bool:
+        """Whether a leaf cannot be packed: a stage encodes it, or this process writes only a part of it."""
+        plan = self._planned
+        if plan is None or plan.joint is None:
+            return self.is_coded(index, spec)
+
+        return plan.joint.shares[index] != plan.specs[index].nbytes or self.is_coded(index, spec)
 
     def of(self, index: int, spec: LeafSpec, nbytes: int | None = None) -> int:
         """Length after later stages of a leaf, or of a part with `nbytes`; 0 if no stage changes it."""

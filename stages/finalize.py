@@ -24,6 +24,7 @@ class Finalize:
 
     Raises:
         DestinationExistsError: If another writer put something there during the save.
+        OutcomeUnknownError: If the process that publishes falls silent while it does.
     """
 
     messages: ClassVar[Messages] = {Committed: SaveReport}
@@ -33,7 +34,7 @@ class Finalize:
         """Yield the actor of one save."""
 
         async def finalize(committed: Committed, /) -> SaveReport:
-            await run.workspace.publish()
+            await _publish(run)
             if run.workspace.left_behind is not None:  # the new checkpoint is durable nevertheless
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
@@ -47,3 +48,17 @@ class Finalize:
             return SaveReport(run.path, committed.n_leaves, committed.nbytes, committed.nbytes_kept)
 
         yield finalize
+
+
+async def _publish(run: SaveRun) -> None:
+    """Publish; of several processes the primary does, once all agree, and the others wait for it."""
+    operation = run.operation
+    if operation is None:
+        await run.workspace.publish()
+    elif operation.is_primary:
+        await operation.decide()
+        await run.workspace.publish()
+        await operation.tell_published()
+    else:
+        await operation.wait_published()
+        await run.workspace.publish()

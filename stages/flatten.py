@@ -18,6 +18,7 @@ from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.batching import batched_columns
 from penstock.stages.common.free_space import check_room
+from penstock.stages.joint.division import divided, refuse_global
 from penstock.stages.pytree.describing import Describer
 from penstock.stages.pytree.description_cache import SavedTrees
 from penstock.stages.pytree.node_types import NodeTypes
@@ -47,6 +48,8 @@ class Flatten:
 
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
             leaves, plan = await run.threads.run(_plan, run, message)
+            if run.operation is not None:
+                leaves, plan = await divided(run, run.operation, leaves, plan)
             if run.by_digest:
                 plan = replace(plan, digests=await take_digests(run, leaves))
             if run.base is not None:
@@ -54,7 +57,8 @@ class Flatten:
                 await run.threads.run(check_room, run, leaves, plan)
 
             n_leaves = len(plan.infos)
-            nbytes = sum([plan.specs[index].nbytes for index in leaves.indices])
+            sizes = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
+            nbytes = sum([sizes[index] for index in leaves.indices])
             run.progress.plan(n_leaves, nbytes)
             run.progress.advance(n_leaves - len(leaves), 0)
             if not leaves:
@@ -87,6 +91,9 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     leaves = Leaves(range(len(infos)), found.specs, values, infos, handlers)
     if found is not known and not message.changes:  # otherwise the changed leaves are checked, each time
         run.layout.check(leaves.without_values())
+        if run.operation is None:
+            refuse_global(leaves)
+
         trees.keep(found)
 
     specs, changes = resolved(found.specs, message.changes)

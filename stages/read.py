@@ -200,10 +200,12 @@ class _Reader:
         for read in reads:
             if not isinstance(read, CheckedRead):
                 by_file[read.file].append(read)
-            elif self._verify:
-                self._read_checked(read, names)
-            else:
+            elif not self._verify:
                 by_file[read.file].extend(read.parts)
+            elif read.is_short:
+                by_file[read.file].append(read.at_once())
+            else:
+                self._read_checked(read, names)
 
         for path, wanted in by_file.items():
             wanted.sort(key=lambda read: read.offset)
@@ -220,7 +222,7 @@ class _Reader:
                 error.path, error.needed, error.found, key_path=names[read.leaf]
             ) from error
 
-        if found != read.crc32c:
+        if read.differs(found):
             raise _differs(read, names)
 
     def _read_run(
@@ -248,7 +250,8 @@ async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
 
 
 def _differs(read: FileRead, names: dict[int, str]) -> ChecksumError:
-    problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+    start, end = read.covered if isinstance(read, CheckedRead) else (read.offset, read.offset + read.nbytes)
+    problem = f"bytes {start} to {end} differ from those written"
     return ChecksumError(read.file, problem, key_path=names[read.leaf])
 
 

@@ -19,7 +19,7 @@ from penstock.kernel.messages.leaves import Leaf, in_columns
 from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, JointLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.byte_placement import placement_of
@@ -101,6 +101,7 @@ class _Writer:
         "_filling",
         "_folder",
         "_only_folder",
+        "_own_folder",
         "_placed",
         "_placement",
         "_placing",
@@ -119,6 +120,10 @@ class _Writer:
         self._filling: dict[str, _OpenFile] = {}  # by the folder that their names are relative to
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
+        self._own_folder = ""
+        if run.operation is not None and isinstance(run.layout, JointLayout):
+            self._own_folder = run.layout.process_folder(run.operation.process_index)
+
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
         self._placing = Lock(fast_acquire=True)
         self._preallocate = True
@@ -281,7 +286,7 @@ class _Writer:
         return target, base
 
     async def _open_file(self, folder: str) -> _OpenFile:
-        name = os.path.join(folder, self._run.layout.data_file())
+        name = os.path.join(folder, self._own_folder, self._run.layout.data_file())
         await self._run.workspace.open(os.path.dirname(name))
         return await self._run.threads.run(self._create, name)
 

@@ -85,10 +85,11 @@ OPTIONS = """
     loop.pause_collector loop.short_switches
     memory.limit_bytes memory.restore_concurrent_bytes memory.save_concurrent_bytes
     memory.save_device_host_concurrent_bytes
+    processes.beat_s processes.call_s processes.join_s processes.silence_s processes.write_s
     restore.batch_bytes restore.batch_leaves restore.host_to_device.concurrency
     restore.limit_bytes.in_flight_bytes restore.piece_bytes restore.prioritise.first
     restore.read.concurrency restore.read.verify restore.stages
-    save.batch_bytes save.batch_leaves save.commit.barrier_timeout_s save.limit_bytes.in_flight_bytes
+    save.batch_bytes save.batch_leaves save.limit_bytes.in_flight_bytes
     save.piece_bytes save.prioritise.first save.stages save.write.concurrency save.write.file_bytes
     stopping.at_exit stopping.at_exit_s stopping.delete_s stopping.read_s stopping.sigterm_s stopping.undo_s
     store.io

@@ -65,7 +65,17 @@ SHARED_NAMES = {
     "tree.py",
 }
 # Tests that look across rooms, and those of penstock.orbax, whose folder is not to be taken for Orbax's.
-NOT_ROOMS = {"bench", "contract", "corpus", "docs", "interop", "orbax_face", "proofs", "typing"}
+NOT_ROOMS = {
+    "bench",
+    "contract",
+    "corpus",
+    "docs",
+    "interop",
+    "orbax_face",
+    "processes",
+    "proofs",
+    "typing",
+}
 
 
 def modules_of(part: str) -> list[Path]:

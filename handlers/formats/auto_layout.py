@@ -17,7 +17,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_ch
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemLayout, Layout
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemLayout, JointLayout, Layout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
@@ -40,6 +40,10 @@ class AutoLayout:
 
     def data_file(self) -> str:
         return self.written.data_file()
+
+    def process_folder(self, process_index: int) -> str:
+        assert isinstance(self.written, JointLayout), "a layout for one process is not asked"
+        return self.written.process_folder(process_index)
 
     @property
     def save_format(self) -> SaveFormat:

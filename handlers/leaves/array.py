@@ -1,4 +1,4 @@
-"""Leaves that are jax.Arrays, of any sharding over the devices of this process."""
+"""Leaves that are jax.Arrays, of any sharding."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from penstock.handlers.leaves.jax_arrays.device_assembly import canvas_parts, jo
 from penstock.handlers.leaves.jax_arrays.devices import on_host
 from penstock.handlers.leaves.jax_arrays.placement import make_arrays
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.jax_arrays.process_shards import parts_here
 from penstock.handlers.leaves.jax_arrays.restore_target import array_target
 from penstock.handlers.leaves.jax_arrays.shard_grids import ShardGrid, shard_grid
 from penstock.handlers.leaves.jax_arrays.sharding import encode
@@ -74,8 +75,7 @@ class ArrayHandler:
 
         Raises:
             DeletedLeafError: If the array is deleted or donated.
-            InvalidLeafError: If it is abstract, traced, not wholly in this process, or has a dtype that
-                cannot be stored.
+            InvalidLeafError: If it is abstract, traced, or has a dtype that cannot be stored.
         """
         if not isinstance(value, jax.Array) or isinstance(value, Tracer):
             raise InvalidLeafError(info.key_path, _not_concrete(cast("object", value)))
@@ -91,13 +91,6 @@ class ArrayHandler:
         raise InvalidLeafError(info.key_path, _not_storable(str(dtype)))
 
     def _spec(self, value: jax.Array, info: ParamInfo, key_impl: str | None) -> LeafSpec:
-        if not value.is_fully_addressable:
-            raise InvalidLeafError(
-                info.key_path,
-                "the array has shards on other processes, and saving from several processes "
-                "is not supported yet; gather it first",
-            )
-
         name = dtype_name(value.dtype)
         if not storable(name):
             raise InvalidLeafError(info.key_path, _not_storable(name))
@@ -114,8 +107,17 @@ class ArrayHandler:
             sharding=encode(sharding),
             random_key_impl=key_impl,
             n_replicas=_n_replicas(sharding.num_devices, value.shape, shard_shape),
+            is_global=not value.is_fully_addressable,
         )
         return spec if self.described is None else self.described(spec, info.key_path)
+
+    def share(self, value: Any, spec: LeafSpec) -> int:
+        """Return how many bytes of an array that is spread over processes this one writes."""
+        array = cast("jax.Array", value if spec.random_key_impl is None else key_data_of(value))
+        part = spec.write_shape or spec.chunk_shape
+        return (
+            len(parts_here(array.sharding, array.shape, part, spec.writer)) * math.prod(part) * spec.itemsize
+        )
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the pieces of every distinct shard. Only `take` waits and touches memory.

@@ -10,11 +10,11 @@ __all__ = ("SourceFiles", "StoredValue", "StoredValueHandler")
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import anyio.from_thread
 import numpy as np
@@ -39,14 +39,22 @@ from penstock.kernel.protocols.reads import (
     OpaqueChunk,
     Read,
     ScatterRead,
+    Segment,
     Target,
 )
+from penstock.kernel.protocols.shared_checks import share_checks
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 _MANY_CHUNKS: Final = 1024
 _SMALL_CHUNK: Final = 4096
+_WINDOW: Final = 16384
+"""Pieces planned together. What two windows need of one checksummed range is read by both."""
+
+_Bounds: TypeAlias = tuple[tuple[int, int], ...]
+_Range: TypeAlias = tuple[str, int, int]  # file, offset, bytes
+_Segments: TypeAlias = Mapping[_Range, tuple[int, int, Segment]]  # offset, bytes of each
 
 
 @final
@@ -159,21 +167,16 @@ class StoredValueHandler:
         if not spec.nbytes:
             return
 
-        counts = [size // chunk for size, chunk in zip(spec.shape or (), spec.chunk_shape, strict=True)]
-        for chunk in itertools.product(*map(range, counts)):
-            bounds = tuple([(at * n, at * n + n) for at, n in zip(chunk, spec.chunk_shape, strict=True)])
-            if spec.codec is not None:  # chunks are encoded whole
-                take = partial(_take_region, value, bounds, piece_bytes)
-                yield PiecePlan(chunk, 0, spec.chunk_nbytes, spec.chunk_nbytes, take)
-                continue
-
-            reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes)
-            if reads is not None:
-                for read in reads:
-                    take = partial(_take_direct, value, read)
-                    yield PiecePlan(chunk, read.start, read.nbytes, read.nbytes, take)
-            else:
-                yield from _slabs(value, chunk, bounds, piece_bytes)
+        planned = _planned(value, spec, piece_bytes)
+        while window := list(itertools.islice(planned, _WINDOW)):
+            regions = [each.bounds for each in window if isinstance(each, _Region)]
+            segments = iter(_segments(value, regions, piece_bytes))
+            for each in window:
+                if isinstance(each, _Region):
+                    take = partial(_take_region, value, each.bounds, piece_bytes, next(segments))
+                    yield PiecePlan(each.chunk, each.start, each.nbytes, each.nbytes, take)
+                else:
+                    yield each
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         return different("type", stored, self.typestr)
@@ -182,7 +185,59 @@ class StoredValueHandler:
         raise NotImplementedError  # there is no target to build from
 
 
-def _reads(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_bytes: int) -> Iterator[Read]:
+@final
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A piece of a chunk that is gathered from what is stored."""
+
+    chunk: tuple[int, ...]
+    start: int  #: in the chunk, bytes
+    nbytes: int
+    bounds: _Bounds
+
+
+def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_Region | PiecePlan]:
+    """Plan each chunk: one piece for each read if its bytes are ranges of files, else regions."""
+    counts = [size // chunk for size, chunk in zip(spec.shape or (), spec.chunk_shape, strict=True)]
+    for chunk in itertools.product(*map(range, counts)):
+        bounds = tuple([(at * n, at * n + n) for at, n in zip(chunk, spec.chunk_shape, strict=True)])
+        if spec.codec is not None:  # chunks are encoded whole
+            yield _Region(chunk, 0, spec.chunk_nbytes, bounds)
+            continue
+
+        reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes)
+        if reads is None:
+            yield from _slabs(value, chunk, bounds, piece_bytes)
+            continue
+
+        for read in reads:
+            take = partial(_take_direct, value, read)
+            yield PiecePlan(chunk, read.start, read.nbytes, read.nbytes, take)
+
+
+def _segments(value: StoredValue, regions: Sequence[_Bounds], piece_bytes: int) -> list[_Segments]:
+    """Say which segment each region reads of a range of which several need a part.
+
+    Only segments are kept: reads hold the memory that they fill. The copy is published when all were
+    compared.
+    """
+    checked = [
+        [read for read in _reads(value, bounds, piece_bytes) if isinstance(read, CheckedRead)]
+        for bounds in regions
+    ]
+    found: list[_Segments] = []
+    for before, after in zip(checked, share_checks(checked), strict=True):
+        mine: dict[_Range, tuple[int, int, Segment]] = {}
+        for whole, read in zip(before, after, strict=True):
+            if isinstance(read, CheckedRead) and read.segment is not None:
+                mine[whole.file, whole.offset, whole.nbytes] = (read.offset, read.nbytes, read.segment)
+
+        found.append(mine)
+
+    return found
+
+
+def _reads(value: StoredValue, bounds: _Bounds, piece_bytes: int) -> Iterator[Read]:
     region = HostRegion(bounds, stored_dtype(value.stored))
     return value.checkpoint.reads(0, value.stored, region, piece_bytes)
 
@@ -202,8 +257,8 @@ def _tiling(reads: Iterable[Read], nbytes: int) -> list[DirectRead] | None:
 
 
 def _slabs(
-    value: StoredValue, chunk: tuple[int, ...], bounds: tuple[tuple[int, int], ...], piece_bytes: int
-) -> Iterator[PiecePlan]:
+    value: StoredValue, chunk: tuple[int, ...], bounds: _Bounds, piece_bytes: int
+) -> Iterator[_Region]:
     """Cut a chunk along its first axis, at the stored chunks' edges, so that each of those is read once.
 
     A piece holds at least one row of stored chunks, because encoded chunks cannot be cut. It may therefore
@@ -212,8 +267,7 @@ def _slabs(
     dtype = stored_dtype(value.stored)
     stored = value.stored.spec.chunk_shape
     if not bounds:
-        take = partial(_take_region, value, bounds, piece_bytes)
-        yield PiecePlan(chunk, 0, dtype.itemsize, dtype.itemsize, take)
+        yield _Region(chunk, 0, dtype.itemsize, bounds)
         return
 
     (first, last), *rest = bounds
@@ -223,9 +277,7 @@ def _slabs(
     check_available(value.checkpoint.path, max(step * row_bytes, coded), value.stored.info.key_path)
     for at in range(first, last, step):
         rows = (at, min(at + step, last))
-        nbytes = (rows[1] - at) * row_bytes
-        take = partial(_take_region, value, (rows, *rest), piece_bytes)
-        yield PiecePlan(chunk, (at - first) * row_bytes, nbytes, nbytes, take)
+        yield _Region(chunk, (at - first) * row_bytes, (rows[1] - at) * row_bytes, (rows, *rest))
 
 
 def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
@@ -234,7 +286,7 @@ def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
     return buffer
 
 
-def _take_region(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_bytes: int) -> memoryview:
+def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments: _Segments) -> memoryview:
     region = HostRegion(bounds, stored_dtype(value.stored))
     for read in value.checkpoint.reads(0, value.stored, region, piece_bytes):
         match read:
@@ -248,7 +300,7 @@ def _take_region(value: StoredValue, bounds: tuple[tuple[int, int], ...], piece_
                 _fill(value, read, buffer)
                 read.scatter(buffer)
             case CheckedRead():
-                _fill_checked(value, read)
+                _fill_checked(value, _of_segment(read, segments))
             case DriverRead():
                 anyio.from_thread.run(_perform, read)
 
@@ -259,6 +311,16 @@ async def _perform(read: DriverRead) -> None:
     await read.perform()
 
 
+def _of_segment(read: CheckedRead, segments: _Segments) -> CheckedRead:
+    """Return the read of the segment that is this region's own, if others need the range, too."""
+    found = segments.get((read.file, read.offset, read.nbytes))
+    if found is None:
+        return read
+
+    offset, nbytes, segment = found
+    return replace(read, offset=offset, nbytes=nbytes, segment=segment)
+
+
 def _fill_checked(value: StoredValue, read: CheckedRead) -> None:
     """Perform a read that verifies more bytes than it keeps."""
 
@@ -267,7 +329,7 @@ def _fill_checked(value: StoredValue, read: CheckedRead) -> None:
             _read_at(value, read.file, offset, buffer)
             offset += len(buffer)
 
-    if read.fill(read_at, crc32c) != read.crc32c:
+    if read.differs(read.fill(read_at, crc32c)):
         raise _differs(value, read)
 
 
@@ -290,5 +352,6 @@ def _read_at(value: StoredValue, path: str, offset: int, buffer: memoryview) -> 
 
 
 def _differs(value: StoredValue, read: DirectRead | ScatterRead | CheckedRead) -> ChecksumError:
-    problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+    start, end = read.covered if isinstance(read, CheckedRead) else (read.offset, read.offset + read.nbytes)
+    problem = f"bytes {start} to {end} differ from those written"
     return ChecksumError(read.file, problem, key_path=value.stored.info.key_path)

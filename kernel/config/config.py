@@ -13,6 +13,9 @@
     [stopping]
     sigterm_s = 30               # PENSTOCK_STOPPING__SIGTERM_S=30
 
+    [processes]
+    silence_s = 30               # PENSTOCK_PROCESSES__SILENCE_S=30
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -39,6 +42,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
+from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.option_layers import ENVIRONMENT_PREFIX, TABLES, load_options, sourced
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.config.shutdown_options import StoppingOptions
@@ -130,6 +134,7 @@ class Config:
     loop: LoopOptions = field(default_factory=LoopOptions)
     format: SaveFormat = field(default_factory=SaveFormat)
     stopping: StoppingOptions = field(default_factory=StoppingOptions)
+    processes: JobLimits = field(default_factory=JobLimits)
 
     @classmethod
     def load(

@@ -7,7 +7,8 @@ __all__ = ("JobCoordinator",)
 from collections.abc import Mapping
 from typing import final
 
-from penstock.kernel.coordination.job import Job, JobLimits
+from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
 from penstock.kernel.errors import ConfigError

@@ -27,7 +27,8 @@ class JointOperation:
     """How the processes of a job agree on one operation. There is no barrier: one verdict decides.
 
     Every process calls, inside `running` and in this order: `agree`; the primary `begin`, the others
-    `wait_begun`; the primary `parts`, `decide` and `tell_published`, the others `bring` and `wait_published`.
+    `wait_begun`; the primary `parts`, `decide` and `tell_published`, the others `bring`, `wait_decided` and
+    `wait_published`.
     Whoever fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
     nobody waits for who has failed.
 
@@ -53,6 +54,11 @@ class JointOperation:
         return self._keys.identity
 
     @property
+    def process_index(self) -> int:
+        """Which process this is."""
+        return self._job.index
+
+    @property
     def is_primary(self) -> bool:
         """Whether this process judges, merges and publishes."""
         return self._job.is_primary
@@ -69,8 +75,11 @@ class JointOperation:
             PeerError: If another process ended the operation; the body was cancelled.
             CoordinationError: If the service cannot be reached.
 
+        After a failure, the primary returns only when the others have left their bodies, or cannot be waited
+        for: then nobody writes any more into what it removes.
+
         Cancellation:
-            The others are told first, within twice `JobLimits.call_s`.
+            The others are told first, within three times `JobLimits.call_s`.
         """
         await self._join()
         failure: BaseException | None = None
@@ -155,13 +164,13 @@ class JointOperation:
         """Say that this process's part is durable. From then on it writes nothing more. For the others."""
         await self._say("part", part)
 
-    async def parts(self, timeout_s: float) -> Mapping[int, bytes]:
+    async def parts(self) -> Mapping[int, bytes]:
         """Wait for the parts of the other processes, and return them by index. The primary's.
 
         Raises:
-            PeerSilentError: If not all are there within `timeout_s`.
+            PeerSilentError: If not all are there within `JobLimits.write_s`.
         """
-        return await self._others("part", timeout_s)
+        return await self._others("part", self._job.limits.write_s)
 
     async def decide(self) -> None:
         """Set the verdict that this is published. The primary's; then it publishes, or raises.
@@ -185,13 +194,21 @@ class JointOperation:
         with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
             await self._job.calls.put(self._keys.result, PUBLISHED)
 
-    async def wait_published(self, timeout_s: float) -> None:
+    async def wait_decided(self) -> None:
+        """Wait until the primary has decided to publish. For the others.
+
+        While it has not, a failure or a cancellation of any process ends the operation for all.
+        """
+        await self._touch.decided.wait()
+
+    async def wait_published(self) -> None:
         """Wait until the primary has published. For the others.
 
         Raises:
             PeerError: If the operation was ended, or the primary could not publish.
             OutcomeUnknownError: If the primary says nothing after the verdict.
         """
+        timeout_s = self._job.limits.write_s
         told = await self._job.calls.wait(self._keys.result, timeout_s)
         if told is None:
             raise OutcomeUnknownError(self._path, f"the primary said nothing for {timeout_s:g} s")

@@ -13,6 +13,7 @@
 | `penstock/<id>/verdict` | the first to fail, or the primary | how the operation ends |
 | `penstock/<id>/result` | the primary | whether it was published |
 | `penstock/<id>/left` | each | how many have left; the last one deletes all of these |
+| `penstock/<id>/left_here` | the last of the others, after a failure | nobody but the primary is left |
 """
 
 from __future__ import annotations

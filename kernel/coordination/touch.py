@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import final
 
-from anyio import CancelScope, current_time, move_on_after, sleep
+from anyio import CancelScope, Event, current_time, move_on_after, sleep
 from anyio.abc import TaskGroup
 
 from penstock.kernel.coordination.heartbeats import Heartbeat, SilenceJudge
@@ -32,7 +32,7 @@ class Touch:
         path: What it is about, for errors.
     """
 
-    __slots__ = ("_job", "_judge", "_keys", "_path", "_scope", "ended_by", "stage", "verdict")
+    __slots__ = ("_job", "_judge", "_keys", "_path", "_scope", "decided", "ended_by", "stage", "verdict")
 
     def __init__(self, job: Job, keys: OperationKeys, path: str) -> None:
         self._job = job
@@ -42,6 +42,7 @@ class Touch:
         self._judge = SilenceJudge(job.limits.silence_s * (1.0 if job.is_primary else LATER))
         self.stage = "join"  #: where this process is
         self.verdict: Verdict | None = None  #: the one that holds, once it is known here
+        self.decided = Event()  #: set once it is known to be a commit
         self.ended_by: PenstockError | None = None  #: what a task beside the body has to say
 
     def start(self, tasks: TaskGroup) -> None:
@@ -77,28 +78,43 @@ class Touch:
     async def end(self, error: BaseException | None) -> None:
         """Leave the operation; tell the others that this process ended by `error`. Never raises.
 
+        The primary waits until all others have left what failed, since it is about to remove it.
+
         Cancellation:
-            Delivered after twice `JobLimits.call_s` at most.
+            Delivered after three times `JobLimits.call_s` at most.
         """
         with (
             CancelScope(shield=True),
-            move_on_after(2 * self._job.limits.call_s),
+            move_on_after(3 * self._job.limits.call_s),
             suppress(CoordinationError),
         ):
+            standing = None
             if error is not None:
-                await self._tell(verdict_of(error, self._job.index, self.stage))
+                standing = await self._tell(verdict_of(error, self._job.index, self.stage))
 
-            await self._leave()
+            await self._leave(standing)
 
-    async def _tell(self, verdict: Verdict) -> None:
+    async def _tell(self, verdict: Verdict) -> Verdict:
+        """Tell how this process ended; return the verdict that holds for all."""
         standing = self.verdict or await self.claim(verdict)
         if standing.kind == "commit" and self._job.is_primary:  # all know that it was to be published
             await self._job.calls.put(self._keys.result, verdict.encoded())
 
-    async def _leave(self) -> None:
+        return standing
+
+    async def _leave(self, ended: Verdict | None) -> None:
         """Forget the keys that nobody needs any more: the last one to leave those of this operation."""
         job = self._job
-        if await job.calls.count(self._keys.left) == job.count:
+        failed = ended is not None and ended.kind != "commit"
+        if failed and job.is_primary:
+            # One that is silent will not come; those that live need no more than a moment.
+            wait_s = job.limits.beat_s if ended is not None and ended.kind == "silent" else job.limits.call_s
+            await job.calls.wait(self._keys.here("left"), wait_s)
+
+        n_left = await job.calls.count(self._keys.left)
+        if failed and not job.is_primary and n_left == job.count - 1:
+            await job.calls.put(self._keys.here("left"), b"1")
+        if n_left == job.count:
             await self._forget(self._keys)
         elif job.is_primary:
             job.ended.append(self._keys.identity)
@@ -134,6 +150,8 @@ class Touch:
         self.verdict = Verdict.decoded(found)
         if self.verdict.kind != "commit":
             raise self.verdict.error()
+
+        self.decided.set()
 
     async def _look_around(self) -> None:
         """Judge who is silent: the primary judges all, the others judge the primary."""

@@ -29,6 +29,7 @@ from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
+from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.statistics import StageStatistics, stage_lines
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -104,6 +105,7 @@ class SavePlan:
     changes: Mapping[int, LeafChange] = field(default_factory=dict[int, "LeafChange"])
     """What stages declare that they do to leaves, by leaf."""
     sizes_known: bool = True  #: whether the bytes to be written are known: no leaf has a codec
+    joint: JointPlan | None = None  #: if several processes save together
 
 
 @dataclass(frozen=True, slots=True)

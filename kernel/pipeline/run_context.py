@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
-    from penstock.kernel.protocols.coordinator import Coordinator
+    from penstock.kernel.protocols.coordinator import Coordinator, Operation
     from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.storage.joined_workspace import JoinedWorkspace
     from penstock.kernel.storage.workspace import Workspace
 
 
@@ -112,12 +113,13 @@ class SaveRun(Run):
     """What the stages of a save may use."""
 
     flow: ClassVar[Flow] = "save"
-    workspace: Workspace
+    workspace: Workspace | JoinedWorkspace
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
     folder: str = ""  #: the tree's directory in the checkpoint, if there is only one
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
+    operation: Operation | None = None  #: what the processes of a job agree by, if there are several
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
     background: list[Background] = field(default_factory=list["Background"])
     """Background work of third-party handlers; waited for before the workspace is discarded."""

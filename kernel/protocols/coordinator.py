@@ -5,13 +5,13 @@ from __future__ import annotations
 __all__ = (
     "Coordinator",
     "KeyValues",
+    "Operation",
     "SingleProcessCoordinator",
 )
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, final
-
-from anyio.lowlevel import checkpoint
 
 
 class KeyValues(Protocol):
@@ -42,6 +42,58 @@ class KeyValues(Protocol):
         ...
 
 
+class Operation(Protocol):
+    """One thing that all processes of a job do together; see `JointOperation` for what ends it."""
+
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def is_primary(self) -> bool: ...
+    def at(self, stage: str) -> None:
+        """Note where this process is, for what the others say of it if it falls silent."""
+        ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Join, and stay in touch with the others for as long as the body runs."""
+        ...
+
+    async def agree(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> None:
+        """Say what this process is asked to do; the primary waits for all, and compares."""
+        ...
+
+    async def begin(self, place: str) -> None:
+        """Tell the others where to write. The primary's."""
+        ...
+
+    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> str:
+        """Return where to write. For the others."""
+        ...
+
+    async def bring(self, part: bytes) -> None:
+        """Say that this process's part is durable. For the others."""
+        ...
+
+    async def parts(self) -> Mapping[int, bytes]:
+        """Return the parts of the others, by index. The primary's."""
+        ...
+
+    async def decide(self) -> None:
+        """Set the verdict that this is published. The primary's."""
+        ...
+
+    async def wait_decided(self) -> None:
+        """Wait for the verdict. For the others."""
+        ...
+
+    async def tell_published(self) -> None:
+        """Tell the others that it is visible. The primary's."""
+        ...
+
+    async def wait_published(self) -> None:
+        """Wait until it is visible. For the others."""
+        ...
+
+
 class Coordinator(Protocol):
     """How the processes of one job agree. Every wait has a deadline."""
 
@@ -51,8 +103,8 @@ class Coordinator(Protocol):
     def process_count(self) -> int: ...
     @property
     def is_primary(self) -> bool: ...
-    async def barrier(self, name: str, timeout_s: float) -> None:
-        """Wait until every process has reached this call."""
+    def operation(self, path: str) -> Operation | None:
+        """Return an operation on `path`, to be joined with the other processes; None if there are none."""
         ...
 
 
@@ -77,10 +129,6 @@ class SingleProcessCoordinator:
         """Always true."""
         return True
 
-    async def barrier(self, name: str, timeout_s: float) -> None:
-        """Return at once.
-
-        Cancellation:
-            A checkpoint, as a real wait would be.
-        """
-        await checkpoint()
+    def operation(self, path: str) -> None:
+        """None: nobody need agree."""
+        return

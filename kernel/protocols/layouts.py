@@ -9,6 +9,7 @@ __all__ = (
     "FormattedLayout",
     "ItemLayout",
     "ItemsLayout",
+    "JointLayout",
     "Layout",
     "Place",
     "WrittenRange",
@@ -186,6 +187,15 @@ class FormattedLayout(Capability, Protocol):
 
         None for all chunks if they may lie in any data files, together.
         """
+        ...
+
+
+@runtime_checkable
+class JointLayout(Capability, Protocol):
+    """A `Layout` that several processes can write together, each into data files of its own."""
+
+    def process_folder(self, process_index: int) -> str:
+        """Return the folder for the data files of a process, relative to the directory of a tree."""
         ...
 
 

@@ -6,6 +6,7 @@ __all__ = (
     "BufferHandler",
     "ChunkBuffersHandler",
     "ChunkingHandler",
+    "GlobalHandler",
     "HandlerLookup",
     "LeafHandler",
     "PackingHandler",
@@ -42,6 +43,23 @@ class ChunkingHandler(Capability, Protocol):
 
 
 @runtime_checkable
+class GlobalHandler(Capability, Protocol):
+    """A `LeafHandler` whose values may be spread over the processes of a job.
+
+    Its `pieces` then cover what this process writes, and all processes together every chunk once.
+    """
+
+    def share(self, value: Any, spec: LeafSpec) -> int:
+        """Return how many bytes of the leaf this process writes. Touches no array bytes.
+
+        Args:
+            value: The leaf; `spec.is_global`.
+            spec: How it is stored.
+        """
+        ...
+
+
+@runtime_checkable
 class PartsHandler(Capability, Protocol):
     """A `LeafHandler` that can restore a leaf larger than the memory budget in parts.
 
@@ -71,7 +89,9 @@ class PartsHandler(Capability, Protocol):
     def place(self, part: FilledLeaf) -> None:
         """Put the filled regions of a part in place and free their memory. Blocking.
 
-        Called once for each part, in any order, perhaps by several threads at once.
+        Called once for each part, in any order, perhaps by several threads at once. A checksum may cover
+        several parts, so bytes that were put in place can still turn out to be damaged: then `join` is not
+        called.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "Adopting",
     "CheckedRead",
+    "Combine",
     "Destination",
     "DirectRead",
     "DriverRead",
@@ -12,18 +13,28 @@ __all__ = (
     "OpaqueChunk",
     "Read",
     "ScatterRead",
+    "Segment",
+    "SharedRange",
     "Target",
     "WholeChunks",
 )
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 from typing import Any, Final, Protocol, TypeAlias, final, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
 
 BLOCK_BYTES: Final = 64 * 1024
 """Bytes read at a time of a range that is kept in part."""
+
+SHORT_BYTES: Final = 256 * 1024
+"""A shorter range is read by one call: several calls would cost more than the bytes that are not kept."""
+
+Combine: TypeAlias = Callable[[Sequence[tuple[int, int]]], int]
+"""Makes the checksum of a range of those of its segments, each with its number of bytes, in order."""
 
 
 class Destination(Protocol):
@@ -141,11 +152,58 @@ class ScatterRead:
         return self.nbytes + self.decoded_nbytes
 
 
+@final
+class SharedRange:
+    """A range of a file that several reads bring, a segment each. Thread-safe.
+
+    Args:
+        offset: Where the range begins in the file.
+        sizes: Bytes of each segment, in order.
+        crc32c: Of the whole range as it was written.
+        combine: Makes the checksum of the range of those of its segments.
+    """
+
+    __slots__ = ("_combine", "_crc32c", "_found", "_lock", "_sizes", "offset")
+
+    def __init__(self, offset: int, sizes: Sequence[int], crc32c: int, combine: Combine) -> None:
+        self.offset = offset
+        self._sizes = tuple(sizes)
+        self._crc32c = crc32c
+        self._combine = combine
+        self._lock = Lock()
+        self._found: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the range."""
+        return sum(self._sizes)
+
+    def differs(self, number: int, crc32c: int) -> bool:
+        """Note the checksum of a segment; say, once all are known, whether the range is damaged."""
+        with self._lock:
+            self._found[number] = crc32c
+            if len(self._found) < len(self._sizes):
+                return False
+
+        found = [(self._found[at], nbytes) for at, nbytes in enumerate(self._sizes)]
+        return self._combine(found) != self._crc32c
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Which part of a shared range a read brings."""
+
+    whole: SharedRange
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedRead:
     """A range of a file that is read whole, since its checksum covers all of it, and kept in part.
 
-    It is read block by block, so its length costs no memory.
+    It is read block by block, so its length costs no memory. If others keep parts of the same range, each
+    reads a segment of it, and whoever is last compares.
     """
 
     leaf: int
@@ -154,18 +212,49 @@ class CheckedRead:
     nbytes: int
     crc32c: int  #: of the whole range as it was written
     parts: tuple[DirectRead | ScatterRead, ...]  #: what is kept, by offset; without checksums of their own
+    combine: Combine | None = None  #: for checksums of this kind; None if the range cannot be shared
+    segment: Segment | None = None  #: set if this is not the whole range that the checksum covers
 
     @property
     def scratch_nbytes(self) -> int:
         """Host bytes beside the destination: a block, and the longest part that is scattered."""
+        if self.is_short:
+            return self.nbytes
+
         return min(self.nbytes, BLOCK_BYTES) + max([part.scratch_nbytes for part in self.parts], default=0)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it should be read by one call, as `at_once` does."""
+        return self.segment is None and self.nbytes < SHORT_BYTES
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """Where the range that the checksum covers begins and ends in the file."""
+        whole = self if self.segment is None else self.segment.whole
+        return whole.offset, whole.offset + whole.nbytes
+
+    def at_once(self) -> ScatterRead:
+        """Return the same as one scattered read of the whole range. Not for a segment."""
+        spread = partial(_spread, self.parts, self.offset)
+        return ScatterRead(self.leaf, self.file, self.offset, self.nbytes, spread, self.crc32c)
+
+    def differs(self, crc32c: int) -> bool:
+        """Say whether bytes with this checksum are not those that were written.
+
+        Of a segment that is known only once all segments were read: whoever asks last is told.
+        """
+        if self.segment is None:
+            return crc32c != self.crc32c
+
+        return self.segment.whole.differs(self.segment.number, crc32c)
 
     def fill(
         self,
         read_at: Callable[[int, Sequence[memoryview]], None],
         checksum: Callable[[memoryview, int], int],
     ) -> int:
-        """Read the range, fill the destinations, and return the checksum of what was read. Blocking.
+        """Read the range or segment, fill the destinations, and return its checksum, for `differs`. Blocking.
 
         Args:
             read_at: Reads the file, as `ReadableFile.read_at` does.
@@ -208,3 +297,13 @@ class DriverRead:
 
 
 Read: TypeAlias = DirectRead | ScatterRead | CheckedRead | DriverRead
+
+
+def _spread(parts: Sequence[DirectRead | ScatterRead], start: int, data: memoryview) -> None:
+    """Bring what is kept of a range from its bytes, which begin at `start`, to where it goes."""
+    for part in parts:
+        found = data[part.offset - start : part.offset - start + part.nbytes]
+        if isinstance(part, DirectRead):
+            part.into()[:] = found
+        else:
+            part.scatter(found)

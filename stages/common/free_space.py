@@ -26,7 +26,8 @@ def check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:
         StorageError: If the medium does not say.
     """
     store = run.store
-    sizes = [plan.specs[index].nbytes for index in leaves.indices]
+    each = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
+    sizes = [each[index] for index in leaves.indices]
     needed = sum(sizes)
     if not needed or not isinstance(store, FreeSpace):
         return

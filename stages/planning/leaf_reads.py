@@ -18,6 +18,7 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import PartsHandler
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, Read, ScatterRead, Target
+from penstock.kernel.protocols.shared_checks import share_checks
 from penstock.stages.planning.coalescing import join_reads
 
 SHARE: Final = 2
@@ -47,11 +48,14 @@ def plan_reads(
     return join_reads(reads, piece_bytes) if len(target.regions) > 1 else reads
 
 
-def in_parts(run: RestoreRun, checkpoint: StoredCheckpoint, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
+def in_parts(
+    run: RestoreRun, checkpoint: StoredCheckpoint, leaves: Sequence[ReadLeaf], *, mmap: bool = False
+) -> list[ReadLeaf]:
     """Split the leaves that would hold too much of the memory budget into parts.
 
     A leaf that is read straight into the memory of its value holds no budget and is never split. A leaf
-    that its handler cannot split stays whole, and is admitted alone.
+    that its handler cannot split stays whole, and is admitted alone. What parts of one leaf need of one
+    checksummed range is read once, unless leaves are to be mapped: then some of it is never read.
     """
     most = run.memory.limit_of(run.flow) // SHARE
     numbers = itertools.count(-1, -1)
@@ -59,7 +63,8 @@ def in_parts(run: RestoreRun, checkpoint: StoredCheckpoint, leaves: Sequence[Rea
     for leaf in leaves:
         held = leaf.target.staging_bytes
         if held and held + scratch_bytes(leaf.reads) > most and isinstance(leaf.handler, PartsHandler):
-            cut += _parts(run, checkpoint, leaf, leaf.handler, most, numbers.__next__)
+            parts = _parts(run, checkpoint, leaf, leaf.handler, most, numbers.__next__)
+            cut += parts if mmap else _read_once(parts)
         else:
             cut.append(leaf)
 
@@ -106,6 +111,12 @@ def _parts(
         parts.append(replace(leaf, index=number, target=target, reads=reads, part=part))
 
     return parts
+
+
+def _read_once(parts: Sequence[ReadLeaf]) -> list[ReadLeaf]:
+    """Cut ranges that several parts need between them. The leaf is joined when all parts were read."""
+    shared = share_checks([part.reads for part in parts])
+    return [replace(part, reads=reads) for part, reads in zip(parts, shared, strict=True)]
 
 
 def _is_checked(read: Read) -> bool:

@@ -79,7 +79,7 @@ def plan_restore(
     planner = _Planner(run, located, options, matching)
     packs, leaves = planner.read_results()
     makings = planner.makings()
-    leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs])
+    leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs], mmap=located.mmap)
     planner.check()
     if not located.mmap:
         join_memory(leaves)

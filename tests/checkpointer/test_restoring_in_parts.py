@@ -224,6 +224,49 @@ async def test_bytes_are_compared_with_their_checksums_though_pieces_were_larger
     assert raised.value.key_path == "['a']"
 
 
+def flip(path: Path, at: int) -> None:
+    """Flip a bit of the data file, in the middle of the n-th 64 KiB of the only large leaf."""
+    (file,) = [each for each in path.rglob("d/*") if each.stat().st_size > MIB]
+    data = bytearray(file.read_bytes())
+    data[at * 2**16 + 2**15] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("written", "budget"),
+    [(1024 * MIB, MIB), (4 * MIB, MIB // 4)],  # as one piece of 4 MiB, and as pieces of 256 KiB
+)
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_piece_that_several_parts_need_is_read_once(
+    rig: Rig, written: int, budget: int, strict: bool
+) -> None:
+    store = CountingStore()
+    rig.registry, rig.store = copying(), cast("Any", store)
+    rig.store.open_files = 0  # type: ignore[misc]  # this one does not count them
+    await saved(rig.final, {"a": jnp.asarray(numbers())}, memory_limit=written)
+    like = {"a": struct(SHAPE if strict else (1000, 1000), np.float32, sharding=over((8,), "x"))}
+
+    await restored(rig, like, budget=budget, options=RestoreOptions(strict=strict))
+
+    assert store.nbytes < 1.2 * numbers().nbytes
+
+
+@pytest.mark.parametrize("at", [0, 17, 63])
+async def test_a_flipped_bit_in_any_part_of_a_shared_piece_is_found(rig: Rig, at: int) -> None:
+    handler = Joining()
+    rig.registry = copying(handler)
+    tree = {"a": jnp.asarray(numbers())}
+    await saved(rig.final, tree)
+    flip(rig.final, at)
+
+    with pytest.raises(ChecksumError) as raised:
+        await restored(rig, tree, n_workers=3)
+
+    assert raised.value.key_path == "['a']"
+    assert f"bytes 0 to {numbers().nbytes}" in str(raised.value)
+    assert not handler.joined
+
+
 class Careful(Scripted):
     """A handler that fails or hangs when the n-th part is placed."""
 
@@ -249,6 +292,18 @@ class Careful(Scripted):
 
     def join(self, part: ReadLeaf) -> Any:
         return self.array.join(part)
+
+
+class Joining(Careful):
+    """A handler that says whether it was asked for the value of a leaf that came in parts."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.joined = False
+
+    def join(self, part: ReadLeaf) -> Any:
+        self.joined = True
+        return super().join(part)
 
 
 async def test_failing_midway_it_holds_nothing(rig: Rig) -> None:

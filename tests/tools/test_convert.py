@@ -17,6 +17,7 @@ import pytest
 import tensorstore as ts
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
+from tests.byte_counting import CountingStore
 from tests.every_item import every_item
 
 import penstock
@@ -583,6 +584,40 @@ def test_a_flipped_bit_is_never_carried_over(tmp_path: Path, form: str) -> None:
         file.write_bytes(data)
 
     penstock.sync.convert(tmp_path / "c", tmp_path / "copy")
+
+
+SMALLER = {
+    "plain": penstock.SaveFormat(chunk_byte_size=1 << 16),
+    "zstd": penstock.SaveFormat(chunk_byte_size=1 << 16, codec="zstd"),
+}
+
+
+@pytest.mark.parametrize("form", SMALLER)
+def test_a_piece_that_becomes_many_chunks_is_read_once(tmp_path: Path, form: str) -> None:
+    array = noise(1 << 20)
+    penstock.sync.save(tmp_path / "c", {"w": array})
+    store = CountingStore()
+
+    penstock.sync.convert(tmp_path / "c", tmp_path / "copy", store=store, save_format=SMALLER[form])  # type: ignore[arg-type]  # it has what the local store has
+
+    assert store.nbytes < 1.2 * array.nbytes
+    assert penstock.sync.restore(tmp_path / "copy")["w"].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("at", [0, 17, 63])
+@pytest.mark.parametrize("form", SMALLER)
+def test_a_flipped_bit_in_any_of_these_chunks_is_not_carried_over(tmp_path: Path, form: str, at: int) -> None:
+    penstock.sync.save(tmp_path / "c", {"w": noise(1024, 1024)})
+    (file,) = [each for each in (tmp_path / "c").rglob("d/*") if each.stat().st_size > 1 << 20]
+    data = bytearray(file.read_bytes())
+    data[at * 2**16 + 2**15] ^= 1
+    file.write_bytes(data)
+
+    with pytest.raises(ChecksumError) as raised:
+        penstock.sync.convert(tmp_path / "c", tmp_path / "copy", save_format=SMALLER[form])
+
+    assert raised.value.key_path == "['w']"
+    assert not (tmp_path / "copy").exists()
 
 
 def test_the_format_of_what_is_written_can_be_chosen(

@@ -9,13 +9,11 @@ from __future__ import annotations
 __all__ = ("NONE", "covers_others", "cut_at_pieces", "recorded_crc32c", "with_checksums")
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from penstock.handlers.formats.common.chunk_regions import (
-    DIRECT_BYTES,
     Bounds,
     StoredChunk,
     overlaps,
@@ -63,7 +61,7 @@ def with_checksums(
     for reads_of_one in in_part.values():
         parts = sorted([part for read in reads_of_one for part in read.parts], key=lambda part: part.offset)
         whole = replace(reads_of_one[0], parts=tuple(parts))
-        yield _at_once(whole) if whole.nbytes < DIRECT_BYTES else whole
+        yield whole
 
 
 def cut_at_pieces(chunk: StoredChunk, bounds: Bounds, recorded: Checksums) -> Iterator[StoredChunk]:
@@ -140,26 +138,11 @@ def _cut(read: DirectRead, recorded: Checksums, piece_bytes: int) -> Iterator[Re
             yield _part(read, start, piece.nbytes, piece.crc32c)
         else:
             part = _part(read, start, stop - start, None)
-            yield CheckedRead(read.leaf, read.file, piece.offset, piece.nbytes, piece.crc32c, (part,))
+            yield _kept_in_part(piece.offset, piece.nbytes, piece.crc32c, part)
 
         done = stop
 
     yield from _plain(read, done, end, piece_bytes)
-
-
-def _at_once(read: CheckedRead) -> ScatterRead:
-    """Make a read of a short range, which may then be joined with its neighbours."""
-    spread = partial(_spread, read.parts, read.offset)
-    return ScatterRead(read.leaf, read.file, read.offset, read.nbytes, spread, read.crc32c)
-
-
-def _spread(parts: Sequence[DirectRead | ScatterRead], start: int, data: memoryview) -> None:
-    for part in parts:
-        found = data[part.offset - start : part.offset - start + part.nbytes]
-        if isinstance(part, DirectRead):
-            part.into()[:] = found
-        else:
-            part.scatter(found)
 
 
 def _plain(read: DirectRead, start: int, stop: int, piece_bytes: int) -> Iterator[DirectRead]:
@@ -193,4 +176,8 @@ def _checked(read: ScatterRead, recorded: Checksums) -> ScatterRead | CheckedRea
     if (start, nbytes) == (read.offset, read.nbytes):
         return replace(read, crc32c=crc32c)
 
-    return CheckedRead(read.leaf, read.file, start, nbytes, crc32c, (read,))
+    return _kept_in_part(start, nbytes, crc32c, read)
+
+
+def _kept_in_part(offset: int, nbytes: int, crc32c: int, part: DirectRead | ScatterRead) -> CheckedRead:
+    return CheckedRead(part.leaf, part.file, offset, nbytes, crc32c, (part,), combined_crc32c)

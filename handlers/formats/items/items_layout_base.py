@@ -18,7 +18,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 )
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, Layout
+from penstock.kernel.protocols.layouts import FormattedLayout, JointLayout, Layout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
@@ -52,6 +52,10 @@ class ItemsLayoutBase:
 
     def data_file(self) -> str:
         return self._base.data_file()
+
+    def process_folder(self, process_index: int) -> str:
+        assert isinstance(self._base, JointLayout), "a layout for one process is not asked"
+        return self._base.process_folder(process_index)
 
     def recognises(self, store: Store, path: str) -> bool:
         return self._base.recognises(store, path)

@@ -12,7 +12,7 @@ from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
 from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.orbax.discovery.item_listing import list_items
-from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS
+from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS
 from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
@@ -70,6 +70,10 @@ class OrbaxLayout:
 
     def data_file(self) -> str:
         return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+
+    def process_folder(self, process_index: int) -> str:
+        """The folder that Orbax would give that process; with a directory for each array there is none."""
+        return f"{OF_A_PROCESS}{process_index}" if self._form.ocdbt else ""
 
     @property
     def save_format(self) -> SaveFormat:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from penstock.handlers.dtypes import dtype_name
 from penstock.handlers.leaves.common.chunk_blocks import cast_to, chunk_boxes
 from penstock.handlers.leaves.common.contiguous_blocks import Box, boxes, flat_index, is_contiguous
-from penstock.handlers.leaves.jax_arrays.devices import on_host
+from penstock.handlers.leaves.jax_arrays.devices import Device, on_host
+from penstock.handlers.leaves.jax_arrays.process_shards import parts_here
 from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
 from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.protocols.leaf import LeafSpec
@@ -39,7 +40,8 @@ def shard_pieces(
     pieces alternate so that their copies can overlap.
 
     Args:
-        value: An array of any sharding over devices of this process, with at least one element.
+        value: An array of any sharding, with at least one element. Of one that is spread over processes,
+            the pieces are those that this process writes.
         spec: Gives the dtype to store, the part of a shard that one replica writes (`write_shape`), and the
             chunk shape, which divides that part.
         piece_bytes: The most bytes of a copied piece, which has at least one element. A view is one piece
@@ -58,7 +60,7 @@ def shard_pieces(
         return
 
     whole = math.prod(shape) * itemsize
-    for source in _sources(value, shape, shape):
+    for source in _sources(value, shape, shape, spec.writer):
         if alias:
             view = _HostView(value, source.data, key_path)
             yield PiecePlan(source.shard, 0, whole, 0, partial(view.take, 0, whole))
@@ -75,7 +77,9 @@ def _recut_pieces(
 ) -> Iterator[PiecePlan]:
     """Plan the pieces of an array whose chunks are smaller than its shards, or whose dtype changes."""
     written = shape if spec.write_shape is None else spec.write_shape
-    sources = list(_sources(value, shape, written))
+    sources = list(_sources(value, shape, written, spec.writer))
+    if not sources:
+        return
     if written == shape:
         for source in sources:
             yield from _source_pieces(value, source, spec, most, key_path=key_path, alias=alias)
@@ -144,7 +148,9 @@ class _Source:
         )
 
 
-def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) -> Iterator[_Source]:
+def _sources(
+    value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int
+) -> Iterator[_Source]:
     """Yield what each device of this process writes, shard by shard in C order.
 
     Args:
@@ -152,15 +158,19 @@ def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) ->
         shape: The shape of its shards.
         part: The shape of the part that one replica writes; replica k writes the k-th part. If it is the
             shape of a shard, the first replica writes the whole shard.
+        writer: Which replica counts as the first, if other processes hold parts of the array.
     """
     nowhere = (0,) * len(shape)
+    if not value.is_fully_addressable:
+        yield from _sources_here(value, shape, part, writer)
+        return
     if value.sharding.num_devices == 1:
         yield _Source(nowhere, nowhere, shape, value)
         return
 
     grid = shard_grid(value.sharding, value.shape)
     assert grid is not None, "jax divides arrays evenly"
-    cut = next((axis for axis, size in enumerate(shape) if part[axis] != size), None)
+    cut = _cut_axis(shape, part)
     if cut is None:
         for at, holders in zip(grid.indices, grid.holders, strict=True):
             yield _Source(at, nowhere, shape, value.addressable_data(holders[0]))
@@ -171,8 +181,26 @@ def _sources(value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...]) ->
     shards = value.addressable_shards  # of an array that is on all devices, `addressable_data` knows only one
     for at, holders in zip(grid.indices, grid.holders, strict=True):
         for replica, number in enumerate(holders[:n_parts]):
-            corner = tuple([replica * part[cut] if axis == cut else 0 for axis in range(len(shape))])
-            yield _Source(at, corner, part, cast("jax.Array", shards[number].data))
+            yield _Source(at, _corner(replica, part, cut), part, cast("jax.Array", shards[number].data))
+
+
+def _sources_here(
+    value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int
+) -> Iterator[_Source]:
+    """Do the same for an array of which other processes hold parts."""
+    cut = _cut_axis(shape, part)
+    data = {cast("Device", shard.device): cast("jax.Array", shard.data) for shard in value.addressable_shards}
+    for found in parts_here(value.sharding, value.shape, part, writer):
+        corner = (0,) * len(shape) if cut is None else _corner(found.number, part, cut)
+        yield _Source(found.shard, corner, part, data[found.device])
+
+
+def _cut_axis(shape: tuple[int, ...], part: tuple[int, ...]) -> int | None:
+    return next((axis for axis, size in enumerate(shape) if part[axis] != size), None)
+
+
+def _corner(number: int, part: tuple[int, ...], cut: int) -> tuple[int, ...]:
+    return tuple([number * part[cut] if axis == cut else 0 for axis in range(len(part))])
 
 
 @final

@@ -89,7 +89,10 @@ class BackgroundSaves:
             base=options.base,
             compare=options.compare,
         )
-        chosen = pipeline if options.pipeline is None else fitting_pipeline(options.pipeline, engine.layout)
+        chosen = pipeline
+        if options.pipeline is not None:
+            chosen = fitting_pipeline(options.pipeline, engine.layout, joint=engine.is_joint)
+
         chosen = prioritised(chosen, first)
         if chosen is not pipeline:  # which was checked when the Checkpointer was made
             chosen.check(TreeToSave)

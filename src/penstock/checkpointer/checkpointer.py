@@ -72,7 +72,8 @@ class Checkpointer:
         save_format: How arrays are stored; overrides that of the config.
         layout: The format on disk; by default Orbax's is written, with `save_format`, and every format
             that penstock knows is read.
-        coordinator: How the processes of a job agree.
+        coordinator: How the processes of a job agree; by default by the service of `jax.distributed`, if it
+            has joined several.
         memory_limit: Host bytes that all saves and restores together may hold, or `"auto"`. This and the
             next three are numbers or texts such as `"2GiB"`; each overrides the config.
         save_device_host_concurrent_bytes: Of these, how many saves may hold staged; by default all.

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
 from structlog.stdlib import BoundLogger
 
+from penstock.handlers.coordinators.jax_key_values import JaxKeyValues, processes_of_jax
 from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
@@ -21,6 +22,7 @@ from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config, FlowOptions
+from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.events import get_logger
@@ -32,6 +34,7 @@ from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layou
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
+from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.workspace import Workspace
 
@@ -62,6 +65,11 @@ class Engine:
     events: BoundLogger
     shared: Shared = field(default_factory=Shared)
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether several processes save together."""
+        return self.coordinator.process_count > 1
+
     def save_run(
         self,
         path: str,
@@ -81,18 +89,25 @@ class Engine:
         if compare not in ("identity", "digest"):
             raise SpecError(f"compare must be 'identity' or 'digest', not {compare!r}")
 
-        workspace = Workspace(
-            self.store,
-            threads,
-            path,
-            self.layout.temporary_name(path),
-            overwrite=overwrite,
-            recognises=partial(self.layout.recognises, self.store),
-            file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
-        )
+        operation = self.coordinator.operation(path)
+        workspace: Workspace | JoinedWorkspace
+        if operation is not None and not operation.is_primary:
+            workspace = JoinedWorkspace(self.store, threads, path)
+        else:
+            workspace = Workspace(
+                self.store,
+                threads,
+                path,
+                self.layout.temporary_name(path),
+                overwrite=overwrite,
+                recognises=partial(self.layout.recognises, self.store),
+                file=self.layout.file_of(path) if isinstance(self.layout, ArrangedLayout) else None,
+            )
+
         return SaveRun(
             **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
+            operation=operation,
             base=None if base is None else absolute_path(base),
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=save_args,
@@ -168,7 +183,10 @@ def make_engine(
 
     Raises:
         ConfigError: If an option is unknown or does not fit.
+        CoordinationError: If the processes of this job cannot agree by the service of this jax.
     """
+    if coordinator is None:
+        coordinator = _coordinator_of_jax(options.processes)
     if layout is None:
         form = options.format if save_format is None else save_format
         layout = AutoLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
@@ -179,9 +197,21 @@ def make_engine(
         default_handlers() if registry is None else registry,
         LocalStore(io=options.store.io, links=options.store.links) if store is None else store,
         layout,
-        SingleProcessCoordinator() if coordinator is None else coordinator,
+        coordinator,
         get_logger(),
     )
+
+
+def _coordinator_of_jax(limits: JobLimits) -> Coordinator:
+    """Return how the processes that `jax.distributed` has joined agree; one alone need not."""
+    index, count = processes_of_jax()
+    if count == 1:
+        return SingleProcessCoordinator()
+
+    # Here, because one process needs nothing of it.
+    from penstock.kernel.coordination.job_coordinator import JobCoordinator
+
+    return JobCoordinator(JaxKeyValues(), index, count, limits)
 
 
 def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

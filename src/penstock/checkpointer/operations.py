@@ -68,7 +68,7 @@ class Operations:
         layout = self.engine.layout
         saving = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
         restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
-        saving = pipelines.fitting_pipeline(saving, layout)
+        saving = pipelines.fitting_pipeline(saving, layout, joint=self.engine.is_joint)
         self._save_pipeline = pipelines.configured_pipeline(saving, options.save)
         self._restore_pipeline = pipelines.configured_pipeline(restoring, options.restore)
         self._save_pipeline.check(TreeToSave)

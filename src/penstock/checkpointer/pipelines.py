@@ -25,6 +25,7 @@ from penstock.kernel.pipeline.stage import Stage
 from penstock.kernel.plugins.stage_registry import StageRegistry
 from penstock.kernel.protocols.layouts import ArrangedLayout, FormattedLayout, Layout
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.stages.agree import Agree
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
 from penstock.stages.device_to_host import DeviceToHost
@@ -73,36 +74,54 @@ def save_pipeline(layout: Layout | None = None) -> Pipeline[SaveRun]:
     )
 
 
-def fitting_pipeline(pipeline: Pipeline[SaveRun], layout: Layout) -> Pipeline[SaveRun]:
+def fitting_pipeline(
+    pipeline: Pipeline[SaveRun], layout: Layout, *, joint: bool = False
+) -> Pipeline[SaveRun]:
     """Return `pipeline` as saving in the format of a layout needs it.
 
-    With a codec a stage `encode` follows `device_to_host`, unless there is a stage of that name. The size of
-    data files becomes an option of `write`.
+    With a codec a stage `encode` follows `device_to_host`, and if several processes save together a stage
+    `agree`, unless there is a stage of that name. The size of data files becomes an option of `write`.
+
+    Args:
+        pipeline: Of a save.
+        layout: The format written.
+        joint: Whether several processes save together.
 
     Raises:
         PipelineError, ConfigError: If the stage `write` has no such option.
     """
+    if joint:
+        pipeline = _with_stage(pipeline, "agree", Agree())
     if not isinstance(layout, FormattedLayout):
         return pipeline
 
-    form, names = layout.save_format, pipeline.names
-    if form.leaf_codec is not None and "encode" not in names and "device_to_host" in names:
-        # Behind any stages that the user put there: they see leaves before encoding.
-        behind = next((name for name in ("limit_bytes", "write") if name in names), names[-1])
-        slots: list[Slot[SaveRun]] = []
-        for slot in pipeline:
-            if slot.name == behind:
-                slots.append(Slot("encode", Encode()))
-
-            slots.append(slot)
-
-        pipeline = Pipeline(tuple(slots))
+    form = layout.save_format
+    if form.leaf_codec is not None:
+        pipeline = _with_stage(pipeline, "encode", Encode())
 
     size = form.ocdbt_target_data_file_size
     if size is None or not form.ocdbt:
         return pipeline
 
     return pipeline.configure("write", file_bytes=size or UNLIMITED)
+
+
+def _with_stage(pipeline: Pipeline[SaveRun], name: str, stage: Stage[SaveRun]) -> Pipeline[SaveRun]:
+    """Return `pipeline` with a stage for what is staged, unless it has one of that name or stages nothing."""
+    names = pipeline.names
+    if name in names or "device_to_host" not in names:
+        return pipeline
+
+    # Behind any stages that the user put there: they see leaves before encoding.
+    behind = next((name for name in ("limit_bytes", "write") if name in names), names[-1])
+    slots: list[Slot[SaveRun]] = []
+    for slot in pipeline:
+        if slot.name == behind:
+            slots.append(Slot(name, stage))
+
+        slots.append(slot)
+
+    return Pipeline(tuple(slots))
 
 
 def restore_pipeline() -> Pipeline[RestoreRun]:

@@ -21,7 +21,7 @@ from penstock.kernel.messages.statistics import waited_for_memory_s
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.store_capabilities import FreeSpace
 
@@ -122,7 +122,7 @@ class SaveTask:
         async with self._turn:
             run.events.info("save.started", path=run.path)
             try:
-                result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
+                result = await self._run_pipeline()
             except BaseException as error:
                 full: NoSpaceError | None = None
                 with CancelScope(shield=True):  # each part has a bound
@@ -153,6 +153,18 @@ class SaveTask:
             memory_wait_s=waited_for_memory_s(report.stages),
         )
         self._promise.finish(report)
+
+    async def _run_pipeline(self) -> PipelineResult:
+        """Run the stages; if several processes save together, for as long as none of them ends the save."""
+        run, result = self._run, None
+        if run.operation is None:
+            return await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
+
+        async with run.operation.running():
+            result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
+
+        assert result is not None, "what ends an operation is raised"
+        return result
 
     async def _as_full(self, error: BaseException) -> NoSpaceError | None:
         """Return the error of a full medium in full; None if it is another, or says all already."""

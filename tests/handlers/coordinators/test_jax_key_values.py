@@ -70,13 +70,13 @@ async def test_processes_agree_by_it_and_learn_who_failed() -> None:
     async def go_on(operation: JointOperation, index: int) -> None:
         if index == 0:
             await operation.begin("place")
-            assert await operation.parts(20.0) == {1: b"\1", 2: b"\2"}
+            assert await operation.parts() == {1: b"\1", 2: b"\2"}
             await operation.decide()
             await operation.tell_published()
         else:
             assert await operation.wait_begun(b"plan", list) == "place"
             await operation.bring(bytes([index]))
-            await operation.wait_published(20.0)
+            await operation.wait_published()
 
     def fail(fails: bool) -> None:
         if fails:

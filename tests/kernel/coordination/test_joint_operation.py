@@ -16,7 +16,7 @@ from penstock.errors import (
     PlansDifferError,
     StorageError,
 )
-from penstock.kernel.coordination.job import JobLimits
+from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
@@ -67,10 +67,11 @@ class Processes:
         """Do what a save does once its data is written."""
         if not operation.is_primary:
             await operation.bring(part)
-            await operation.wait_published(10.0)
+            await operation.wait_decided()
+            await operation.wait_published()
             return
 
-        parts = await operation.parts(10.0)
+        parts = await operation.parts()
         await operation.decide()
         self.published.append(b"".join(parts.values()))
         await operation.tell_published()
@@ -299,7 +300,7 @@ async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes
     async def stop(operation: JointOperation) -> None:
         await operation.agree(b"plan", list)
         await operation.begin("/run/place")
-        await operation.parts(10.0)
+        await operation.parts()
         job.views[0].stop()
         await operation.decide()
         job.published.append(b"wrong")
@@ -327,7 +328,7 @@ async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
     async def stop(operation: JointOperation) -> None:
         await operation.agree(b"plan", list)
         await operation.begin("/run/place")
-        await operation.parts(10.0)
+        await operation.parts()
         await operation.decide()
         job.views[0].stop()
         job.published.append(b"right")
@@ -351,7 +352,7 @@ async def test_a_primary_that_cannot_publish_after_the_verdict_says_so(processes
     async def fail(operation: JointOperation) -> None:
         await operation.agree(b"plan", list)
         await operation.begin("/run/place")
-        await operation.parts(10.0)
+        await operation.parts()
         await operation.decide()
         operation.at("finalize")
         raise StorageError("rename", PATH, "Read-only file system")

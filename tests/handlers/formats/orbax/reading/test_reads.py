@@ -226,7 +226,7 @@ async def test_a_chunk_that_was_never_written_reads_as_zeros(
 
     np.testing.assert_array_equal(await read_part(checkpoint, stored, ((2, 7),)), [2, 3, 0, 0, 0])
     kinds = [type(read) for read in checkpoint.reads(0, stored, Nowhere(((2, 7),), 4), 1 << 20)]
-    assert kinds == [DriverRead, ScatterRead]  # half of a piece is compared as a whole
+    assert kinds == [DriverRead, CheckedRead]  # half of a piece is compared as a whole
 
 
 def test_a_chunk_that_was_written_and_is_missing_names_its_leaf(

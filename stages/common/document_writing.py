@@ -1,0 +1,56 @@
+"""Writes the documents that make data files a checkpoint."""
+
+from __future__ import annotations
+
+__all__ = ("write_documents",)
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.messages.save import SavePlan, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.layouts import ArrangedLayout
+from penstock.kernel.protocols.written import Document
+from penstock.stages.common.stage_record import stage_record
+
+
+def write_documents(run: SaveRun, leaves: Leaves, plan: SavePlan, batches: Sequence[WrittenBatch]) -> int:
+    """Make the index, the metadata and, last, the commit mark durable, then the directories. Blocking.
+
+    Returns:
+        How many data files there are.
+    """
+    files = {part.file for batch in batches for part in batch.written}
+    files |= {pack.file for batch in batches for pack in batch.packs}
+    directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
+    record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
+    beside = () if record is None else (replace(record, path=os.path.join(run.folder, record.path)),)
+    for document in beside:
+        _write_document(run, document, directories)
+
+    documents = run.layout.documents(
+        leaves,
+        batches,
+        started_ns=run.started_ns,
+        custom_metadata=run.custom_metadata,
+        digests=plan.digests,
+        beside=beside,
+    )
+    for document in documents:
+        _write_document(run, document, directories)
+
+    for directory in directories:
+        run.store.sync_directory(run.workspace.path(directory))
+
+    return len(files)
+
+
+def _write_document(run: SaveRun, document: Document, directories: dict[str, None]) -> None:
+    directory = os.path.dirname(document.path)
+    if directory not in directories:
+        run.store.make_directory(run.workspace.path(directory))
+        directories[directory] = None
+
+    run.store.write_file(run.workspace.path(document.path), document.data)

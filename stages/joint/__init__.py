@@ -1,0 +1,1 @@
+"""What a save does otherwise if several processes save together."""

@@ -1,0 +1,109 @@
+"""Commits what several processes wrote: each tells the primary, which writes the documents for all."""
+
+from __future__ import annotations
+
+__all__ = ("JointCommitter",)
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, final
+
+from penstock.kernel.errors import CoordinationError
+from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.coordinator import Operation
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.stages.common.arrived_leaves import arrived_leaves, check_all_there
+from penstock.stages.common.document_writing import write_documents
+from penstock.stages.common.planned_leaves import plan_of
+from penstock.stages.joint.part_columns import decoded_part, encoded_part
+
+MOST_INLINE: Final = 16 * 1024
+"""Bytes of a part that go by the coordination service, which is made for small values. Others are a file."""
+
+INLINE, IN_FILE = b"=", b"@"
+PARTS_FOLDER: Final = "_PENSTOCK_PARTS"
+"""Where they lie until the primary has read them, by the index of the process."""
+
+
+@final
+class JointCommitter:
+    """The actor of one save by several processes.
+
+    Args:
+        run: Of the save.
+        operation: What the processes agree by.
+    """
+
+    __slots__ = ("_batches", "_operation", "_run")
+
+    def __init__(self, run: SaveRun, operation: Operation) -> None:
+        self._run = run
+        self._operation = operation
+        self._batches: list[WrittenBatch] = []
+
+    async def __call__(self, batch: WrittenBatch, /) -> None:
+        self._batches.append(batch)
+
+    async def finish(self) -> AsyncIterator[Committed]:
+        """Bring this process's part, or merge those of all."""
+        run, operation = self._run, self._operation
+        operation.at("commit")
+        plan = plan_of(self._batches)
+        nbytes = sum([batch.nbytes for batch in self._batches])
+        if operation.is_primary:
+            n_files = await self._merge(plan)
+        else:
+            await operation.bring(await run.threads.run(self._part, plan))
+            await operation.wait_decided()
+            n_files = 0
+
+        operation.at("publish")
+        yield Committed(len(plan.infos), nbytes, n_files, references=plan.references)
+
+    def _part(self, plan: SavePlan) -> bytes:
+        """Check what this process wrote, make the names of its files durable, and encode where all lies."""
+        run = self._run
+        leaves = arrived_leaves(plan, self._batches)
+        files = {part.file for batch in self._batches for part in batch.parts()}
+        for directory in sorted({os.path.dirname(file) for file in files}):
+            run.store.sync_directory(run.workspace.path(directory))
+
+        data = encoded_part(leaves.specs, self._batches)
+        if len(data) <= MOST_INLINE:
+            return INLINE + data
+
+        run.store.make_directory(run.workspace.path(PARTS_FOLDER))
+        run.store.write_file(run.workspace.path(_part_file(self._operation.process_index)), data)
+        return IN_FILE
+
+    async def _merge(self, plan: SavePlan) -> int:
+        """Wait for the others, and write the documents for all. Returns how many data files there are."""
+        arrived = await self._run.threads.run(arrived_leaves, plan, self._batches)
+        parts = await self._operation.parts()
+        return await self._run.threads.run(self._write, arrived.specs, plan, parts)
+
+    def _write(self, specs: Sequence[LeafSpec], plan: SavePlan, parts: Mapping[int, bytes]) -> int:
+        run = self._run
+        for index, part in parts.items():
+            self._batches.append(decoded_part(specs, self._content(index, part)))
+
+        if any(part == IN_FILE for part in parts.values()):
+            run.store.remove_tree(run.workspace.path(PARTS_FOLDER))
+
+        check_all_there(plan, specs, self._batches)
+        leaves = Leaves(range(len(plan.infos)), specs, None, plan.infos, plan.handlers)
+        return write_documents(run, leaves, plan, self._batches)
+
+    def _content(self, index: int, part: bytes) -> bytes:
+        if part.startswith(INLINE):
+            return part[len(INLINE) :]
+        if part == IN_FILE:
+            return self._run.store.read_file(self._run.workspace.path(_part_file(index)))
+
+        raise CoordinationError(f"{part[:80]!r} is no part: do all processes run one penstock?")
+
+
+def _part_file(index: int) -> str:
+    return f"{PARTS_FOLDER}/{index}"

@@ -1,0 +1,256 @@
+"""What the processes of a job do together in tests. Each returns JSON values, or fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+from tests.processes.trees import P, differences, mesh_of, spread, whole
+
+import penstock
+from penstock.errors import PeerError, PlansDifferError, StorageError
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.job_limits import JobLimits
+from penstock.testing import FaultyStore
+
+LIMITS = JobLimits(join_s=40.0, write_s=40.0, silence_s=20.0, beat_s=0.5, call_s=10.0)
+HASTY = JobLimits(join_s=20.0, write_s=20.0, silence_s=3.0, beat_s=0.3, call_s=5.0)
+
+
+@dataclass
+class Here:
+    """What a case knows of the job."""
+
+    folder: Path  #: the same for all processes
+    rank: int
+    count: int
+    client: Any  #: of jax's coordination service
+    leaves_at_once: bool = False
+
+    @property
+    def last(self) -> int:
+        return self.count - 1
+
+    async def meet(self, name: str) -> None:
+        """Wait until all processes are here."""
+        await anyio.to_thread.run_sync(
+            self.client.wait_at_barrier, f"{self.folder.name} {name}", 30_000, abandon_on_cancel=True
+        )
+
+    def names(self) -> list[str]:
+        """Return what lies in the case's folder."""
+        return sorted(os.listdir(self.folder)) if self.folder.exists() else []
+
+
+@asynccontextmanager
+async def checkpointer(
+    store: Any = None, limits: JobLimits = LIMITS, **options: Any
+) -> AsyncGenerator[penstock.Checkpointer]:
+    """Open a Checkpointer, and see that nothing is left of its budget at the end."""
+    async with penstock.Checkpointer(store=store, config=Config(processes=limits), **options) as opened:
+        yield opened
+
+    assert opened.statistics().leased == 0, opened.statistics()
+
+
+async def saves_and_restores(here: Here) -> Any:
+    tree = whole(mesh_of(here.count))
+    async with checkpointer() as opened:
+        report = await (await opened.save(here.folder / "step_1", tree))
+        restored = await opened.restore(here.folder / "step_1", like=tree)
+        bare = await opened.restore(here.folder / "step_1")
+        verified = await opened.verify(here.folder / "step_1")
+
+    assert here.names() == ["step_1"], here.names()
+    assert verified.intact, verified.findings
+    return {
+        "nbytes": report.nbytes,
+        "n_leaves": report.n_leaves,
+        "differs": differences(restored, tree),
+        "bare": sorted(bare),
+        "text": bare["text"],
+    }
+
+
+async def orbax_reads(here: Here) -> Any:
+    """Restore by Orbax, in all processes together, what the case above wrote."""
+    import orbax.checkpoint as ocp
+
+    tree = whole(mesh_of(here.count))
+    tree = {key: value for key, value in tree.items() if key not in ("key", "local")}  # not global
+    found = ocp.PyTreeCheckpointer().restore(
+        here.folder.parent / "saves_and_restores" / "step_1",
+        args=ocp.args.PyTreeRestore(
+            tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
+        ),
+    )
+    return {"differs": differences(found, tree)}
+
+
+async def trees_that_differ_are_refused(here: Here) -> Any:
+    path, mesh, told = here.folder / "step_1", mesh_of(here.count), {}
+    changed: dict[str, Callable[[Any], Any]] = {
+        "bytes": lambda tree: {**tree, "numpy": tree["numpy"] + 1},
+        "leaf": lambda tree: {**tree, "extra": 1},
+        "type": lambda tree: {**tree, "number": 7.0},
+        "spec": lambda tree: {
+            **tree,
+            "rows": spread(np.zeros((8, 8), np.float32), P("host"), mesh),
+        },
+    }
+    for name, change in changed.items():
+        tree = whole(mesh)
+        async with checkpointer() as opened:
+            try:
+                await (await opened.save(path, change(tree) if here.rank == here.last else tree))
+            except PlansDifferError as error:
+                told[name] = {"who": list(error.processes), "what": list(error.differences)}
+        await here.meet(name)
+        assert here.names() == [], here.names()
+
+    async with checkpointer() as opened:
+        await (await opened.save(path, whole(mesh)))
+
+    return told
+
+
+async def a_failure_ends_it_for_all(here: Here) -> Any:
+    path, tree, told = here.folder / "step_1", whole(mesh_of(here.count)), {}
+    async with checkpointer() as opened:
+        await (await opened.save(here.folder / "step_0", tree))
+
+    for operation in ("create_data_file", "data.write_at", "data.sync", "make_directory", "sync_directory"):
+        for who in sorted({0, here.last}):
+            store = FaultyStore(LocalStore())
+            async with checkpointer(store) as opened:
+                if here.rank == who:
+                    store.fail_on(operation)
+                try:
+                    await (await opened.save(path, tree))
+                except (StorageError, PeerError) as error:
+                    found = [type(error).__name__, list(getattr(error, "processes", ()))]
+                    told[f"{operation} {who}"] = [*found, getattr(error, "peer_stage", None) or error.stage]
+            await here.meet(f"{operation} {who}")
+            assert here.names() == ["step_0"], here.names()
+            assert store.open_files == 0
+
+    async with checkpointer() as opened:
+        await (await opened.save(path, tree))
+        assert differences(await opened.restore(here.folder / "step_0", like=tree), tree) == []
+
+    return told
+
+
+async def a_cancellation_ends_it_for_all(here: Here) -> Any:
+    path, tree = here.folder / "step_1", whole(mesh_of(here.count))
+    store = FaultyStore(LocalStore())
+    told = ""
+    async with checkpointer(store) as opened:
+        hang = store.hang_on("data.write_at") if here.rank == here.last else None
+        save = await opened.save(path, tree)
+        if hang is not None:
+            await hang.wait_reached()
+            save.cancel()
+            hang.release()
+        try:
+            await save
+        except penstock.errors.PenstockError as error:
+            told = f"{type(error).__name__} {list(getattr(error, 'processes', ()))}"
+
+        await here.meet("cancelled")
+        assert here.names() == [], here.names()
+        await (await opened.save(path, tree))
+
+    return told
+
+
+async def saves_in_opposite_order_do_not_cross(here: Here) -> Any:
+    mesh = mesh_of(here.count)
+    trees = {
+        name: spread({"x": np.full((8, 8), at, np.float32)}, {"x": P("host")}, mesh)
+        for at, name in enumerate("abcd")
+    }
+    async with checkpointer() as opened:
+        saves = [
+            await opened.save(here.folder / name, trees[name])
+            for name in (sorted(trees) if here.rank % 2 else sorted(trees, reverse=True))
+        ]
+        for save in saves:
+            await save
+        return [
+            differences(await opened.restore(here.folder / name, like=trees[name]), trees[name])
+            for name in trees
+        ]
+
+
+async def calls_and_keys_stay_few(here: Here) -> Any:
+    mesh = mesh_of(here.count)
+    few = spread({"x": np.ones((8, 8), np.float32)}, {"x": P("host")}, mesh)
+    many = spread(
+        {str(at): np.ones((8, 8), np.float32) for at in range(200)},
+        {str(at): P("host") for at in range(200)},
+        mesh,
+    )
+    calls: list[int] = []
+    async with checkpointer() as opened:
+        coordinator: Any = opened.engine.coordinator
+        for step, tree in enumerate([few, many, few, few, few, few]):
+            before = sum(coordinator.calls.values())
+            await (await opened.save(here.folder / f"step_{step}", tree))
+            calls.append(sum(coordinator.calls.values()) - before)
+
+    await here.meet("all saved")
+    left = len(here.client.key_value_dir_get("penstock/"))
+    await here.meet("looked")
+    return {"calls": calls, "left": left}
+
+
+async def the_budget_is_kept(here: Here) -> Any:
+    mesh = mesh_of(here.count)
+    tree = spread(
+        {str(at): np.full((1024, 512), at, np.float32) for at in range(6)},
+        {str(at): P("host") if at % 2 else P() for at in range(6)},
+        mesh,
+    )
+    held = {"a host leaf": np.arange(2**18, dtype=np.float64), **tree}
+    async with checkpointer(memory_limit=2**20) as opened:
+        await (await opened.save(here.folder / "step_1", held))
+        peak = opened.statistics().peak
+        found = await opened.restore(here.folder / "step_1", like=held)
+
+    return {"peak": peak, "differs": differences(found, held)}
+
+
+async def one_dies_in_the_middle(here: Here) -> Any:
+    """The last process is killed while it writes. The last case of a job."""
+    tree = whole(mesh_of(here.count))
+    here.leaves_at_once = True
+    store = FaultyStore(LocalStore())
+    async with checkpointer(limits=HASTY) as opened:
+        await (await opened.save(here.folder / "step_1", tree))
+
+    async with checkpointer(store, limits=HASTY) as opened:
+        hang = store.hang_on("data.write_at") if here.rank == here.last else None
+        save = await opened.save(here.folder / "step_2", tree)
+        if hang is not None:
+            await hang.wait_reached()
+            await anyio.sleep(2 * HASTY.beat_s)  # so that all heard where it is
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            await save
+        except PeerError as error:
+            told = [type(error).__name__, list(error.processes), error.peer_stage]
+        else:
+            told = ["saved"]
+
+        restored = await opened.restore(here.folder / "step_1", like=tree)
+        return {"told": told, "differs": differences(restored, tree)}

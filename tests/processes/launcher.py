@@ -1,0 +1,107 @@
+"""Starts the processes of a job, and says what came of each case in each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TAIL = 6000
+"""Characters of each process's log that a failure shows."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job left: the results of its cases, and a log of each process."""
+
+    folder: Path
+    count: int
+    exit_codes: Sequence[int | None]  #: None for one that had to be killed at the end
+
+    def results(self, case: str) -> list[Any]:
+        """Return what a case returned in each process; fail with all logs if it did not in one of them."""
+        found = [self._result(case, rank) for rank in range(self.count)]
+        failed = [rank for rank, result in enumerate(found) if result is None or "error" in result]
+        assert not failed, f"{case} failed in {failed}\n{self.logs(found)}"
+        return [result["value"] for result in found]
+
+    def result(self, case: str, rank: int) -> Any:
+        """Return what a case returned in one process, the others being dead perhaps."""
+        found = self._result(case, rank)
+        assert found is not None, f"{case} did not end in {rank}\n{self.logs([])}"
+        assert "error" not in found, f"{case} failed in {rank}\n{self.logs([found])}"
+        return found["value"]
+
+    def logs(self, results: Sequence[Any]) -> str:
+        """Return what the processes said."""
+        said = [result["error"] for result in results if result and "error" in result]
+        for rank, code in enumerate(self.exit_codes):
+            log = (self.folder / f"log.{rank}").read_text(errors="replace")[-TAIL:]
+            said.append(f"---- process {rank}, exit code {code}\n{log}")
+
+        return "\n".join(said)
+
+    def _result(self, case: str, rank: int) -> Any:
+        path = self.folder / f"{case}.{rank}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def run_job(
+    folder: Path, count: int, cases: Sequence[str], *, backend: str = "asyncio", limit_s: float = 110.0
+) -> Job:
+    """Run cases of `tests.processes.cases` in `count` processes with two devices each, one after another.
+
+    Args:
+        folder: Where the cases keep their files; empty.
+        count: How many processes.
+        cases: By name.
+        backend: Of anyio.
+        limit_s: For all of it; then the processes are killed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    started: list[subprocess.Popen[bytes]] = []
+    for rank in range(count):
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false",
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        }
+        arguments = [str(rank), str(count), str(port), str(folder), backend, *cases]
+        with (folder / f"log.{rank}").open("wb") as log:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-u", "-m", "tests.processes.member", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=ROOT,
+                    env=environment,
+                )
+            )
+
+    end = time.monotonic() + limit_s
+    codes: list[int | None] = []
+    for process in started:
+        try:
+            codes.append(process.wait(max(0.1, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            codes.append(None)
+
+    for process in started:
+        process.kill()
+        process.wait()
+
+    return Job(folder, count, codes)
