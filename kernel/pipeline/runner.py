@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast, final
+from typing import Any, Final, TypeVar, cast, final
 
 from anyio import (
     CancelScope,
@@ -21,7 +21,7 @@ from anyio import (
     get_cancelled_exc_class,
 )
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.kernel.errors import PenstockError, PipelineError
@@ -31,6 +31,9 @@ from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.stage import drive, receiving, release_dropped, workers_of
 
 RunT = TypeVar("RunT")
+
+TURNS: Final = 3
+"""Turns of the loop in which the stage that stages ends, and who waited for its milestone goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,9 @@ async def _run_stages(
 class _Line:
     """Starts each stage with the first message for it, so that what comes after staging does not delay it.
 
-    The first message behind the stage that stages starts all the rest: the one that publishes must be
-    waiting for its message when the milestone before it is reached, and not act before.
+    The first message behind the stage that stages starts all the rest, a few turns of the loop later: the
+    one that publishes must be waiting for its message when the milestone before it is reached, and not act
+    before.
     """
 
     tasks: Sequence[_SlotTask]
@@ -136,6 +140,23 @@ class _Line:
 
     def start(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
         """Start the stage with this number, or what collects the results behind the last one."""
+        if number == self.n_on_demand < len(self.tasks):
+            self.group.start_soon(self._start_later, number, inlet, name="penstock stages")
+        else:
+            self._start(number, inlet)
+
+    async def _start_later(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
+        """Start all the rest once those who waited for the milestone have gone on, if it is reached now."""
+        try:
+            for _ in range(TURNS):
+                await checkpoint()
+        except BaseException:
+            with receiving(inlet):
+                raise
+
+        self._start(number, inlet)
+
+    def _start(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
         if number == len(self.tasks):
             self.group.start_soon(_collect, inlet, self.results, name="penstock result")
             return

@@ -10,7 +10,7 @@ __all__ = ("files_worth_linking", "set_aside", "take_digests")
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -23,12 +23,14 @@ from penstock.kernel.messages.save import References, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
-from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.store_capabilities import SharedFiles, SyncsFiles
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import AUTO
+from penstock.stages.planning.stored_columns import key_columns, spec_column
 from penstock.stages.reuse.value_cache import KnownValues
 
 LIVE_SHARE = 0.5
@@ -38,11 +40,11 @@ written again. So a chain of checkpoints never takes more than twice the bytes o
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    """An unchanged leaf, and the places of its bytes in the base."""
+class _Candidates:
+    """The unchanged leaves, and the places of their bytes in the base."""
 
-    leaf: Leaf
-    parts: tuple[Written, ...]
+    leaves: Leaves
+    parts: Sequence[Sequence[Written]]  #: of each leaf
 
 
 async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
@@ -75,22 +77,22 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
 async def _set_aside(
     run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
 ) -> tuple[Leaves, SavePlan]:
-    directory, candidates, sizes = await run.threads.run(_compare, run, base, identity, leaves, plan)
-    if not candidates:
+    directory, found, sizes = await run.threads.run(_compare, run, base, identity, leaves, plan)
+    if not found.parts:
         return leaves, plan
 
-    files = files_worth_linking([candidate.parts for candidate in candidates], sizes)
+    files = files_worth_linking(found.parts, sizes)
     for folder in sorted({os.path.dirname(file) for file in files}):
         await run.workspace.open(folder)
 
     shared = await run.threads.run(_share, run, directory, files)
-    kept = [found for found in candidates if all(part.file in shared for part in found.parts)]
-    if not kept:
+    chosen = [at for at, parts in enumerate(found.parts) if shared.issuperset([part.file for part in parts])]
+    if not chosen:
         return leaves, plan
 
-    staged = tuple(found.leaf.without_value() for found in kept)
-    batch = WrittenBatch(staged, tuple(part for found in kept for part in found.parts))
-    gone = {found.leaf.index for found in kept}
+    kept = found.leaves.part(chosen).without_values()
+    batch = WrittenBatch(kept, tuple([part for at in chosen for part in found.parts[at]]))
+    gone = set(kept.indices)
     run.events.info("save.unchanged", path=run.path, n_leaves=len(kept), nbytes=batch.nbytes)
     rest = leaves.part([number for number, index in enumerate(leaves.indices) if index not in gone])
     return rest, replace(plan, kept=batch)
@@ -124,8 +126,8 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
 
 
 def _compare(
-    run: SaveRun, base: str, identity: object, leaves: Sequence[Leaf], plan: SavePlan
-) -> tuple[str, list[_Candidate], dict[str, int]]:
+    run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
+) -> tuple[str, _Candidates, dict[str, int]]:
     """Find the leaves that the base holds unchanged. Runs in a worker thread.
 
     Returns:
@@ -133,59 +135,120 @@ def _compare(
         of their files.
     """
     known: Mapping[str, References] = {} if run.by_digest else _known(run, base, identity)
-    if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, known):
-        return base, [], {}
+    nothing = _Candidates(leaves.part([]), ())
+    if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, plan, known):
+        return base, nothing, {}
 
     checkpoint, key = _open(run, base)
-    same = _same_digest(plan.digests, checkpoint) if run.by_digest else _same_object(known.get(key, {}))
+    if run.by_digest:
+        unchanged = _same_digest(leaves, plan, checkpoint)
+    else:
+        unchanged = list(_same_objects(leaves, plan, known.get(key, {})))
 
     # Leaves that a later stage changes are always written: here they still have their old values.
-    unchanged = [leaf for leaf in leaves if leaf.index not in plan.changes and same(leaf)]
-    stored = {leaf.info.keys: leaf for leaf in checkpoint.leaves} if unchanged else {}
-    found: list[_Candidate] = []
-    for leaf in unchanged:
-        before = stored.get(leaf.info.keys)
-        if before is not None and _alike(leaf, before):
-            parts = checkpoint.parts(before)
-            if parts and _lie_right(run, leaf, parts):
-                there = tuple([replace(part, leaf=leaf.index) for part in parts])
-                found.append(_Candidate(_uncoded(leaf), there))
+    unchanged = [at for at in unchanged if leaves.indices[at] not in plan.changes]
+    if not unchanged:
+        return checkpoint.directory, nothing, {}
 
-    files = {part.file for candidate in found for part in candidate.parts}
+    found = _stored(run, leaves, unchanged, plan, checkpoint)
+    files = {part.file for parts in found.parts for part in parts}
     sizes = {file: run.store.size(os.path.join(checkpoint.directory, file)) for file in files}
     return checkpoint.directory, found, sizes
 
 
-def _alike(leaf: Leaf, before: StoredLeaf) -> bool:
+def _stored(
+    run: SaveRun, leaves: Leaves, unchanged: Sequence[int], plan: SavePlan, checkpoint: StoredCheckpoint
+) -> _Candidates:
+    """Find the unchanged leaves whose stored bytes the new checkpoint can use as they are."""
+    rows = {keys: row for row, keys in enumerate(key_columns(checkpoint.leaves)[0])}
+    keys, before = keys_of(plan.infos), spec_column(checkpoint.leaves)
+    specs, lies_right = _Uncoded(), _Places(run, leaves)
+    alike: dict[tuple[int, int], bool] = {}  # by the identity of both specs, which many leaves share
+    chosen: list[int] = []
+    parts: list[Sequence[Written]] = []
+    for at in unchanged:
+        index, now = leaves.indices[at], leaves.specs[at]
+        row = rows.get(keys[index])
+        if row is None:
+            continue
+
+        both = id(now), id(before[row])
+        if both not in alike:
+            alike[both] = _alike(now, before[row])
+        if alike[both]:
+            there = [part.of_leaf(index) for part in checkpoint.parts(checkpoint.leaves[row])]
+            if there and lies_right.all_of(at, there):
+                chosen.append(at)
+                parts.append(there)
+
+    found = leaves.part(chosen)
+    return _Candidates(replace(found, specs=list(map(specs.of, found.specs))), parts)
+
+
+def _alike(now: LeafSpec, then: LeafSpec) -> bool:
     """Whether the stored bytes have the same meaning. All other metadata of a leaf is always written anew."""
-    if not leaf.spec.nbytes or leaf.spec.codec not in (None, AUTO):
+    if not now.nbytes or now.codec not in (None, AUTO):
         return False  # its encoded bytes are not known yet
 
-    now, then = leaf.spec, before.spec
     return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
 
 
-def _uncoded(leaf: Leaf) -> Leaf:
-    """Return the leaf with no codec instead of an undecided one: its stored bytes have none."""
-    return leaf if leaf.spec.codec is None else replace(leaf, spec=replace(leaf.spec, codec=None))
+@final
+class _Uncoded:
+    """Specs with no codec instead of an undecided one: the stored bytes have none."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, LeafSpec] = {}
+
+    def of(self, spec: LeafSpec) -> LeafSpec:
+        """Return the spec without a codec: one object for all leaves that share one."""
+        if spec.codec is None:
+            return spec
+        if id(spec) not in self._known:
+            self._known[id(spec)] = replace(spec, codec=None)
+
+        return self._known[id(spec)]
 
 
-def _lie_right(run: SaveRun, leaf: Leaf, parts: Sequence[Written]) -> bool:
-    """Whether the new checkpoint would look for the parts in files of the same names as the base."""
-    layout = run.layout
-    if not isinstance(layout, FormattedLayout):
-        return True
+@final
+class _Places:
+    """Says whether the new checkpoint would look for parts in files of the same names as the base."""
 
-    folder = os.path.dirname(layout.data_file())
-    if isinstance(layout, ItemsLayout):
-        folder = os.path.join(layout.folder(leaf), folder)
+    __slots__ = ("_folder", "_folders", "_items", "_layout", "_leaves", "_together")
 
-    for part in parts:
-        name = layout.chunk_file(leaf, part.chunk)
-        if part.file != name if name is not None else os.path.dirname(part.file) != folder:
-            return False
+    def __init__(self, run: SaveRun, leaves: Leaves) -> None:
+        self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
+        self._items = run.layout if isinstance(run.layout, ItemsLayout) else None
+        self._leaves = leaves
+        self._folder = "" if self._layout is None else os.path.dirname(self._layout.data_file())
+        self._folders: dict[str, str] = {}
+        self._together: bool | None = None  #: whether all chunks may lie in any data files
 
-    return True
+    def all_of(self, at: int, parts: Sequence[Written]) -> bool:
+        """Whether it would for all parts of the leaf with this number."""
+        layout = self._layout
+        if layout is None:
+            return True
+        if self._together is None:
+            self._together = layout.chunk_file(self._leaves[at], parts[0].chunk) is None
+        if not self._together:
+            leaf = self._leaves[at]
+            return all(part.file == layout.chunk_file(leaf, part.chunk) for part in parts)
+
+        folder = self._folder
+        if self._items is not None:
+            folder = os.path.join(self._items.folder(self._leaves[at]), folder)
+
+        return all(self._folder_of(part.file) == folder for part in parts)
+
+    def _folder_of(self, file: str) -> str:
+        folder = self._folders.get(file)
+        if folder is None:
+            folder = self._folders[file] = os.path.dirname(file)
+
+        return folder
 
 
 def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
@@ -210,27 +273,32 @@ def _known(run: SaveRun, base: str, identity: object) -> Mapping[str, References
     return {"": run.layout.from_folders({os.path.relpath(where, base): of for where, of in known.items()})}
 
 
-def _any_known(leaves: Sequence[Leaf], known: Mapping[str, References]) -> bool:
+def _any_known(leaves: Leaves, plan: SavePlan, known: Mapping[str, References]) -> bool:
     """Whether any leaf is a known object. If none is, the base need not be opened."""
-    return any(same(leaf) for same in map(_same_object, known.values()) for leaf in leaves)
+    return any(True for references in known.values() for _ in _same_objects(leaves, plan, references))
 
 
-def _same_object(known: References) -> Callable[[Leaf], bool]:
-    def same(leaf: Leaf) -> bool:
-        reference = known.get(leaf.info.name)
-        return reference is not None and reference() is leaf.value
+def _same_objects(leaves: Leaves, plan: SavePlan, known: References) -> Iterator[int]:
+    """Yield the numbers of the leaves that are known objects."""
+    if not known:
+        return
 
-    return same
+    names = names_of(plan.infos)
+    for at, (index, value) in enumerate(zip(leaves.indices, leaves.values or (), strict=True)):
+        reference = known.get(names[index])
+        if reference is not None and reference() is value:
+            yield at
 
 
-def _same_digest(digests: Mapping[str, bytes], checkpoint: StoredCheckpoint) -> Callable[[Leaf], bool]:
-    recorded = checkpoint.digests
-
-    def same(leaf: Leaf) -> bool:
-        digest = digests.get(leaf.info.name)
-        return digest is not None and digest == recorded.get(leaf.info.name)
-
-    return same
+def _same_digest(leaves: Leaves, plan: SavePlan, checkpoint: StoredCheckpoint) -> list[int]:
+    """Return the numbers of the leaves that the base has with the same digest."""
+    recorded, names = checkpoint.digests, names_of(plan.infos)
+    digests = [plan.digests.get(names[index]) for index in leaves.indices]
+    return [
+        at
+        for at, (index, digest) in enumerate(zip(leaves.indices, digests, strict=True))
+        if digest is not None and digest == recorded.get(names[index])
+    ]
 
 
 async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, bytes]:

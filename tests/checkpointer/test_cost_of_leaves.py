@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import penstock
+import penstock.orbax as ocp
 
 _jax: Any = jax
 FEW, MANY = 100, 2000
-MOST_CALLS = {"save": 5.0, "metadata": 8.0, "restore": 14.0}
+MOST_CALLS = {"save": 5.0, "metadata": 8.0, "restore": 14.0, "unchanged": 60.0, "orbax": 5.0}
 """Of functions in Python, for each leaf."""
 
 
@@ -74,4 +75,30 @@ def test_the_calls_for_a_leaf_are_few_and_do_not_grow(tmp_path: Path, make: Call
 
     # The few also pay for what is done once. If the work grew with the square, the many would be far above.
     cost = {what: (many - few) / (MANY - FEW) for what, (few, many) in calls.items()}
-    assert all(cost[what] <= most for what, most in MOST_CALLS.items()), (cost, calls)
+    assert all(each <= MOST_CALLS[what] for what, each in cost.items()), (cost, calls)
+
+
+def test_a_leaf_that_the_base_holds_costs_few_calls(tmp_path: Path) -> None:
+    async def save_twice(n: int, tree: Any) -> None:
+        async with penstock.Checkpointer() as ckpt:
+            await (await ckpt.save(tmp_path / f"base {n}", tree))
+            report = await (await ckpt.save(tmp_path / str(n), tree, base=tmp_path / f"base {n}"))
+            assert report.nbytes == 0
+
+    few, many = (calls_of(partial(save_twice, n, jax_leaves(n))) for n in (FEW, MANY))
+    assert (many - few) / (MANY - FEW) <= MOST_CALLS["save"] + MOST_CALLS["unchanged"], (few, many)
+
+
+@pytest.mark.parametrize("make", [siblings, jax_leaves])
+def test_a_leaf_costs_an_orbax_checkpointer_few_calls(tmp_path: Path, make: Callable[[int], Any]) -> None:
+    def save(n: int, tree: Any) -> int:
+        with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as ckpt:
+
+            async def both() -> None:
+                ckpt.save(tmp_path / str(n), args=ocp.args.StandardSave(tree))
+                ckpt.wait_until_finished()
+
+            return calls_of(both)
+
+    few, many = (save(n, make(n)) for n in (FEW, MANY))
+    assert (many - few) / (MANY - FEW) <= MOST_CALLS["orbax"], (few, many)

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import flax.struct
 import orbax.checkpoint
 import pytest
+from flax.core import FrozenDict
 from tests.orbax_face.signatures import signature_difference
 
 import penstock.orbax
 import penstock.orbax.v1
+from penstock.orbax.v0.trees.empty_node_leaves import with_markers
 
 
 class Pair(NamedTuple):
@@ -53,6 +55,36 @@ def outcome(function: Any, *args: Any, **options: Any) -> Any:
         return function(*args, **options)
     except Exception:
         return Exception
+
+
+FROZEN: Any = FrozenDict  # not annotated
+
+
+class Nothing(NamedTuple):
+    pass
+
+
+@flax.struct.dataclass
+class Empty:
+    pass
+
+
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_a_tree_without_empty_classes_needs_no_marker_and_is_not_made_anew(tree: Any) -> None:
+    assert with_markers(tree) is tree
+
+
+@pytest.mark.parametrize("node", [Nothing(), Empty(), FROZEN()], ids=repr)
+def test_empty_nodes_of_registered_classes_are_marked_wherever_they_stand(node: Any) -> None:
+    marker: Any = {} if isinstance(node, FrozenDict) else None
+    assert with_markers(node) == marker
+    for tree, marked in (
+        ({"a": 1, "b": node}, {"a": 1, "b": marker}),
+        ({"a": [1, {"b": (2, [node], {})}]}, {"a": [1, {"b": (2, [marker], {})}]}),
+        (Pair(1, [node]), Pair(1, [marker])),
+        (State((), {"w": (None, node)}), State((), {"w": (None, marker)})),
+    ):
+        assert with_markers(tree) == marked
 
 
 def test_trees_are_compared() -> None:

@@ -67,7 +67,7 @@ class Checksums(Sequence[Checksum]):
 
     def from_offset(self, offset: int) -> int:
         """The number of the first piece that begins at `offset` or behind it."""
-        return int(np.searchsorted(self.offsets, np.uint64(offset)))
+        return int(self.offsets.searchsorted(np.uint64(offset)))  # the function takes twice as long
 
     def exactly(self, offsets: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The checksum of each of many ranges; -1 of one that is not just a piece."""

@@ -6,10 +6,11 @@ __all__ = ("Lifetime",)
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 from anyio import CancelScope
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from penstock.checkpointer.background_saves import BackgroundSaves
 from penstock.checkpointer.engine import Engine
@@ -21,9 +22,12 @@ from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError
 from penstock.kernel.memory.limit_watch import watching_memory
-from penstock.kernel.pipeline.futures import Milestone
+from penstock.kernel.pipeline.futures import Milestone, SaveFuture
 
 T = TypeVar("T")
+
+TURNS: Final = 3
+"""Turns of the loop in which a save comes to its first call in a worker thread."""
 
 
 @final
@@ -97,7 +101,7 @@ class Lifetime:
         tasks, _ = self.running()
         self.background.add(task)
         tasks.start_soon(self.calmly, task)
-        self.stopping.keep_alive(task.future)
+        tasks.start_soon(self._keep_alive, task.future)
         try:
             await task.future.wait(until)
         except BaseException:
@@ -106,6 +110,13 @@ class Lifetime:
                 await task.wait_ended()
 
             raise
+
+    async def _keep_alive(self, save: SaveFuture) -> None:
+        """Have the interpreter wait for a save, which begins first: starting a thread blocks."""
+        for _ in range(TURNS):
+            await checkpoint()
+
+        self.stopping.keep_alive(save)
 
     async def wait(self) -> None:
         """Wait until no save is under way; raise the first unseen failure."""

@@ -442,6 +442,36 @@ async def test_behind_the_stage_that_stages_all_are_opened_with_its_first_messag
         await run_pipeline(stages, None, 2)
 
 
+async def test_who_waits_for_what_is_staged_goes_on_before_the_rest_is_opened() -> None:
+    staged = anyio.Event()
+    order: list[str] = []
+
+    async def note() -> None:
+        order.append("the rest is opened")
+
+    async def wait() -> None:
+        await staged.wait()
+        order.append("the caller goes on")
+
+    def reach(milestone: Milestone) -> None:
+        if milestone is Milestone.STAGED:
+            staged.set()
+
+    async def copy(message: int) -> int:
+        for _ in range(9):  # as long as a trip to a thread: meanwhile the stage before it ends
+            await checkpoint()
+
+        return message
+
+    stages = line(echo, copy, Step(Gather(), opening=note), queue=1)
+    async with create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await checkpoint()
+        await run_pipeline(stages, None, 1, on_milestone=reach)
+
+    assert order == ["the caller goes on", "the rest is opened"]
+
+
 async def no_message(_: int) -> None:
     await checkpoint()
 

@@ -43,6 +43,11 @@ def found_chunks(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Fou
     """
     extent, lows = shape_of(grid), [low for low, _ in grid]
     ones = (1,) * len(grid)
+    if extent == ones:  # as of nearly every leaf: there is nothing to tile
+        row = index.rows.get((array.prefix + array.format.chunk_key(lows)).encode())
+        yield Found(tuple(lows), ones, None if row is None else index.value(row))
+        return
+
     done = 0  # chunks passed so far, in C order
     for at, row in stored_rows(index, array, grid):
         flat = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 __all__ = ("parts_of",)
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-from penstock.handlers.formats.common.integrity import Checksum, Checksums
+from penstock.handlers.formats.common.checksummed_reads import NONE
+from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.ocdbt.value_refs import Indirect, Value
 from penstock.kernel.protocols.written import Written
 
@@ -28,27 +29,20 @@ def parts_of(
         if not isinstance(value, Indirect):
             return ()
 
-        end = value.offset
-        for part in _within(checksums.get(value.file), value):
-            if part.offset != end:
+        recorded = checksums.get(value.file, NONE)
+        at, stop = value.offset, value.offset + value.length
+        for number in range(recorded.from_offset(at), len(recorded)):
+            if at >= stop:
+                break
+
+            part = recorded[number]
+            if part.offset != at:
                 return ()
 
-            end += part.nbytes
-            start = part.offset - value.offset
-            found.append(Written(0, index, start, value.file, part.offset, part.nbytes, part.crc32c))
+            found.append(Written(0, index, at - value.offset, value.file, at, part.nbytes, part.crc32c))
+            at += part.nbytes
 
-        if end != value.offset + value.length:
+        if at != stop:
             return ()
 
     return tuple(found)
-
-
-def _within(checksums: Checksums | None, value: Indirect) -> Iterator[Checksum]:
-    if checksums is None:
-        return
-
-    for at in range(checksums.from_offset(value.offset), len(checksums)):
-        if checksums[at].offset >= value.offset + value.length:
-            return
-
-        yield checksums[at]

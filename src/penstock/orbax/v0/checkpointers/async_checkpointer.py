@@ -129,24 +129,27 @@ class AsyncCheckpointer(Checkpointer):
             building.check()
             ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
             building.create()
-            begun_ns = time.time_ns()
+            staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
             try:
+                # Not a daemon: the checkpoint is completed even if the program ends without waiting. Started
+                # before other threads have work, which would make the caller wait for the interpreter.
+                pending = start_thread(
+                    self._commit,
+                    building,
+                    staged,
+                    custom_metadata,
+                    (begun, time.time_ns()),
+                    name="penstock.orbax.save",
+                )
                 found = run_sync(partial(self._handler.async_save, building.get(), args=ckpt_args))
             except BaseException:
+                staged.cancel()
                 building.discard()
                 raise
 
             self._cancelled = False
-            self._futures = _flat(found)
-            # Not a daemon: the checkpoint is completed even if the program ends without waiting.
-            self._pending = start_thread(
-                self._commit,
-                building,
-                self._futures,
-                custom_metadata,
-                (begun, begun_ns),
-                name="penstock.orbax.save",
-            )
+            self._futures, self._pending = _flat(found), pending
+            staged.set_result(self._futures)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Return the object saved in a directory. Waits for a running save first; see `Checkpointer`."""
@@ -198,15 +201,26 @@ class AsyncCheckpointer(Checkpointer):
     def _commit(
         self,
         building: TemporaryDirectory,
-        futures: Sequence[Future],
+        staged: ThreadFuture[Sequence[Future]],
         custom_metadata: dict[str, Any] | None,
         begun: tuple[float, int],
     ) -> None:
         """Wait until everything is written, then publish it. Runs in a thread of its own.
 
         Every file that the checkpointer itself writes is written here: a caller waits for no disk.
+
+        Args:
+            building: The directory.
+            staged: What `async_save` returns; cancelled if it fails, and then there is nothing to do.
+            custom_metadata: See `Checkpointer.save`.
+            begun: When the save began: by `time.perf_counter`, and by `time.time_ns`.
         """
         begun_s, begun_ns = begun
+        try:
+            futures = staged.result()
+        except CancelledError:
+            return
+
         try:
             with timed(f"{WRITE}background_duration_secs"):
                 self._begin(building, begun_ns)

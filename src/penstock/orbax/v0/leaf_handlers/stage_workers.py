@@ -24,7 +24,7 @@ from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.plugins.handler_entries import type_name
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
+from penstock.kernel.protocols.leaf_handlers import HandlerLookup, LeafHandler, Waitable
 from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.common.byte_limiters import Limiters, leaf_size
 from penstock.orbax.common.handler_paths import handler_path
@@ -189,7 +189,7 @@ class StageRegistry:
     def __init__(self, registry: Any, workers: StageWorkers) -> None:
         self._registry = registry
         self._workers = workers
-        self._nodes = default_handlers(entry_points=False)
+        self._nodes: HandlerLookup | None = None  # of penstock; made when one is needed
         self._types: dict[type | str, LeafHandler] = {}
         self._handlers: dict[int, LeafHandler] = {}  # by identity of what was registered
 
@@ -229,13 +229,19 @@ class StageRegistry:
             return self._handlers[id(handler)]
         if isinstance(kind, str):
             if kind in EMPTY_MARKERS:
-                return self._nodes.for_typestr(kind, key_path)
+                return self._own().for_typestr(kind, key_path)
             raise UnknownTypeError(key_path, kind)
 
         if _NODES & {*kind.__mro__}:
-            return self._nodes.lookup(kind, key_path)  # no leaf, or one whose error says more
+            return self._own().lookup(kind, key_path)  # no leaf, or one whose error says more
 
         raise UnknownTypeError(key_path, kind)
+
+    def _own(self) -> HandlerLookup:
+        if self._nodes is None:
+            self._nodes = default_handlers(entry_points=False)
+
+        return self._nodes
 
 
 def _keeps(handler: object, class_: type, *names: str) -> bool:

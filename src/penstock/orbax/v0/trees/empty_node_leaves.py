@@ -69,13 +69,42 @@ def is_empty() -> Callable[[Any], bool]:
 
 
 def with_markers(tree: Any) -> Any:
-    """Return the tree with None, or an empty dict, for each empty node of a registered class; as Orbax."""
+    """Return the tree with None, or an empty dict, for each empty node of a registered class; as Orbax.
+
+    A tree without such nodes is returned as it is.
+    """
+    if not _has_unmarked(tree):
+        return tree
+
     check = is_empty()
 
     def marked(value: Any) -> Any:
         return _marker(value) if check(value) else value
 
     return _jax.tree_map(marked, tree, is_leaf=check)
+
+
+def _has_unmarked(tree: Any) -> bool:
+    """Whether there is an empty node that is not its own marker. Asks jax about containers alone."""
+    one_level = _jax.default_registry.flatten_one_level
+    leaves: set[type] = set()  # what is a leaf depends on its type alone
+    waiting: list[object] = [tree]
+    while waiting:
+        node = waiting.pop()
+        level: Any = one_level(node)
+        if level is None:
+            leaves.add(type(node))
+            continue
+
+        children: list[object] = list(level[0])
+        if not children and _marker(node) is not node:
+            return True
+
+        kinds = {type(child): child for child in children if type(child) not in leaves}
+        leaves |= {kind for kind, child in kinds.items() if one_level(child) is None}
+        waiting += [child for child in children if type(child) not in leaves]
+
+    return False
 
 
 def _marker(node: Any) -> Any:
