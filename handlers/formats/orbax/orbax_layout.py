@@ -57,7 +57,8 @@ class OrbaxLayout:
         self._custom = tree_custom_metadata
         self._coded_chunk = coded_chunk
         self._form = form = SaveFormat() if form is None else form
-        self._as_described = form == SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr)
+        plain = SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr, replica_parallel=form.replica_parallel)
+        self._as_described = form == plain and not form.replica_parallel
         self._remembered = RememberedDocuments()
         self._trees = EncodedTrees(form=form)
 
