@@ -18,6 +18,7 @@ from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.batching import batched_columns
 from penstock.stages.common.free_space import check_room
+from penstock.stages.joint.balancing import balanced
 from penstock.stages.joint.division import divided, refuse_global
 from penstock.stages.pytree.describing import Describer
 from penstock.stages.pytree.description_cache import SavedTrees
@@ -50,9 +51,13 @@ class Flatten:
             leaves, plan = await run.threads.run(_plan, run, message)
             if run.operation is not None:
                 leaves, plan = await divided(run, run.operation, leaves, plan)
-            if run.by_digest:
+            alone = plan.joint is None  # several processes write every leaf, and record no digest of parts
+            if run.base is not None and not alone:
+                problem = "several processes that save together link nothing"
+                run.events.info("save.not_linked", path=run.path, file=run.base, error=problem)
+            if run.by_digest and alone:
                 plan = replace(plan, digests=await take_digests(run, leaves))
-            if run.base is not None:
+            if run.base is not None and alone:
                 leaves, plan = await set_aside(run, leaves, plan)
                 await run.threads.run(check_room, run, leaves, plan)
 
@@ -87,6 +92,9 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
         known = None
 
     found = Describer(run, asked).describe(infos, values, known)
+    if run.operation is not None and found is not known:
+        found = replace(found, specs=balanced(found.specs))
+
     handlers = found.handlers
     leaves = Leaves(range(len(infos)), found.specs, values, infos, handlers)
     if found is not known and not message.changes:  # otherwise the changed leaves are checked, each time
@@ -108,7 +116,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
         changes=changes,
         sizes_known=not (found.coded or any(specs[index].codec is not None for index in changes)),
     )
-    if run.base is None:  # otherwise once it is known what is linked
+    if run.base is None or run.operation is not None:  # otherwise once it is known what is linked
         check_room(run, leaves, plan)
 
     return leaves, plan

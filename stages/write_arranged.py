@@ -5,12 +5,15 @@ from __future__ import annotations
 __all__ = ("WriteArranged", "runs_of")
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from threading import Lock as ThreadLock
 from typing import ClassVar, NamedTuple, final
 
-from anyio import Lock, create_task_group
+from anyio import Lock
 from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError
@@ -32,8 +35,9 @@ from penstock.stages.files.transfer_log import tell_transfers
 class WriteArranged:
     """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
 
-    For layouts that are `ArrangedLayout`s. The chunks of a sharded array are brought together. After the
-    last piece each file gets its head, with the checksums of what was written, and is synced once.
+    For layouts that are `ArrangedLayout`s. The chunks of a sharded array are brought together. A file is
+    created for its first piece. After its last one it gets its head, with the checksums of what was written,
+    is synced once, and closed: so only files are open that are partly written.
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
@@ -78,18 +82,30 @@ class _Begun:
 
     arrangement: Arrangement
     digests: ArrangedDigests
+    files: Mapping[str, _File]
+
+
+@dataclass(slots=True)
+class _File:
+    """A file of the arrangement."""
+
+    end: int  #: its length, bytes
+    absent_bytes: int = 0  #: of leaves, not written yet
+    opened: DataFile | None = None
+    is_complete: bool = False
 
 
 @final
 class _Writer:
-    __slots__ = ("_beginning", "_begun", "_files", "_layout", "_run")
+    __slots__ = ("_all", "_beginning", "_begun", "_layout", "_lock", "_run")
 
     def __init__(self, run: SaveRun, layout: ArrangedLayout) -> None:
         self._run = run
         self._layout = layout
         self._beginning = Lock()
         self._begun: _Begun | None = None
-        self._files: dict[str, DataFile] = {}
+        self._lock = ThreadLock()  # of the state of files
+        self._all: list[DataFile] = []
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
@@ -108,9 +124,9 @@ class _Writer:
         if begun is None:  # no message came: commit reports that
             return
 
-        async with create_task_group() as completing:
-            for name in self._files:
-                completing.start_soon(self._run.threads.run, self._complete, begun.digests, name)
+        for name, file in begun.files.items():
+            if not file.is_complete:  # no leaf in it has bytes; if some are missing, commit says so
+                await self._run.threads.run(self._complete, begun, name)
 
         for document in begun.arrangement.documents:
             path = self._run.workspace.path(document.path)
@@ -121,10 +137,10 @@ class _Writer:
 
     def files(self) -> Iterable[DataFile]:
         """Every file that was opened."""
-        return self._files.values()
+        return self._all
 
     async def _begin(self, batch: StagedBatch) -> _Begun:
-        """Make the arrangement and every file, once."""
+        """Make the arrangement, once."""
         async with self._beginning:
             if self._begun is None:
                 run = self._run
@@ -133,28 +149,39 @@ class _Writer:
                     self._layout.arrange, run.path, plan.infos, plan.specs, run.custom_metadata
                 )
                 await run.workspace.open()
-                await run.threads.run(self._create, arrangement, plan.specs)
-                self._begun = _Begun(arrangement, self._layout.digests(arrangement, plan.specs))
+                digests = self._layout.digests(arrangement, plan.specs)
+                self._begun = _Begun(arrangement, digests, _files_of(arrangement, plan.specs))
 
             return self._begun
 
-    def _create(self, arrangement: Arrangement, specs: Sequence[LeafSpec]) -> None:
-        ends = {head.path: len(head.data) for head in arrangement.heads}
-        for place, spec in zip(arrangement.places, specs, strict=True):
-            if place is not None:
-                ends[place.file] = max(ends[place.file], place.offset + spec.nbytes)
+    def _open(self, begun: _Begun, name: str) -> DataFile:
+        """Return a file, which is created for whoever is first."""
+        file = begun.files[name]
+        with self._lock:
+            if file.opened is None:
+                file.opened = self._run.store.create_data_file(self._run.workspace.path(name))
+                self._all.append(file.opened)
+                file.opened.allocate(file.end)
 
-        for head in arrangement.heads:
-            # Stored by the opening thread: a task cancelled meanwhile would lose the open file.
-            file = self._run.store.create_data_file(self._run.workspace.path(head.path))
-            self._files[head.path] = file
-            file.allocate(ends[head.path])
+            return file.opened
 
-    def _complete(self, digests: ArrangedDigests, name: str) -> None:
-        """Write the head of a file, of which all else was written, and make the file durable."""
-        file = self._files[name]
-        file.write_at(0, [memoryview(digests.head(name))])
+    def _count(self, begun: _Begun, name: str, nbytes: int) -> None:
+        """Note that so many bytes of leaves are in a file, and complete it if they were the last."""
+        file = begun.files[name]
+        with self._lock:
+            file.absent_bytes -= nbytes
+            if file.absent_bytes or not nbytes:
+                return
+
+        self._complete(begun, name)
+
+    def _complete(self, begun: _Begun, name: str) -> None:
+        """Write the head of a file, of which all else was written, make the file durable, and close it."""
+        file = self._open(begun, name)
+        file.write_at(0, [memoryview(begun.digests.head(name))])
         file.sync()
+        file.close()
+        begun.files[name].is_complete = True
 
     def _write(self, begun: _Begun, batch: StagedBatch) -> tuple[Written, ...]:
         arrangement, digests = begun.arrangement, begun.digests
@@ -176,11 +203,27 @@ class _Writer:
             )
 
         writes.sort(key=lambda write: write[:2])
-        for run in adjacent(writes, _one_write):
-            self._files[run[0].file].write_at(run[0].offset, [write.data for write in run])
+        for name, in_one in groupby(writes, attrgetter("file")):
+            file = self._open(begun, name)
+            for run in adjacent(list(in_one), _one_write):
+                file.write_at(run[0].offset, [write.data for write in run])
 
-        digests.add(ranges)
+            digests.add({name: ranges[name]})
+            self._count(begun, name, sum([part.nbytes for part in ranges[name]]))
+
         return tuple(written)
+
+
+def _files_of(arrangement: Arrangement, specs: Sequence[LeafSpec]) -> Mapping[str, _File]:
+    """Return every file of an arrangement, none of them created."""
+    files = {head.path: _File(len(head.data)) for head in arrangement.heads}
+    for place, spec in zip(arrangement.places, specs, strict=True):
+        if place is not None:
+            file = files[place.file]
+            file.end = max(file.end, place.offset + spec.nbytes)
+            file.absent_bytes += spec.nbytes
+
+    return files
 
 
 def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> Iterator[tuple[int, int, int]]:

@@ -81,7 +81,8 @@ NAMES = {
 
 OPTIONS = """
     format.chunk_byte_size format.codec format.ocdbt format.ocdbt_target_data_file_size
-    format.replica_parallel format.replica_parallel_min_bytes format.rich_types format.zarr
+    format.replica_parallel
+    format.replica_parallel_max_replicas format.replica_parallel_min_bytes format.rich_types format.zarr
     loop.pause_collector loop.short_switches
     memory.limit_bytes memory.restore_concurrent_bytes memory.save_concurrent_bytes
     memory.save_device_host_concurrent_bytes

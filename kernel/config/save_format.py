@@ -21,9 +21,10 @@ _DEFAULT_LEVEL: Final = 1  # of noise, more levels save nothing; see docs/howto/
 _LEAST: Final[Mapping[str, int]] = {
     "chunk_byte_size": 1,
     "ocdbt_target_data_file_size": 0,
+    "replica_parallel_max_replicas": 1,
     "replica_parallel_min_bytes": 0,
 }
-"""Options that are a number of bytes or None, with the least value of each."""
+"""Options that are a whole number or None, mostly of bytes, with the least value of each."""
 
 
 @final
@@ -41,10 +42,13 @@ class SaveFormat:
         ocdbt_target_data_file_size: Begin a new data file after this many bytes; 0: never. By default
             the option `file_bytes` of the stage `write` decides.
         replica_parallel: Whether each replica of a shard writes a part of it, cut along the first axis
-            that their number divides. Otherwise the first replica writes all of it.
+            that their number divides. Otherwise one replica writes all of it. By default, if several
+            processes save together.
         replica_parallel_min_bytes: Cut shards only into parts of at least this many bytes.
         rich_types: Whether tuples, and the classes of named tuples, are recorded. penstock then restores
             tuples without a target; Orbax does so on request.
+        replica_parallel_max_replicas: Cut shards into at most this many parts; by default into as many as
+            there are replicas.
     """
 
     ocdbt: bool = True
@@ -52,24 +56,27 @@ class SaveFormat:
     codec: str = "none"
     chunk_byte_size: int | None = field(default=None, metadata={"positive": True})
     ocdbt_target_data_file_size: int | None = None
-    replica_parallel: bool = False
+    replica_parallel: bool | None = None
     replica_parallel_min_bytes: int = 1 << 20
     rich_types: bool = False
+    replica_parallel_max_replicas: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("ocdbt", "replica_parallel", "rich_types"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"format.{name}", f"must be true or false, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if type(value) is not bool and not (value is None and name == "replica_parallel"):
+                raise ConfigError(f"format.{name}", f"must be true or false, not {value!r}")
 
         if not _is_int(self.zarr) or self.zarr not in (2, 3):
             raise ConfigError("format.zarr", f"must be 2 or 3, not {self.zarr!r}")
 
         check_codec("format.codec", self.codec, others=("none", "auto", "zstd"))
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (not _is_int(value) or value < least):
+            number = getattr(self, name)
+            if number is not None and (not _is_int(number) or number < least):
                 what = "positive" if least else "0 or more"
-                raise ConfigError(f"format.{name}", f"must be {what}, in whole bytes, not {value!r}")
+                unit = "" if name.endswith("replicas") else ", in whole bytes"
+                raise ConfigError(f"format.{name}", f"must be {what}{unit}, not {number!r}")
 
     @property
     def leaf_codec(self) -> str | None:

@@ -32,6 +32,7 @@ from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.statistics import StageStatistics, stage_lines
+from penstock.kernel.messages.written_columns import WrittenColumns
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
@@ -351,10 +352,11 @@ class WrittenBatch:
     packs: tuple[WrittenPack, ...] = ()
     handled: tuple[Pending, ...] = ()  #: what handlers wrote into files of their own
     plan: SavePlan | None = field(default=None, repr=False)
+    columns: tuple[WrittenColumns, ...] = ()  #: what other processes wrote
 
     @property
     def nbytes(self) -> int:
-        """Bytes written."""
+        """Bytes that this process wrote."""
         return sum([part.nbytes for part in self.written]) + sum([pack.nbytes for pack in self.packs])
 
     def parts(self) -> Iterator[Written]:
@@ -362,6 +364,8 @@ class WrittenBatch:
         yield from self.written
         for pack in self.packs:
             yield from pack.parts()
+        for columns in self.columns:
+            yield from columns.parts()
 
 
 @dataclass(frozen=True, slots=True)

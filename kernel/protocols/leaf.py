@@ -77,6 +77,7 @@ class LeafSpec:
     codec: str | None = None
     """How a save encodes each chunk: `zstd:3`, `auto` while that is undecided, or None for not at all."""
     n_replicas: int = 1  #: of a jax.Array to be saved: devices that hold the same shard, over all processes
+    n_writers: int = 1  #: of a jax.Array to be saved: replicas that write a part of each shard
     is_global: bool = False  #: of a jax.Array to be saved: whether other processes hold parts of it
     writer: int = field(default=0, compare=False)
     """Of a jax.Array to be saved: which replica of a shard writes it, or its first part."""

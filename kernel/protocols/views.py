@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ("FilledLeaf", "FilledPack", "PackedLeaves", "StagedLeaf", "WrittenLeaves")
+__all__ = ("ColumnsOfParts", "FilledLeaf", "FilledPack", "PackedLeaves", "StagedLeaf", "WrittenLeaves")
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
@@ -111,6 +111,44 @@ class PackedLeaves(Protocol):
         ...
 
 
+class ColumnsOfParts(Protocol):
+    """A `Written` in each row; every column is an array of int64."""
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Relative to the checkpoint directory."""
+        ...
+
+    @property
+    def leaf(self) -> Any: ...
+    @property
+    def chunk(self) -> Any:
+        """The chunk's place in C order of the leaf's grid."""
+        ...
+
+    @property
+    def start(self) -> Any: ...
+    @property
+    def file(self) -> Any:
+        """The number of the file in `files`."""
+        ...
+
+    @property
+    def offset(self) -> Any: ...
+    @property
+    def nbytes(self) -> Any: ...
+    @property
+    def crc32c(self) -> Any: ...
+    @property
+    def coded(self) -> Any:
+        """The encoded length of the chunk; -1 where it is not encoded."""
+        ...
+
+    def parts(self, rows: Iterable[int] | None = None) -> Iterator[Written]:
+        """Yield all rows, or some of them, as objects."""
+        ...
+
+
 class WrittenLeaves(Protocol):
     """Where the bytes of leaves were written."""
 
@@ -118,6 +156,8 @@ class WrittenLeaves(Protocol):
     def written(self) -> Sequence[Written]: ...
     @property
     def packs(self) -> Sequence[PackedLeaves]: ...
+    @property
+    def columns(self) -> Sequence[ColumnsOfParts]: ...
     def parts(self) -> Iterator[Written]:
         """Yield where everything lies, piece by piece."""
         ...

@@ -83,6 +83,13 @@ def _arrived_bytes(specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -
         for pack in batch.packs:
             np.add.at(arrived, np.array(pack.indices, np.int64), pack.sizes)
 
+        for columns in batch.columns:
+            plain = columns.coded < 0
+            np.add.at(arrived, columns.leaf[plain], columns.nbytes[plain])
+            for part in columns.parts(np.flatnonzero(~plain)):
+                chunk = (part.leaf, part.chunk)
+                coded[chunk] = coded.get(chunk, part.coded or 0) - part.nbytes
+
     # An encoded chunk counts with its original length, once all of its encoded bytes have arrived.
     for (index, _), absent_bytes in coded.items():
         if absent_bytes == 0:

@@ -24,6 +24,7 @@ def write_documents(run: SaveRun, leaves: Leaves, plan: SavePlan, batches: Seque
     """
     files = {part.file for batch in batches for part in batch.written}
     files |= {pack.file for batch in batches for pack in batch.packs}
+    files |= {file for batch in batches for columns in batch.columns for file in columns.files}
     directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
     record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
     beside = () if record is None else (replace(record, path=os.path.join(run.folder, record.path)),)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.save import WrittenBatch
+from penstock.kernel.messages.written_columns import WrittenColumns
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.written import Written
 
 COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c", "coded")
 
@@ -65,32 +65,36 @@ def decoded_part(specs: Sequence[LeafSpec], data: bytes) -> WrittenBatch:
     try:
         found = cast("dict[str, Any]", msgpack.unpackb(zlib.decompress(data)))
         files = cast("list[str]", found["files"])
-        columns = [_summed(column) for column in cast("list[bytes]", found["columns"])]
-        rows = zip(*columns, strict=True)
-        written = tuple([_written(specs, files, row) for row in rows])
-    except (zlib.error, ValueError, KeyError, IndexError, TypeError, msgpack.UnpackException) as error:
+        table = np.array([_summed(column) for column in cast("list[bytes]", found["columns"])])
+        _check(table, specs, files)
+    except (zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise CoordinationError(
             f"what another process wrote cannot be read ({error}): do all processes run one penstock?"
         ) from error
 
-    return WrittenBatch((), written)
+    columns = WrittenColumns(specs=specs, files=files, **dict(zip(COLUMNS, table, strict=True)))
+    return WrittenBatch((), columns=(columns,))
 
 
-def _summed(column: bytes) -> list[int]:
-    differences: npt.NDArray[np.int64] = np.frombuffer(column, "<i8")
-    numbers: list[int] = np.cumsum(differences).tolist()
-    return numbers
+def _summed(column: bytes) -> npt.NDArray[np.int64]:
+    return np.cumsum(np.frombuffer(column, "<i8"))
 
 
-def _written(specs: Sequence[LeafSpec], files: Sequence[str], row: Sequence[int]) -> Written:
-    leaf, flat, start, file, offset, nbytes, crc, coded = row
-    index: list[int] = []
-    for size in reversed(specs[leaf].grid_shape):
-        flat, at = divmod(flat, size)
-        index.append(at)
-
-    chunk = tuple(reversed(index))
-    return Written(leaf, chunk, start, files[file], offset, nbytes, crc, None if coded < 0 else coded)
+def _check(table: npt.NDArray[np.int64], specs: Sequence[LeafSpec], files: Sequence[str]) -> None:
+    """Raise `ValueError` unless every row is of a leaf, a chunk and a file that there are."""
+    counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in specs}.items()}
+    n_chunks = np.array([counts[id(spec)] for spec in specs], np.int64)
+    leaf, chunk, start, file, offset, nbytes, _, _ = table
+    if len(leaf) and not (
+        (leaf >= 0).all()
+        and (leaf < len(specs)).all()
+        and (chunk >= 0).all()
+        and (chunk < n_chunks[leaf]).all()
+        and (file >= 0).all()
+        and (file < len(files)).all()
+        and min(start.min(), offset.min(), nbytes.min()) >= 0
+    ):
+        raise ValueError("it names what is not there")
 
 
 def _flat(chunk: Sequence[int], grid: Sequence[int]) -> int:

@@ -12,13 +12,25 @@ from typing import Any
 
 import anyio
 import numpy as np
-from tests.processes.trees import P, differences, mesh_of, spread, whole
+from tests.processes.trees import (
+    LARGE,
+    P,
+    differences,
+    distinct_bytes,
+    large_values,
+    mesh_of,
+    spread,
+    whole,
+)
 
 import penstock
 from penstock.errors import PeerError, PlansDifferError, StorageError
 from penstock.handlers.stores.local import LocalStore
+from penstock.items import Composite, Json
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 
 LIMITS = JobLimits(join_s=40.0, write_s=40.0, silence_s=20.0, beat_s=0.5, call_s=10.0)
@@ -227,6 +239,129 @@ async def the_budget_is_kept(here: Here) -> Any:
         found = await opened.restore(here.folder / "step_1", like=held)
 
     return {"peak": peak, "differs": differences(found, held)}
+
+
+async def saves_large_arrays(here: Here) -> Any:
+    """Save what other jobs restore."""
+    tree = spread(large_values(), LARGE, mesh_of(here.count))
+    async with checkpointer() as opened:
+        await (await opened.save(here.folder / "step_1", tree))
+
+
+async def reads_what_its_devices_hold(here: Here) -> Any:
+    """Restore what a job of any size saved as `saved`, and count the bytes."""
+    tree = spread(large_values(), LARGE, mesh_of(here.count))
+    read: dict[str, int] = {}
+    async with checkpointer() as opened:
+        for name in tree:
+            before = _bytes_read()
+            found = await opened.restore(_saved(here), like={name: tree[name]}, only=[name])
+            read[name] = _bytes_read() - before
+            assert differences(found[name], tree[name]) == []
+
+        document_bytes = _bytes_read()
+        await opened.metadata(_saved(here))
+        document_bytes = _bytes_read() - document_bytes
+
+    need = {name: distinct_bytes(tree[name]) for name in tree}
+    return {"read": read, "need": need, "documents": document_bytes}
+
+
+def _saved(here: Here) -> Path:
+    """Return what another job left for this one, or an earlier case of this one."""
+    given = here.folder.parent / "saved"
+    return given if given.exists() else here.folder.parent / "saves_large_arrays" / "step_1"
+
+
+def _bytes_read() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(lines[0].removeprefix("rchar: "))
+
+
+async def every_format_can_be_written(here: Here) -> Any:
+    """Save in each way that arrays can be stored, and overwrite it."""
+    mesh = mesh_of(here.count)
+    x = np.arange(64 * 256, dtype=np.float32).reshape(64, 256)
+    specs = {"rows": P("host"), "columns": P(None, ("host", "device")), "all": P(), "keys": P("device")}
+    tree = {
+        **spread({name: x + at for at, name in enumerate(specs)}, specs, mesh),
+        "host": np.arange(5000, dtype=np.int64),
+        "text": "hello",
+    }
+    found: dict[str, Any] = {}
+    for name, form in {
+        "zarr3": SaveFormat(zarr=3),
+        "directories": SaveFormat(ocdbt=False),
+        "directories zarr3": SaveFormat(ocdbt=False, zarr=3),
+        "zstd": SaveFormat(codec="zstd"),
+        "zstd in directories": SaveFormat(codec="zstd:3", ocdbt=False, zarr=3),
+        "small chunks": SaveFormat(chunk_byte_size=4096),
+        "small files": SaveFormat(ocdbt_target_data_file_size=8192),
+    }.items():
+        path = here.folder / name
+        async with checkpointer(save_format=form) as opened:
+            await (await opened.save(path, {**tree, "text": "before"}))
+            await (await opened.save(path, tree, overwrite=True))
+            found[name] = differences(await opened.restore(path, like=tree), tree)
+            assert (await opened.verify(path)).intact
+
+    return {"differs": found, "there": here.names()}
+
+
+async def steps_and_items(here: Here) -> Any:
+    """Save steps by a manager, with metrics and several items; one process deletes what is not kept."""
+    mesh, root = mesh_of(here.count), here.folder / "run"
+
+    def state(step: int) -> dict[str, Any]:
+        held = spread({"x": np.full((8, 8), step, np.float32)}, {"x": P("host")}, mesh)
+        return {**held, "same": np.arange(3)}
+
+    config = Config(processes=LIMITS)
+    async with penstock.CheckpointManager(root, keep=KeepLast(2), config=config) as manager:
+        for step in range(5):
+            save = await manager.save(step, state(step), metrics={"loss": 1.0 / (step + 1)})
+            assert save is not None
+            await save
+
+        latest = manager.latest_step()
+        found = await manager.restore(like=state(4))
+        await manager.wait()
+
+    await here.meet("left")
+    like = {"state": state(5), "more": {"y": state(6)["x"]}}
+    async with checkpointer() as opened:
+        items = Composite(**like, notes=Json({"a": 1}))
+        await (await opened.save(here.folder / "items", items))
+        back = await opened.restore_items(here.folder / "items", like=like)
+
+    return {
+        "steps": sorted(os.listdir(root)),
+        "latest": latest,
+        "differs": differences(found, state(4)),
+        "items": differences({name: back[name] for name in like}, like),
+        "notes": back.get("notes"),
+    }
+
+
+async def what_is_replicated_is_divided(here: Here) -> Any:
+    """Large and small arrays, all of them on every device."""
+    mesh, rng = mesh_of(here.count), np.random.default_rng(0)
+    held = {f"layer {at}": rng.normal(size=(16, 8 * (1 + at % 7))).astype(np.float32) for at in range(60)}
+    held["large"] = rng.normal(size=(64, 1024)).astype(np.float32)
+    tree = spread(held, {name: P() for name in held}, mesh)
+    found: dict[str, Any] = {}
+    for name, form in {
+        "cut": SaveFormat(replica_parallel_min_bytes=4096),
+        "two": SaveFormat(replica_parallel_min_bytes=4096, replica_parallel_max_replicas=2),
+        "whole": SaveFormat(replica_parallel=False),
+    }.items():
+        async with checkpointer(save_format=form) as opened:
+            await (await opened.save(here.folder / f"{name} 0", tree))
+            report = await (await opened.save(here.folder / f"{name} 1", tree))  # the plan is known by now
+            found[name] = report.nbytes
+            assert differences(await opened.restore(here.folder / f"{name} 1", like=tree), tree) == []
+
+    return {"wrote": found, "all": sum(value.nbytes for value in held.values())}
 
 
 async def one_dies_in_the_middle(here: Here) -> Any:

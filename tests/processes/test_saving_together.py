@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +26,11 @@ CASES = (
     "saves_in_opposite_order_do_not_cross",
     "calls_and_keys_stay_few",
     "the_budget_is_kept",
+    "every_format_can_be_written",
+    "steps_and_items",
+    "saves_large_arrays",
+    "reads_what_its_devices_hold",
+    "what_is_replicated_is_divided",
     "one_dies_in_the_middle",
 )
 
@@ -139,6 +146,57 @@ def test_the_budget_is_kept(job: Job) -> None:
     for result in job.results("the_budget_is_kept"):
         assert result["peak"] <= 2**20
         assert result["differs"] == []
+
+
+def test_each_process_reads_no_more_than_its_devices_hold(job: Job) -> None:
+    for result in job.results("reads_what_its_devices_hold"):
+        check_bytes_read(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_processes_of_another_number_read_no_more_either(job: Job, count: int, tmp_path: Path) -> None:
+    job.results("saves_large_arrays")
+    shutil.copytree(job.folder / "saves_large_arrays" / "step_1", tmp_path / "saved")
+    for result in run_job(tmp_path, count, ["reads_what_its_devices_hold"]).results(
+        "reads_what_its_devices_hold"
+    ):
+        # Four processes need half the rows of each chunk that two wrote of this array.
+        check_bytes_read(result, ("both",) if count > job.count else ())
+
+
+def check_bytes_read(result: Any, but: Sequence[str] = ()) -> None:
+    for name, need in result["need"].items():
+        read = result["read"][name] - result["documents"]
+        assert read >= 0.99 * need, name
+        if name not in but:
+            assert read <= 1.15 * need, name
+
+
+def test_every_format_can_be_written_and_overwritten(job: Job) -> None:
+    for result in job.results("every_format_can_be_written"):
+        assert set(result["differs"]) == set(result["there"])
+        assert all(found == [] for found in result["differs"].values()), result
+
+
+def test_steps_and_items(job: Job) -> None:
+    for result in job.results("steps_and_items"):
+        assert (result["steps"], result["latest"]) == (["3", "4"], 4)
+        assert (result["differs"], result["items"]) == ([], [])
+
+
+def test_what_is_replicated_is_divided(job: Job) -> None:
+    results = job.results("what_is_replicated_is_divided")
+    mean = results[0]["all"] / job.count
+    for name in ("cut", "two", "whole"):
+        assert sum(result["wrote"][name] for result in results) == results[0]["all"]
+
+    for result in results:
+        assert abs(result["wrote"]["cut"] - mean) <= mean / 10
+    # Two replicas of the large one write half of it each, and they are of different processes.
+    large = 64 * 1024 * 4
+    assert max(result["wrote"]["two"] for result in results) < large
+    assert max(result["wrote"]["whole"] for result in results) > large
 
 
 def test_who_is_killed_is_named_and_the_earlier_checkpoint_is_there(job: Job) -> None:

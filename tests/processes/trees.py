@@ -60,6 +60,29 @@ def spread(tree: Any, specs: Any, mesh: Mesh) -> Any:
     return jax.tree.map(one, tree, specs)
 
 
+LARGE = {
+    "rows": P(("host", "device")),
+    "by_host": P("host"),
+    "columns": P(None, ("host", "device")),
+    "both": P("device", "host"),
+    "replicated": P(),
+}
+
+
+def large_values() -> dict[str, Any]:
+    """Return arrays that are large enough to count the bytes that are read of them."""
+    x = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+    return {name: x + at for at, name in enumerate(LARGE)}
+
+
+def distinct_bytes(tree: Any) -> int:
+    """Return how many bytes the devices of this process hold, without what several of them hold."""
+    return sum(
+        sum({str(shard.index): shard.data.nbytes for shard in leaf.addressable_shards}.values())
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def host_leaves() -> dict[str, Any]:
     """Return leaves that every process holds whole."""
     return {

@@ -100,6 +100,26 @@ async def test_shards_and_their_index(rig: Rig) -> None:
     assert rig.operations.index("write_file") > rig.operations.index("data.sync")
 
 
+async def test_a_file_is_closed_when_its_last_byte_is_written(rig: Rig) -> None:
+    await write(rig, {f"l{at:02}": noise(1000) for at in range(40)}, shard_bytes=2000)
+
+    n_open = most = 0
+    for operation in rig.operations:
+        n_open += (operation == "create_data_file") - (operation == "data.close")
+        most = max(most, n_open)
+
+    assert rig.operations.count("create_data_file") == 20
+    assert most <= 4  # one for each thread that writes
+    assert len(on_disk(rig)) == 40
+
+
+async def test_leaves_without_bytes_have_their_file(rig: Rig) -> None:
+    await write(rig, {"a": noise(0), "b": noise(0, 3, dtype=np.int16)})
+
+    assert files_in(rig.temporary) == {"model.safetensors"}
+    assert on_disk(rig) == {"a": b"", "b": b""}
+
+
 async def test_a_tree_without_arrays_is_a_file_all_the_same(rig: Rig) -> None:
     await write(rig, {"a": None, "s": "text"})
 

@@ -170,6 +170,27 @@ async def test_a_deletion_that_is_left_begins_nothing_any_more(tmp_path: Path) -
     assert not (tmp_path / "1").exists()
 
 
+async def test_a_process_that_leaves_deletions_to_another_only_forgets_the_steps(tmp_path: Path) -> None:
+    told: list[tuple[object, ...]] = []
+    events: Any = structlog.get_logger()
+    deleter = Deleter(
+        LocalStore(),
+        Threads(),
+        str(tmp_path),
+        trash=None,
+        events=events,
+        on_outcome=lambda *outcome: told.append(outcome),
+        deletes=False,
+    )
+    (tmp_path / "1").mkdir()
+    deleter.ask({1: "1"})
+    await deleter.attempt()
+
+    assert told == [(1, "1", None)]
+    assert not deleter.waiting
+    assert (tmp_path / "1").exists()
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await checkpoint()

@@ -29,10 +29,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from struct import unpack
-from typing import Final, NamedTuple, cast, final
+from typing import Final, NamedTuple, TypeAlias, cast, final
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from penstock.handlers.formats.common.checksum_columns import COLUMNS, Checksum, Checksums
@@ -42,6 +43,8 @@ from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 VERSION: Final = 2
+
+_Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @final
@@ -153,11 +156,12 @@ def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:
 def columns(pieces: Iterable[tuple[int, int, int]]) -> dict[str, bytes]:
     """Encode the pieces of a data file: offset, bytes, and crc32c of each."""
     offsets, lengths, sums = zip(*pieces, strict=True)
-    return _packed(list(offsets), list(lengths), list(sums))
+    return _packed(*[np.array(column, np.int64) for column in (offsets, lengths, sums)])
 
 
 def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]:
     files: dict[str, tuple[list[int], list[int], list[int]]] = {}
+    many: dict[str, list[tuple[_Numbers, _Numbers, _Numbers]]] = {}
     for batch in batches:
         for part in batch.written:
             offsets, lengths, checksums = files.setdefault(part.file, ([], [], []))
@@ -172,13 +176,24 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
             lengths.extend(sizes)
             checksums.extend(pack.crc32cs)
 
-    return {file: _packed(*files[file]) for file in files}
+        for columns in batch.columns:
+            numbers: list[int] = np.unique(columns.file).tolist()
+            for number in numbers:
+                rows = columns.file == number
+                found = columns.offset[rows], columns.nbytes[rows], columns.crc32c[rows]
+                many.setdefault(columns.files[number], []).append(found)
+
+    for file, rest in files.items():
+        found = (np.array(rest[0], np.int64), np.array(rest[1], np.int64), np.array(rest[2], np.int64))
+        many.setdefault(file, []).append(found)
+
+    return {file: _packed(*map(np.concatenate, zip(*each, strict=True))) for file, each in many.items()}
 
 
-def _packed(offsets: list[int], lengths: list[int], checksums: list[int]) -> dict[str, bytes]:
-    order = np.argsort(np.array(offsets, np.int64), kind="stable")
+def _packed(offsets: _Numbers, lengths: _Numbers, checksums: _Numbers) -> dict[str, bytes]:
+    order = np.argsort(offsets, kind="stable")
     columns = zip(COLUMNS.items(), (offsets, lengths, checksums), strict=True)
-    return {name: np.array(column, dtype)[order].tobytes() for (name, dtype), column in columns}
+    return {name: column[order].astype(dtype).tobytes() for (name, dtype), column in columns}
 
 
 def decode(path: str, data: bytes) -> Integrity:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 __all__ = ("LeafInItem", "written_in")
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.views import PackedLeaves, StagedLeaf, WrittenLeaves
+from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Written
 
 
@@ -46,15 +49,57 @@ class _PackInItem:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
+class _ColumnsInItem:
+    files: Sequence[str]
+    leaf: Any
+    chunk: Any
+    start: Any
+    file: Any
+    offset: Any
+    nbytes: Any
+    crc32c: Any
+    coded: Any
+    inner: ColumnsOfParts
+    rows: npt.NDArray[np.int64]  #: of these, there
+
+    @classmethod
+    def of(cls, inner: ColumnsOfParts, prefix: str) -> _ColumnsInItem:
+        here = np.array([file.startswith(prefix) for file in inner.files], np.bool_)
+        rows = np.flatnonzero(here[inner.file])
+        return cls(
+            [file.removeprefix(prefix) for file in inner.files],
+            inner.leaf[rows],
+            inner.chunk[rows],
+            inner.start[rows],
+            inner.file[rows],
+            inner.offset[rows],
+            inner.nbytes[rows],
+            inner.crc32c[rows],
+            inner.coded[rows],
+            inner,
+            rows,
+        )
+
+    def parts(self, rows: Iterable[int] | None = None) -> Iterator[Written]:
+        at = range(len(self.rows)) if rows is None else list(rows)
+        for row, part in zip(at, self.inner.parts([self.rows[row] for row in at]), strict=True):
+            yield replace(part, file=self.files[self.file[row]])
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class _WrittenInItem:
     written: Sequence[Written]
     packs: Sequence[_PackInItem]
+    columns: Sequence[_ColumnsInItem]
 
     def parts(self) -> Iterator[Written]:
         yield from self.written
         for pack in self.packs:
             yield from pack.parts()
+        for columns in self.columns:
+            yield from columns.parts()
 
 
 def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[WrittenLeaves]:
@@ -78,7 +123,8 @@ def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[Written
             for pack in batch.packs
             if pack.file.startswith(prefix)
         ]
-        if written or packs:
-            found.append(_WrittenInItem(written, packs))
+        columns = [_ColumnsInItem.of(each, prefix) for each in batch.columns]
+        if written or packs or columns:
+            found.append(_WrittenInItem(written, packs, columns))
 
     return found

@@ -33,7 +33,7 @@ def parts_here(
     """Return what this process writes of arrays of `shape`, shard by shard in C order.
 
     The replicas of a shard are counted in the order of the devices, as jax does. Replica `writer` writes the
-    first part, the next one the next part, and so on, around.
+    first part. The others follow at equal distances, around: neighbours are mostly of one process.
 
     Args:
         sharding: Of the arrays, over devices of any processes.
@@ -56,7 +56,7 @@ def parts_here(
     for shard in sorted(replicas):
         devices = replicas[shard]
         for number in range(n_parts):
-            device = devices[(writer + number) % len(devices)]
+            device = devices[(writer + number * max(1, len(devices) // n_parts)) % len(devices)]
             if device in here:
                 found.append(WrittenPart(device, shard, number))
 

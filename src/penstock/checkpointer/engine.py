@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
@@ -189,6 +189,9 @@ def make_engine(
         coordinator = _coordinator_of_jax(options.processes)
     if layout is None:
         form = options.format if save_format is None else save_format
+        if form.replica_parallel is None:
+            form = replace(form, replica_parallel=coordinator.process_count > 1)
+
         layout = AutoLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
 
     return Engine(

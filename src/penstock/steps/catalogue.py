@@ -25,7 +25,7 @@ class Catalogue:
         store: Where `root` lies.
         root: The directory of steps.
         names: Names of step directories.
-        events: Told of metrics that cannot be read.
+        events: Told of steps whose metrics or time cannot be read.
     """
 
     __slots__ = ("_events", "_infos", "_names", "_reader", "_root", "_steps")
@@ -119,7 +119,7 @@ class Catalogue:
             info = self._reader.info(path, step, needs)
         except CorruptCheckpointError as error:
             self._events.warning("step.unreadable", path=path, error=repr(error))
-            info = StepInfo(step, 0.0)
+            info = StepInfo(step, is_readable=False)
 
         self._infos[step, needs] = info
         return info

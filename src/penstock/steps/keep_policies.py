@@ -51,6 +51,9 @@ class StepInfo:
     step: int
     time_s: float = math.nan  #: when it became durable, seconds since the epoch; NaN if no policy needs it
     metrics: Mapping[str, Any] | None = None  #: None if it has none, or no policy needs them
+    is_readable: bool = True
+    """False if what a policy needs of it is damaged, lost, or was never recorded. Such a step stays, and no
+    policy is shown it."""
 
 
 @runtime_checkable
@@ -288,6 +291,8 @@ def steps_to_delete(
 ) -> list[int]:
     """Return the steps to delete: those that the policy does not keep, but never the last one.
 
+    Nor one of which is not known what the policy would look at: damage must not delete it.
+
     Args:
         policy: What to keep.
         steps: All durable steps, ascending.
@@ -300,8 +305,9 @@ def steps_to_delete(
     if not steps:
         return []
 
-    kept = {*policy.keep(steps, now_s), *pinned, steps[-1].step}
-    return [info.step for info in steps if info.step not in kept]
+    known = [info for info in steps if info.is_readable]
+    kept = {*policy.keep(known, now_s), *pinned, steps[-1].step}
+    return [info.step for info in known if info.step not in kept]
 
 
 def _value(info: StepInfo, metric: Metric) -> float | None:

@@ -118,6 +118,7 @@ class StepSaves:
             trash=trash,
             events=self._events,
             on_outcome=self.retention.note_outcome,
+            deletes=engine.coordinator.is_primary,
         )
 
     @property

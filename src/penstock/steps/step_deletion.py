@@ -43,6 +43,7 @@ class Deleter:
         trash: A folder in `root` that steps are moved to instead; None to remove them.
         events: Where failures are logged.
         on_outcome: Called with a step, its name, and the error; or None once it is gone.
+        deletes: False if another process of the job deletes them, and here they are only forgotten.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Deleter:
         trash: str | None,
         events: BoundLogger,
         on_outcome: Callable[[int, str, StorageError | None], object],
+        deletes: bool = True,
     ) -> None:
+        self._deletes = deletes
         self._store = store
         self._threads = threads
         self._root = root
@@ -74,6 +77,11 @@ class Deleter:
 
     def ask(self, steps: Mapping[int, str]) -> None:
         """Request the deletion of steps: number to directory name."""
+        if not self._deletes:
+            for step, name in steps.items():
+                self._on_outcome(step, name, None)
+            return
+
         self._waiting.update(steps)
         self._asked.set()
 

@@ -38,6 +38,7 @@ from penstock.handlers.formats.orbax.discovery.step_dirs import (
     read_root_metadata,
 )
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
+from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
@@ -166,10 +167,12 @@ class StepReader:
         if "time" not in needs:
             return StepInfo(step, metrics=metrics)
 
-        file = os.path.join(path, CHECKPOINT_METADATA)
-        (data,) = self._read_files((file,))
-        about = checkpoint_metadata.decode(file, data or b"")
-        return StepInfo(step, (about.committed_at_ns or about.started_at_ns or 0) / 1e9, metrics)
+        about = self._about(path)
+        time_ns = about.committed_at_ns or about.started_at_ns
+        if time_ns is None:
+            return StepInfo(step, metrics=metrics, is_readable=False)
+
+        return StepInfo(step, time_ns / 1e9, metrics)
 
     def metrics(self, path: str) -> Mapping[str, Any] | None:
         """Read the metrics of the step at `path`; None if it has none. Opens two or three files.
@@ -177,25 +180,48 @@ class StepReader:
         Raises:
             CorruptCheckpointError: If they are not a JSON object, or not as they were written.
         """
-        file, record = os.path.join(path, _METRICS_FILE), os.path.join(path, INTEGRITY)
-        data, recorded = self._read_files((file, record))
-        expected: Digest | None = None
-        if recorded is not None:
-            expected = integrity.decode_documents(record, recorded).get(_METRICS_FILE)
-        if data is not None and expected is not None:
-            # If the digest fits, the record is right in this, and need not be compared itself.
-            if digest_of(data) != expected:
-                raise ChecksumError(file, "differs from what was written")
-            return parse_object(file, data)
-
-        (mark,) = self._read_files((os.path.join(path, COMMIT_MARK),))
-        check_record(record, recorded, None if mark is None else commit_mark_text.decode(mark))
+        file = os.path.join(path, _METRICS_FILE)
+        data, expected = self._with_digest(path, _METRICS_FILE)
+        if data is not None and expected is not None and digest_of(data) != expected:
+            raise ChecksumError(file, "differs from what was written")
         if data is not None:
             return parse_object(file, data)
         if expected is not None:
             self._check_deleted(path)
 
         return None
+
+    def _about(self, path: str) -> CheckpointMetadata:
+        """Read what the step at `path` says of itself. Opens two or three files.
+
+        Raises:
+            CorruptCheckpointError: If it is malformed, or not as it was written, and not rewritten by right.
+        """
+        data, expected = self._with_digest(path, CHECKPOINT_METADATA)
+        if expected is not None and (data is None or digest_of(data) != expected):
+            names = self._store.list_directory(path)
+            return SealedDocuments.open(self._store, path, names).about(names)
+
+        return checkpoint_metadata.decode(os.path.join(path, CHECKPOINT_METADATA), data or b"")
+
+    def _with_digest(self, path: str, name: str) -> tuple[bytes | None, Digest | None]:
+        """Return a document of a step and its recorded digest, each if it is there.
+
+        A digest that fits shows that the record is right in this. Else the record itself is compared.
+
+        Raises:
+            CorruptCheckpointError: If the record is malformed, lost, or not as it was written.
+        """
+        record = os.path.join(path, INTEGRITY)
+        data, recorded = self._read_files((os.path.join(path, name), record))
+        expected: Digest | None = None
+        if recorded is not None:
+            expected = integrity.decode_documents(record, recorded).get(name)
+        if data is None or expected is None:
+            (mark,) = self._read_files((os.path.join(path, COMMIT_MARK),))
+            check_record(record, recorded, None if mark is None else commit_mark_text.decode(mark))
+
+        return data, expected
 
     def _check_deleted(self, path: str) -> None:
         """Raise `MissingFileError` unless metrics that were written, and are gone, were deleted by right."""

@@ -33,6 +33,7 @@ def test_codecs(codec: str, leaf_codec: str | None) -> None:
         *[("rich_types", value) for value in ("no", 1)],
         *[("chunk_byte_size", value) for value in (0, -1, "1MiB", 1.5, True)],
         *[("ocdbt_target_data_file_size", value) for value in (-1, "1MiB", 1.5, False)],
+        *[("replica_parallel_max_replicas", value) for value in (0, -1, "2", 1.5)],
         *[("replica_parallel_min_bytes", value) for value in (-1, "1MiB", 1.5)],
     ],
 )

@@ -93,3 +93,13 @@ async def test_a_checkpoint_has_more_files_than_a_process_may_open(*, mmap: bool
             assert (await checkpointer.verify(tmp_path / "c")).n_leaves == 300
 
     assert [int(value[0]) for value in found.values()] == list(range(300))
+
+
+async def test_a_checkpoint_is_written_in_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    tree = {f"x{at:03}": np.full(300, at) for at in range(80)}
+    with at_most(50):
+        await penstock.export_safetensors(tree, tmp_path / "c", max_shard_bytes=3000)
+
+    assert len(list((tmp_path / "c").glob("*.safetensors"))) == 80
+    found = await penstock.restore(tmp_path / "c")
+    assert [int(value[0]) for value in found.values()] == list(range(80))

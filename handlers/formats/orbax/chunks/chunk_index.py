@@ -22,7 +22,7 @@ from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.views import PackedLeaves, WrittenLeaves
+from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, WrittenLeaves
 from penstock.kernel.protocols.written import Written
 
 
@@ -41,6 +41,7 @@ class ChunkIndex:
     __slots__ = (
         "_arrays",
         "_chunk_nbytes",
+        "_coded",
         "_counts",
         "_grids",
         "_order",
@@ -65,6 +66,7 @@ class ChunkIndex:
         self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
         self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
         self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
+        self._coded = np.array([spec.codec is not None for spec in specs], np.bool_)
 
         entries = _Entries()
         kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
@@ -135,7 +137,8 @@ class ChunkIndex:
             for pack in batch.packs:
                 self._locate_pack(pack, located)
 
-            for part in batch.written:
+            rest = [part for columns in batch.columns for part in self._locate_columns(columns, located)]
+            for part in (*batch.written, *rest):
                 parts.setdefault(self._slot(part), []).append(part)
 
         # Chunks in pieces are few and large, or many in few files: one assignment for each file.
@@ -161,6 +164,25 @@ class ChunkIndex:
         sizes = np.repeat(self._chunk_nbytes[ats], counts)
         before = np.repeat(self._starts[ats] - (np.cumsum(counts) - counts), counts)
         located.put(before + np.arange(len(sizes)), pack.offset + np.cumsum(sizes) - sizes, pack.file)
+
+    def _locate_columns(self, columns: ColumnsOfParts, located: _Located) -> Iterable[Written]:
+        """Note where the chunks lie that were written in one piece; return all other pieces."""
+        ats = self._places[np.minimum(columns.leaf, len(self._places) - 1)]
+        unknown = np.flatnonzero((ats < 0) | (columns.leaf >= len(self._places)))
+        if unknown.size:
+            raise _unknown(int(columns.leaf[unknown[0]]))
+
+        length = np.where(columns.coded < 0, self._chunk_nbytes[ats], columns.coded)
+        whole = (columns.start == 0) & (columns.nbytes == length) & ((columns.coded < 0) != self._coded[ats])
+        rows = np.flatnonzero(whole)
+        slots = self._starts[ats[rows]] + columns.chunk[rows]
+        located.lengths[slots] = length[rows]
+        numbers: list[int] = np.unique(columns.file[rows]).tolist()
+        for number in numbers:
+            of_file = columns.file[rows] == number
+            located.put(slots[of_file], columns.offset[rows[of_file]], columns.files[number])
+
+        return columns.parts(np.flatnonzero(~whole))
 
     def _slot(self, part: Written) -> int:
         """The slot of a part's chunk."""

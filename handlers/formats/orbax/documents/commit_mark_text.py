@@ -6,7 +6,7 @@ of all other digests is lost or damaged.
 
 from __future__ import annotations
 
-__all__ = ("decode", "encode")
+__all__ = ("decode", "encode", "without_digest")
 
 import re
 from typing import Final
@@ -31,7 +31,12 @@ def encode(integrity: bytes | None = None, text: bytes = COMMIT_MARK_TEXT) -> by
 
     digest = digest_of(integrity)
     line = f"{INTEGRITY}: {digest.nbytes} bytes, crc32c {digest.crc32c:08x}".encode()
-    return _LINE.sub(b"", text).rstrip() + b"\n" + line + b"\n"
+    return without_digest(text) + line + b"\n"
+
+
+def without_digest(text: bytes) -> bytes:
+    """Return what a mark says beside the digest: then the record of the directory is taken as it is."""
+    return _LINE.sub(b"", text).rstrip() + b"\n"
 
 
 def decode(data: bytes) -> Digest | None:

@@ -166,7 +166,7 @@ class SealedDocuments:
         Raises:
             StorageError: If one cannot be read although it is there.
         """
-        deleted = self._deleted()
+        deleted = self.deleted_items()
         for full in self.recorded.documents:
             if not full.startswith(self.prefix) or full.partition("/")[0] in deleted:
                 continue
@@ -200,7 +200,7 @@ class SealedDocuments:
 
         return None
 
-    def _deleted(self) -> Collection[str]:
+    def deleted_items(self) -> Collection[str]:
         """Name the items that were recorded and were deleted since, as `_CHECKPOINT_METADATA` says."""
         before = self.recorded.about.get("handlers")
         try:

@@ -68,11 +68,13 @@ def _divided(spec: LeafSpec, form: SaveFormat) -> LeafSpec:
     if not form.replica_parallel or spec.n_replicas == 1 or spec.write_shape is None:
         return spec
 
-    part = replica_shape(spec.write_shape, spec.n_replicas)
+    most = form.replica_parallel_max_replicas
+    part = replica_shape(spec.write_shape, min(spec.n_replicas, most or spec.n_replicas))
     if part is None or math.prod(part) * spec.itemsize < form.replica_parallel_min_bytes:
         return spec
 
-    return replace(spec, write_shape=part, chunk_shape=part)
+    n_writers = math.prod(spec.write_shape) // math.prod(part)
+    return replace(spec, write_shape=part, chunk_shape=part, n_writers=n_writers)
 
 
 def _cast(spec: LeafSpec, key_path: str, wanted: object) -> LeafSpec:

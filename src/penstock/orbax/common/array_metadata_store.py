@@ -11,9 +11,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
 from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.common.background_work import in_thread
+from penstock.orbax.common.item_files import check_document, rewrite_document
 
 RANDOM_KEY_IMPL: Final = "random_key_impl"
 _PREFIX: Final = "process_"
@@ -112,7 +114,11 @@ def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
     path = directory / ARRAY_METADATAS / f"{_PREFIX}{process_index}"
     store = LocalStore()
     store.make_directory(str(path.parent))
-    # Not compared: the record of a tree that is being built may be of what this replaces.
+    if TEMPORARY_SUFFIX not in str(
+        path
+    ):  # the record of a tree that is being built may be of what this replaces
+        check_document(str(path.parent), path.name)
+
     known = store.read_file(str(path)) if store.kind(str(path)) == "file" else b""
     entries: list[Any] = json.loads(known)["array_metadatas"] if known else []
     entries += [
@@ -126,7 +132,7 @@ def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
         }
         for one in found
     ]
-    store.write_file(str(path), json.dumps({"array_metadatas": entries}).encode())
+    rewrite_document(store, str(path), json.dumps({"array_metadatas": entries}).encode())
 
 
 def _read(directory: Path, process_index: int | None) -> Any:

@@ -1,16 +1,27 @@
-"""The files of an item that are no arrays, compared with their digests where they are read."""
+"""The files of an item that are no arrays: compared where they are read, recorded anew where rewritten."""
 
 from __future__ import annotations
 
-__all__ = ("check_document", "find_text", "sealed_documents", "write_text")
+__all__ = (
+    "check_document",
+    "find_text",
+    "replace_file",
+    "rewrite_document",
+    "sealed_documents",
+    "write_text",
+)
 
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
 
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, INTEGRITY
+from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.common.integrity import digest_of
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
@@ -21,7 +32,7 @@ _LEVELS: Final = 3
 
 
 async def write_text(directory: Any, name: str, text: str) -> None:
-    """Write a file of an item, durably.
+    """Write a file of an item, durably; see `rewrite_document`.
 
     Args:
         directory: Of the item; it exists.
@@ -31,7 +42,8 @@ async def write_text(directory: Any, name: str, text: str) -> None:
     Raises:
         StorageError: If the medium refuses.
     """
-    await Threads(1).run(LocalStore().write_file, os.path.join(directory, name), text.encode())
+    file = os.path.join(directory, name)
+    await Threads(1).run(rewrite_document, LocalStore(), file, text.encode())
 
 
 def find_text(directory: Any, names: Sequence[str]) -> str | None:
@@ -84,3 +96,106 @@ def sealed_documents(store: LocalStore, directory: str) -> SealedDocuments:
         prefix = f"{name}/{prefix}"
 
     return SealedDocuments(store, directory)
+
+
+def rewrite_document(store: LocalStore, file: str, data: bytes) -> None:
+    """Write a document durably, and record its digest anew where documents have one. Blocking.
+
+    A document of a finished checkpoint is replaced in one step. While that goes on, no digest of it is
+    recorded, so that the checkpoint can be restored at each moment, also after a crash.
+
+    Raises:
+        ChecksumError: If a record is not as it was written; then nothing is.
+        StorageError: If the medium refuses.
+    """
+    if TEMPORARY_SUFFIX in file:
+        store.write_file(file, data)  # of a checkpoint that is being built: it is recorded in the end
+        return
+
+    records = _records_of(store, file)
+    for record in reversed(records):
+        record.leave_out()
+
+    replace_file(store, file, data)
+    for record in records:
+        record.renew()
+
+
+def replace_file(store: LocalStore, file: str, data: bytes) -> None:
+    """Replace a file in one step, durably. Blocking."""
+    new = file + TEMPORARY_SUFFIX
+    store.write_file(new, data)
+    os.replace(new, file)
+    store.sync_directory(os.path.dirname(file))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A record that is to have the digest of a document."""
+
+    store: LocalStore
+    directory: str
+    name: str  #: of the document, relative to the directory
+
+    def leave_out(self) -> None:
+        """Let the record say nothing of the document, and the commit mark nothing of the record."""
+        mark = self._path(COMMIT_MARK)
+        if self.store.kind(mark) == "file":
+            text = self.store.read_file(mark)
+            if commit_mark_text.decode(text) is not None:
+                self.store.write_file(mark, commit_mark_text.without_digest(text))
+
+        data = self.store.read_file(self._path(INTEGRITY))
+        left = integrity.without_documents(self._path(INTEGRITY), data, self.name.__eq__)
+        replace_file(self.store, self._path(INTEGRITY), left)
+
+    def renew(self) -> None:
+        """Record the digest of the document as it is now, and that of the record."""
+        path = self._path(INTEGRITY)
+        record, data = self.store.read_file(path), self.store.read_file(self._path(self.name))
+        found = integrity.decode(path, record)
+        documents, about = dict(found.documents), None
+        if self.name == CHECKPOINT_METADATA:
+            # It need not list the items that were deleted, and what says so is replaced by what it says now.
+            gone = SealedDocuments(self.store, self.directory, found).deleted_items()
+            documents = {name: one for name, one in documents.items() if name.partition("/")[0] not in gone}
+            about = checkpoint_metadata.content_of(self._path(self.name), data)
+
+        renewed = integrity.with_documents(path, record, {**documents, self.name: digest_of(data)}, about)
+        replace_file(self.store, path, renewed)
+        mark = self._path(COMMIT_MARK)
+        if self.store.kind(mark) == "file":
+            self.store.write_file(mark, commit_mark_text.encode(renewed, self.store.read_file(mark)))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+
+def _records_of(store: LocalStore, file: str) -> list[_Record]:
+    """Return the record that is to have the digest of a file, the one that has that record's, and so on.
+
+    Raises:
+        ChecksumError: If one of them is not as it was written.
+    """
+    found: list[_Record] = []
+    place, name = os.path.split(os.path.abspath(file))
+    for _ in range(_LEVELS + 1):  # the record of a tree has its digest in that of the checkpoint
+        if store.kind(place) != "directory":
+            break
+
+        names = store.list_directory(place)
+        if INTEGRITY in names:
+            sealed = SealedDocuments.open(store, place, names)
+            if not (name in sealed.recorded.documents or (sealed.is_sealed and not found)):
+                break
+            if found:
+                sealed.check(name, store.read_file(os.path.join(place, name)))
+
+            found.append(_Record(store, place, name))
+            name = INTEGRITY
+
+        place, above = os.path.split(place)
+        name = f"{above}/{name}"
+
+    return found

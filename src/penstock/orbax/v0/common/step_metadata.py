@@ -30,7 +30,7 @@ from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_META
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError, StorageError
 from penstock.orbax.common.handler_paths import handler_path
-from penstock.orbax.common.item_files import sealed_documents
+from penstock.orbax.common.item_files import rewrite_document, sealed_documents
 from penstock.orbax.v0.common.named_items import Composite
 from penstock.orbax.v0.common.step_statistics import SaveStepStatistics
 
@@ -95,10 +95,10 @@ class MetadataStore:
         return self._blocking
 
     def write(self, file_path: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
-        """Write or replace a document."""
+        """Write or replace a document. A digest that was recorded of it is recorded anew."""
         if self.enable_write:
             with self._lock:
-                self._store.write_file(os.fspath(file_path), json.dumps(dict(metadata)).encode())
+                rewrite_document(self._store, os.fspath(file_path), json.dumps(dict(metadata)).encode())
 
     def read(self, file_path: str | os.PathLike[str]) -> dict[str, Any] | None:
         """Return a document; None if there is none or it is not JSON.

@@ -36,9 +36,9 @@ from penstock.orbax.v0.manager.manager_items import (
     named,
 )
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions, policies_of
-from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root
+from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root, divided
 from penstock.orbax.v0.manager.own_policies import check_metrics, needs_metrics
-from penstock.orbax.v0.manager.preservation_policy import PreservationContext, best_of
+from penstock.orbax.v0.manager.preservation_policy import best_of
 from penstock.orbax.v0.manager.save_decision_policy import DecisionContext
 from penstock.steps.step_directory import METRICS
 from penstock.steps.step_names import step_number
@@ -376,10 +376,7 @@ class CheckpointManager:
         """Decide which steps to delete once this one is durable; wait for that here or in the background."""
         doomed: list[CheckpointInfo] = []
         try:
-            context = PreservationContext()
-            stay = self._preserving.should_preserve(list(self._infos), context=context)
-            doomed = [info for info, stays in zip(self._infos, stay, strict=True) if not stays]
-            self._infos = [info for info, stays in zip(self._infos, stay, strict=True) if stays]
+            self._infos, doomed = divided(self._preserving, self._infos)
         finally:
             steps = [info.step for info in doomed]
             if isinstance(self._checkpointer, AsyncCheckpointer):

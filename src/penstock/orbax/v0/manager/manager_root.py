@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("CheckpointInfo", "Root")
+__all__ = ("CheckpointInfo", "Root", "divided")
 
 import datetime
 import errno
@@ -11,7 +11,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import structlog
@@ -20,13 +20,20 @@ from penstock.blocking.background import start_thread
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ConfigError, InUseError, RootInUseError, StorageError
+from penstock.kernel.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    InUseError,
+    RootInUseError,
+    StorageError,
+)
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.step_metadata import RootMetadata
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
+from penstock.orbax.v0.manager.preservation_policy import PreservationContext, PreservationPolicy
 from penstock.orbax.v0.manager.step_name_formats import as_name_format, standard_name_format
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_deletion import delete_step
@@ -44,15 +51,31 @@ class CheckpointInfo:
         time: When it was complete; for a step that was just saved, when its save began.
         metrics: None if it has none.
         path: Where it lies, or will; None for a step that is only being considered.
+        is_readable: False if its time or its metrics are damaged, or its time is unknown. Such a step stays.
     """
 
     step: int
     time: datetime.datetime
     metrics: Any = None
     path: Any = None
+    is_readable: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
         self.step = operator.index(self.step)
+
+
+def divided(
+    policy: PreservationPolicy, infos: Sequence[CheckpointInfo]
+) -> tuple[list[CheckpointInfo], list[CheckpointInfo]]:
+    """Return the steps that stay, and those that go.
+
+    One that could not be read stays, and the policy is not shown it: damage must not delete it.
+    """
+    known = [info for info in infos if info.is_readable]
+    stay = policy.should_preserve(known, context=PreservationContext())
+    gone = [info for info, stays in zip(known, stay, strict=True) if not stays]
+    steps = {info.step for info in gone}
+    return [info for info in infos if info.step not in steps], gone
 
 
 @final
@@ -231,19 +254,25 @@ class Root:
                 self._events.warning("step.not_deleted", step=step, error=repr(error))
 
     def _info(self, found: Any) -> CheckpointInfo | None:
-        """Return what policies see of a step that was listed; None if it has been deleted since."""
+        """Return what policies see of a step that was listed; None if it has been deleted since.
+
+        A damaged step is listed, too: one bit must not hide the others from a run that resumes.
+        """
         if self._options.lightweight_initialize:
             return CheckpointInfo(found.step, _LONG_AGO, path=found.path)
 
         path = path_text(found.path)
         try:
-            metrics = self._reader.metrics(path)
-            return CheckpointInfo(found.step, found.commit_timestamp, metrics, found.path)
-        except FileNotFoundError:
-            if self._store.kind(path) is not None:
+            time, metrics = found.commit_timestamp, self._reader.metrics(path)
+            return CheckpointInfo(found.step, time or _LONG_AGO, metrics, found.path, time is not None)
+        except (FileNotFoundError, CorruptCheckpointError) as error:
+            if self._store.kind(path) is None:
+                return None
+            if not isinstance(error, CorruptCheckpointError):
                 raise
 
-            return None
+            self._events.warning("step.unreadable", path=path, error=repr(error))
+            return CheckpointInfo(found.step, _LONG_AGO, path=found.path, is_readable=False)
 
     def _clean_up(self) -> None:
         for name in self._store.list_directory(self._path):

@@ -6,9 +6,10 @@ __all__ = ("as_decision_policy", "as_preservation_policy", "check_metrics", "nee
 
 import datetime
 import inspect
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
 from penstock.orbax.v0.manager.preservation_policy import PreservationContext, PreservationPolicy
@@ -91,7 +92,12 @@ class _Preserving:
     def should_preserve(
         self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        gone = set(steps_to_delete(self.policy, _infos(checkpoints), time.time()))
+        needs_time = "time" in self.policy.needs
+        infos = [
+            replace(info, is_readable=not needs_time or not math.isnan(info.time_s))
+            for info in _infos(checkpoints)
+        ]
+        gone = set(steps_to_delete(self.policy, infos, time.time()))
         return [info.step not in gone for info in checkpoints]
 
 
@@ -100,7 +106,8 @@ def _infos(steps: Sequence[PolicyCheckpointInfo]) -> list[StepInfo]:
 
 
 def _seconds(moment: datetime.datetime) -> float:
-    return moment.timestamp() if moment.year > 1 else 0.0
+    """When a step was complete; NaN if that was not looked at."""
+    return moment.timestamp() if moment.year > 1 else math.nan
 
 
 def _metrics(metrics: Any) -> Mapping[str, Any] | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, final
 
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ConfigError, NotACheckpointError, SpecError
+from penstock.kernel.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.step_metadata import StepMetadata, get_step_metadata
 from penstock.orbax.v0.common.v0_options import AtomicityOptions
@@ -51,7 +51,11 @@ class Metadata:
 
     @property
     def commit_timestamp(self) -> datetime.datetime:
-        """When it was complete; if that is not recorded, when its directory last changed."""
+        """When it was complete; if that is not recorded, when its directory last changed.
+
+        Raises:
+            CorruptCheckpointError: If what is recorded is not as it was written.
+        """
         recorded = self.commit_timestamp_nsecs
         seconds = os.stat(path_text(self.path)).st_mtime if recorded is None else recorded / 1e9
         return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
@@ -59,6 +63,8 @@ class Metadata:
     def _recorded(self) -> StepMetadata:
         try:
             return get_step_metadata(self.path)
+        except CorruptCheckpointError:
+            raise
         except ValueError:
             return StepMetadata()
 

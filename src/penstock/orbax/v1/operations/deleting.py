@@ -8,13 +8,14 @@ import json
 import os
 from typing import Any, cast
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
+from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
 from penstock.kernel.storage.deletion import delete_file
 from penstock.kernel.storage.paths import absolute_path
+from penstock.orbax.common.item_files import replace_file
 from penstock.orbax.v1.common.item_names import check_names
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike
@@ -100,20 +101,12 @@ def _delete_item(store: LocalStore, path: str, name: str) -> None:
         return
 
     others = {item: handler for item, handler in cast("dict[str, Any]", handlers).items() if item != name}
-    _replace(store, file, json.dumps({**listed, "item_handlers": others}).encode())
+    replace_file(store, file, json.dumps({**listed, "item_handlers": others}).encode())
     try:
         delete_step(store, path, name, None)
     except StorageError:
-        _replace(store, file, data)
+        replace_file(store, file, data)
         raise
-
-
-def _replace(store: LocalStore, file: str, data: bytes) -> None:
-    """Replace a document in one step, durably."""
-    new = file + TEMPORARY_SUFFIX
-    store.write_file(new, data)
-    os.replace(new, file)
-    store.sync_directory(os.path.dirname(file))
 
 
 def _absent(path: str, missing_ok: bool) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.kernel.errors import CorruptCheckpointError
 from penstock.orbax.v0.manager import step_name_formats as established
 from penstock.orbax.v0.manager.step_name_formats import NameFormat
 from penstock.orbax.v1.steps.training_metadata import CheckpointMetadata
@@ -75,10 +76,13 @@ def composite_name_format(
 
 
 def _described(found: Any) -> CheckpointMetadata[None]:
-    return CheckpointMetadata(
-        found.step,
-        found.path,
-        metadata=None,
-        init_timestamp_nsecs=found.init_timestamp_nsecs,
-        commit_timestamp_nsecs=found.commit_timestamp_nsecs,
-    )
+    """Describe a step; one whose times are damaged is a step, too, of which no time is known."""
+    try:
+        times: dict[str, Any] = {
+            "init_timestamp_nsecs": found.init_timestamp_nsecs,
+            "commit_timestamp_nsecs": found.commit_timestamp_nsecs,
+        }
+    except CorruptCheckpointError:
+        times = {}
+
+    return CheckpointMetadata(found.step, found.path, metadata=None, **times)

@@ -16,9 +16,9 @@ from penstock.orbax.common.job_processes import reached_preemption
 from penstock.orbax.v0.common.step_statistics import log_restore, log_save
 from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions, policies_of
-from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root
+from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root, divided
 from penstock.orbax.v0.manager.own_policies import check_metrics
-from penstock.orbax.v0.manager.preservation_policy import PreservationContext, PreservationPolicy
+from penstock.orbax.v0.manager.preservation_policy import PreservationPolicy
 from penstock.orbax.v0.manager.save_decision_policy import (
     AnySavePolicy,
     ContinuousCheckpointingPolicy,
@@ -266,9 +266,8 @@ class StepSequence:
         others = [info for info in self._steps if info.step != number]
         added = CheckpointInfo(number, _now(), metrics, self._root.new_path(number))
         steps = sorted([*others, added], key=lambda info: info.step)
-        stay = self._preserving.should_preserve(steps, context=PreservationContext())
-        self._steps = [info for info, stays in zip(steps, stay, strict=True) if stays]
-        return [info.step for info, stays in zip(steps, stay, strict=True) if not stays]
+        self._steps, gone = divided(self._preserving, steps)
+        return [info.step for info in gone]
 
     def _wait_for_save(self) -> None:
         if self._saving is not None:
