@@ -7,7 +7,6 @@ __all__ = ("DirectoryHold", "DirectoryHolds", "Flock", "system_flock")
 import errno
 import fcntl
 import os
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeAlias, final
@@ -26,6 +25,9 @@ system_flock: Final[Flock] = fcntl.flock
 
 # Some network file systems have no such lock. A file with the holder's name takes its place there.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+_BESIDE: Final = "-new"
+"""Behind the name of a directory that is made and not held yet."""
 
 
 @final
@@ -172,34 +174,82 @@ class DirectoryHolds:
 
 
 def _make_held(path: str, flock: Flock) -> DirectoryHold:
-    """Make it under a name of its own, hold it, and then rename it.
+    """Make it under another name, hold it, and then rename it.
+
+    Every process uses the same other name. So the next one finds what one left that was killed, and uses it;
+    of several who are as far, one can hold it, and the others are refused.
 
     Where the file system cannot rename to a free name alone, it is made first and held then; who finds it in
     between may take it, and this call is refused.
     """
-    beside = f"{path}-{uuid.uuid4().hex}"
-    with translated("mkdir", path):
-        os.mkdir(beside)
-
-    hold: DirectoryHold | None = None
+    beside = path + _BESIDE
+    hold = _hold_beside(beside, path, flock)
+    is_ours = False
     try:
-        hold = DirectoryHold(beside, name=path, flock=flock)
         with translated("mkdir", path):
-            if rename_only_to_absent(beside, path):
-                return hold
-    except BaseException as error:
-        if hold is not None:
-            hold.release()
-
-        os.rmdir(beside)
-        if isinstance(error, StorageError) and error.errno == errno.EEXIST:
+            is_ours = rename_only_to_absent(beside, path)
+    except StorageError as error:
+        if error.errno in {errno.EEXIST, errno.ENOENT}:
             raise InUseError(path) from error
 
         raise
+    finally:
+        if not is_ours:
+            _remove_if_empty(beside)
+            hold.release()
 
-    hold.release()
-    os.rmdir(beside)
-    return _make_then_hold(path, flock)
+    return hold if is_ours else _make_then_hold(path, flock)
+
+
+def _hold_beside(beside: str, path: str, flock: Flock) -> DirectoryHold:
+    """Make the empty directory `beside` what will be `path`, unless it is there, and hold it.
+
+    Raises:
+        InUseError: If somebody else holds it, or has removed it.
+        StorageError: If the medium refuses, or something lies in it.
+    """
+    is_made = True
+    try:
+        with translated("mkdir", path):
+            os.mkdir(beside)
+    except StorageError as error:
+        if error.errno != errno.EEXIST:
+            raise
+        is_made = False  # it was left there, or another one is as far
+
+    try:
+        hold = DirectoryHold(beside, name=path, flock=flock)
+    except InUseError as error:
+        if is_made and error.more and os.path.lexists(path):  # whoever claims the name needs this no more
+            _remove_if_empty(beside)
+        raise InUseError(path, error.more) from error
+    except BaseException as error:
+        if isinstance(error, StorageError) and error.errno == errno.ENOENT:
+            raise InUseError(path) from error
+        if is_made:
+            _remove_if_empty(beside)
+        raise
+
+    try:
+        if not is_made:
+            _check_empty(beside)
+    except BaseException:
+        hold.release()
+        raise
+
+    return hold
+
+
+def _check_empty(path: str) -> None:
+    with translated("list", path):
+        names = os.listdir(path)
+    if names:
+        raise StorageError("mkdir", path, "holds something that no save has put there", errno.ENOTEMPTY)
+
+
+def _remove_if_empty(path: str) -> None:
+    with suppress(OSError):
+        os.rmdir(path)
 
 
 def _make_then_hold(path: str, flock: Flock) -> DirectoryHold:

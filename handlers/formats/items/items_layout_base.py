@@ -19,7 +19,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, JointLayout, Layout
+from penstock.kernel.protocols.layouts import FormattedLayout, JointLayout, Layout, Opening, opening_of
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
@@ -68,6 +68,9 @@ class ItemsLayoutBase:
 
     def recognises(self, store: Store, path: str) -> bool:
         return self._base.recognises(store, path)
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        return opening_of(self._base, store, path, item)
 
     def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
         return self._base.open(store, path, item)
