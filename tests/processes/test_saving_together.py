@@ -143,7 +143,7 @@ def test_saves_in_opposite_order_do_not_cross(job: Job) -> None:
 
 def test_calls_and_keys_stay_few(job: Job) -> None:
     for rank, result in enumerate(job.results("calls_and_keys_stay_few")):
-        beats = 4  # one at once and one more on a slow machine, and the looks around between them
+        beats = 1  # one at once
         assert max(result["calls"]) <= (16 if rank == 0 else 12) + beats, result
         assert result["left"] <= 20
 
