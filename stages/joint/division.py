@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("divided", "refuse_global")
+__all__ = ("divided",)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,24 +52,6 @@ async def divided(
     joint = JointPlan(shares=_scaled(shares, leaves, plan), digest=digest, describe=describe)
     kept = leaves.part([at for at, share in enumerate(shares) if share])
     return kept, replace(plan, joint=joint)
-
-
-def refuse_global(leaves: Leaves) -> None:
-    """Refuse arrays of which other processes hold parts, in a save that is this process's alone.
-
-    Raises:
-        InvalidLeafError: For the first of them.
-    """
-    spread = {number for number, spec in {id(spec): spec for spec in leaves.specs}.items() if spec.is_global}
-    if not spread:
-        return
-
-    first = next(at for at, spec in enumerate(leaves.specs) if id(spec) in spread)
-    raise InvalidLeafError(
-        leaves.infos[leaves.indices[first]].key_path,
-        "the array has shards on other processes, and this save is of one process: save it with a "
-        "penstock.Checkpointer in all of them, once jax.distributed is initialised",
-    )
 
 
 def options_of(run: SaveRun) -> Mapping[str, object]:
