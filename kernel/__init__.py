@@ -70,6 +70,7 @@ __all__ = (
     "LoopOptions",
     "ManyFiles",
     "MappedFiles",
+    "MeasuringLayout",
     "MemoryOptions",
     "MemoryRegulator",
     "Messages",
@@ -77,6 +78,7 @@ __all__ = (
     "NamedTensors",
     "Only",
     "OpaquePiece",
+    "Opening",
     "Operation",
     "Order",
     "Pack",
@@ -225,6 +227,8 @@ if TYPE_CHECKING:
         ItemsLayout,
         JointLayout,
         Layout,
+        MeasuringLayout,
+        Opening,
         Place,
     )
     from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
@@ -323,8 +327,7 @@ else:
             "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
                 "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemLayout", "ItemsLayout",
-                "JointLayout", "Layout",
-                "Place",
+                "JointLayout", "Layout", "MeasuringLayout", "Opening", "Place",
             ),
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (

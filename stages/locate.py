@@ -7,10 +7,12 @@ __all__ = ("Locate", "split_names")
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Located, RestoreRequest
+from penstock.kernel.pipeline.leased_opening import open_leased
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
@@ -21,6 +23,8 @@ from penstock.stages.pytree.flattening import flatten_tree
 @dataclass(frozen=True, slots=True)
 class Locate:
     """Takes a `RestoreRequest`, yields a `Located`. Reads documents and index, no array bytes.
+
+    What reading and decoding documents of more than 1 MiB takes is leased from the budget meanwhile.
 
     Raises:
         NotACheckpointError: If there is nothing to restore at the path.
@@ -36,7 +40,8 @@ class Locate:
         """Yield the actor of one restore."""
 
         async def locate(request: RestoreRequest, /) -> Located:
-            checkpoint = await run.threads.run(_open, run, request)
+            finish = partial(_as_asked, request)
+            checkpoint = await open_leased(run, request.path, request.item, finish)
             return Located(
                 checkpoint,
                 request.like,
@@ -50,8 +55,7 @@ class Locate:
         yield locate
 
 
-def _open(run: RestoreRun, request: RestoreRequest) -> StoredCheckpoint:
-    checkpoint = run.layout.open(run.store, request.path, request.item)
+def _as_asked(request: RestoreRequest, checkpoint: StoredCheckpoint) -> StoredCheckpoint:
     if request.verify is False and isinstance(checkpoint, ChecksummedCheckpoint):
         checkpoint = checkpoint.without_checksums()
     if request.split is not None:

@@ -7,17 +7,25 @@ __all__ = ("AutoLayout", "is_safetensors")
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors.file_set import holds_tensors
+from penstock.handlers.formats.safetensors.file_set import bytes_to_decode, holds_tensors
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import UnsupportedFormatError
+from penstock.kernel.errors import SpecError, UnsupportedFormatError
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemLayout, JointLayout, Layout
+from penstock.kernel.protocols.layouts import (
+    FormattedLayout,
+    ItemLayout,
+    JointLayout,
+    Layout,
+    Opening,
+    opening_of,
+)
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
@@ -42,7 +50,15 @@ class AutoLayout:
         return self.written.data_file()
 
     def process_folder(self, process_index: int) -> str:
-        assert isinstance(self.written, JointLayout), "a layout for one process is not asked"
+        """The folder that the inner layout gives.
+
+        Raises:
+            SpecError: If it gives none.
+        """
+        if not isinstance(self.written, JointLayout):
+            name = type(self.written).__name__
+            raise SpecError(f"a {name} cannot be written by several processes together")
+
         return self.written.process_folder(process_index)
 
     @property
@@ -110,6 +126,13 @@ class AutoLayout:
             return self.written.items(store, path)
 
         raise UnsupportedFormatError(path, "has no items; restore it as a whole")
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        """Find what `open` opens, and tell what its documents take."""
+        if is_safetensors(store, path):
+            return Opening(bytes_to_decode(store, path), partial(open_checkpoint, store, path, item))
+
+        return opening_of(self.written, store, path, item)
 
     def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
         """Find the checkpoint at `path`, or an item of it, and read its documents.

@@ -90,7 +90,8 @@ def _value(origin: Origin, entry: dict[str, Any]) -> Value:
 
 def _reference(origin: Origin, entry: dict[str, Any], height: int) -> NodeReference:
     file, offset, length = _location(origin, entry["location"])
-    return NodeReference(file, offset, length, height, entry["statistics"]["num_keys"])
+    about = entry["statistics"]
+    return NodeReference(file, offset, length, height, about["num_keys"], about["num_tree_bytes"])
 
 
 def _location(origin: Origin, location: str) -> tuple[DataFile, int, int]:

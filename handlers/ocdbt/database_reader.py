@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Database", "read_index", "read_leaves")
+__all__ = ("Database", "index_bytes", "read_index", "read_leaves")
 
 import errno
 import os
@@ -81,6 +81,18 @@ def read_index(store: Store, directory: str, known: RememberedKeys | None = None
     known = RememberedKeys() if known is None else known
     with closing(Database(store, directory, known)) as database:
         return _read_index(database, known)
+
+
+def index_bytes(store: Store, directory: str) -> int:
+    """Return the bytes of all nodes of the newest version, as the manifest says. Blocking.
+
+    Raises:
+        PenstockError: As `read_index`, of the manifest alone.
+    """
+    with closing(Database(store, directory, RememberedKeys())) as database:
+        root = database.manifest()[0].root
+
+    return 0 if root is None else max(root.length, root.tree_bytes)
 
 
 def _read_index(database: Database, known: RememberedKeys) -> Index:

@@ -40,6 +40,7 @@ class NodeReference:
     length: int  #: bytes, compressed or not
     height: int  #: 0 for a leaf
     n_keys: int  #: in the leaves below
+    tree_bytes: int = 0  #: of this node and all below, as recorded; 0 if that is not known
 
 
 @final
@@ -125,13 +126,17 @@ def _references(
     offsets = cursor.varints(count)
     lengths = cursor.varints(count)
     n_keys = cursor.varints(count)
-    cursor.varints(2 * count)  # num_tree_bytes, num_indirect_value_bytes
+    tree_bytes = cursor.varints(count)
+    cursor.varints(count)  # num_indirect_value_bytes
     if max(ids) >= len(files):
         raise cursor.origin.corrupt(f"refers to data file {max(ids)} of {len(files)}")
 
+    rows = zip(offsets, lengths, heights, n_keys, tree_bytes, strict=True)
     return [
-        None if offset == length == MISSING else NodeReference(files[file_id], offset, length, height, keys)
-        for file_id, offset, length, height, keys in zip(ids, offsets, lengths, heights, n_keys, strict=True)
+        None
+        if offset == length == MISSING
+        else NodeReference(files[file_id], offset, length, height, keys, below)
+        for file_id, (offset, length, height, keys, below) in zip(ids, rows, strict=True)
     ]
 
 

@@ -11,13 +11,17 @@ __all__ = (
     "ItemsLayout",
     "JointLayout",
     "Layout",
+    "MeasuringLayout",
+    "Opening",
     "Place",
     "WrittenRange",
+    "opening_of",
 )
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, final, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.capability import Capability
@@ -85,6 +89,40 @@ class Layout(Protocol):
             CorruptCheckpointError: If a document is damaged; the message names it.
         """
         ...
+
+
+SMALL_DOCUMENT: Final = 2**20
+"""Documents of at most so many bytes do not count against the memory budget."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A checkpoint that was found, and whose documents are still to be read."""
+
+    nbytes: int  #: host bytes that reading and decoding them takes, about; 0 if all of them are small
+    open: Callable[[], StoredCheckpoint]  #: blocking; what it raises is what `Layout.open` does
+
+
+@runtime_checkable
+class MeasuringLayout(Capability, Protocol):
+    """A `Layout` that can tell what opening a checkpoint takes before it does."""
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        """Find the checkpoint that `open` would open. Blocking.
+
+        Raises:
+            PenstockError: As `open`, for what can be seen without reading its documents.
+        """
+        ...
+
+
+def opening_of(layout: Layout, store: Store, path: str, item: str | None = None) -> Opening:
+    """Find a checkpoint; where the layout cannot tell what opening it takes, that counts as nothing."""
+    if isinstance(layout, MeasuringLayout):
+        return layout.find(store, path, item)
+
+    return Opening(0, partial(layout.open, store, path, item))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from penstock.steps.keep_policies import (
     KeepLast,
     KeepPolicy,
     KeepRecent,
+    Needs,
     StepInfo,
     steps_to_delete,
 )
@@ -33,7 +34,7 @@ from penstock.steps.step_directory import StepReader
 from penstock.sync import CheckpointManager
 from penstock.testing import FaultyStore
 
-TIME = frozenset({"time"})
+TIME: Needs = frozenset({"time"})
 METRICS = "metrics/metrics"
 
 

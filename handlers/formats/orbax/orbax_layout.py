@@ -14,12 +14,13 @@ from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.orbax.discovery.item_listing import list_items
 from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS
 from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.reading.open_checkpoint import find_checkpoint, open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.checkpoints import FoundItems
+from penstock.kernel.protocols.layouts import Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
@@ -156,6 +157,12 @@ class OrbaxLayout:
     def items(self, store: Store, path: str) -> FoundItems:
         """Name the items of a checkpoint; see `list_items`."""
         return list_items(store, path)
+
+    def find(
+        self, store: Store, path: str, item: str | None = None, *, foreign: frozenset[str] = frozenset()
+    ) -> Opening:
+        """Find a checkpoint or an item of it; see `find_checkpoint`."""
+        return find_checkpoint(store, path, item, self._remembered, foreign)
 
     def open(
         self, store: Store, path: str, item: str | None = None, *, foreign: frozenset[str] = frozenset()

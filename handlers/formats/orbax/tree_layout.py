@@ -16,6 +16,7 @@ from penstock.handlers.formats.orbax.writing.documents import EncodedTree, Encod
 from penstock.handlers.formats.orbax.writing.replica_chunks import split_among_replicas
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.protocols.layouts import Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
@@ -99,6 +100,9 @@ class TreeLayout:
     def recognises(self, store: Store, path: str) -> bool:
         """True: the caller made the directory and allows it."""
         return True
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        return self._layout.find(store, path, item, foreign=self._foreign)
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
         return self._layout.open(store, path, item, foreign=self._foreign)

@@ -6,6 +6,7 @@ __all__ = (
     "INDEX_SUFFIX",
     "SUFFIX",
     "FileSet",
+    "bytes_to_decode",
     "file_of_each",
     "find_index",
     "holds_tensors",
@@ -23,14 +24,16 @@ from typing import Final, cast, final
 
 from penstock.handlers.formats.common.checked_json import as_object, as_string, parse_object
 from penstock.handlers.formats.safetensors import file_digests
-from penstock.handlers.formats.safetensors.header import read_header
+from penstock.handlers.formats.safetensors.header import header_bytes, read_header
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.layouts import SMALL_DOCUMENT
 from penstock.kernel.protocols.stores import Store
 
 SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _USUAL_INDEX: Final = "model.safetensors.index.json"
+_FACTOR: Final = 5  # host bytes for each byte of a header: it, and what is made of it
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 
@@ -53,6 +56,21 @@ def holds_tensors(store: Store, path: str) -> bool:
     return kind == "directory" and any(
         name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path)
     )
+
+
+def bytes_to_decode(store: Store, path: str) -> int:
+    """Say what the long headers of the file at `path`, or of those in the folder there, take. Blocking.
+
+    Raises:
+        StorageError: If the length of one cannot be told.
+    """
+    files = (
+        [path] if store.kind(path) == "file" else [os.path.join(path, x) for x in store.list_directory(path)]
+    )
+    long = [(file, size) for file in files if (size := store.size(file)) > SMALL_DOCUMENT]
+    found = [header_bytes(store, file) for file, _ in long if file.endswith(SUFFIX)]
+    found += [size for file, size in long if file.endswith(INDEX_SUFFIX)]
+    return _FACTOR * sum([nbytes for nbytes in found if nbytes > SMALL_DOCUMENT])
 
 
 def read_files(store: Store, path: str) -> FileSet:

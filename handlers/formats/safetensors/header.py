@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("MAX_HEADER_BYTES", "encode_header", "read_header")
+__all__ = ("MAX_HEADER_BYTES", "encode_header", "header_bytes", "read_header")
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +22,21 @@ MAX_HEADER_BYTES: Final = 100_000_000
 """Longer ones are refused by every reader."""
 
 _LENGTH_BYTES: Final = 8
+
+
+def header_bytes(store: Store, path: str) -> int:
+    """Return how long the header of a file says that it is; 0 if that cannot be, which `read_header` reports.
+
+    Raises:
+        StorageError: If the file cannot be read.
+    """
+    file = store.open_data_file(path)
+    try:
+        length = int.from_bytes(_read(file.read_at, 0, _LENGTH_BYTES), "little")
+    finally:
+        file.close()
+
+    return length if length <= MAX_HEADER_BYTES else 0
 
 
 def read_header(store: Store, path: str, *, whole: bool = True, compared: bool = True) -> FileHeader:

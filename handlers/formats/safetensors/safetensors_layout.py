@@ -7,10 +7,16 @@ __all__ = ("SafetensorsLayout",)
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
-from penstock.handlers.formats.safetensors.file_set import INDEX_SUFFIX, SUFFIX, holds_tensors
+from penstock.handlers.formats.safetensors.file_set import (
+    INDEX_SUFFIX,
+    SUFFIX,
+    bytes_to_decode,
+    holds_tensors,
+)
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
     open_checkpoint,
@@ -23,7 +29,7 @@ from penstock.handlers.formats.safetensors.tensor_offsets import (
 )
 from penstock.handlers.formats.safetensors.written_digests import WrittenDigests
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
-from penstock.kernel.protocols.layouts import Arrangement
+from penstock.kernel.protocols.layouts import Arrangement, Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
@@ -113,6 +119,11 @@ class SafetensorsLayout:
             return path.endswith(SUFFIX)
 
         return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path))
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        """Tell what the headers at `path` take."""
+        nbytes = bytes_to_decode(store, path) if holds_tensors(store, path) else 0
+        return Opening(nbytes, partial(self.open, store, path, item))
 
     def open(self, store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
         """Read the headers of a checkpoint; see `open_checkpoint` for what it raises."""

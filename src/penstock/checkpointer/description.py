@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from penstock.kernel.pipeline.leased_opening import open_leased
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import LeafColumns, StorageDetails, StoredCheckpoint, ZarrDetails
-from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.stores import Store
 from penstock.stages.pytree.flattening import nest_columns
 
 
@@ -158,15 +158,16 @@ class CheckpointMetadata:
         return sum(known) if len(known) == len(found) else None
 
 
-def describe_checkpoint(
-    layout: Layout, store: Store, path: str, item: str | None = None
-) -> CheckpointMetadata:
-    """Read only the documents of a checkpoint. Blocking.
+async def describe_checkpoint(run: RestoreRun, path: str, item: str | None = None) -> CheckpointMetadata:
+    """Read only the documents of a checkpoint, within the budget of `run`.
 
     Raises:
         CorruptCheckpointError: If there is no checkpoint or it is damaged.
     """
-    checkpoint = layout.open(store, path, item)
+    return await open_leased(run, path, item, _described)
+
+
+def _described(checkpoint: StoredCheckpoint) -> CheckpointMetadata:
     found, leaves = _Stored.of(checkpoint), checkpoint.leaves
     if isinstance(leaves, LeafColumns):
         keys, kinds = leaves.keys, leaves.kinds

@@ -189,7 +189,7 @@ class Operations:
         """Describe a checkpoint."""
         threads = self.life.reading()
         final, engine = absolute_path(path), self.engine
-        describe = partial(threads.run, describe_checkpoint, engine.layout, engine.store, final, item)
+        describe = partial(describe_checkpoint, engine.restore_run(final, threads), final, item)
         return await self.life.calmly(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, item: str | None) -> VerifyReport:

@@ -385,7 +385,7 @@ class CheckpointManager:
         number = self._chosen(step)
         path = self._saves.catalogue.path(number)
         engine, threads = self._checkpointer.engine, self._saves.reading
-        describe = partial(threads.run, describe_step, engine.layout, engine.store, path, number)
+        describe = partial(describe_step, engine.restore_run(path, threads), path, number)
         return await engine.read_unchanged(path, threads, describe)
 
     async def root_metadata(self) -> Mapping[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("StepMetadata", "describe_step", "item_names", "restore_step", "step_items")
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -18,7 +18,7 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import KINDS_WITHOUT_I
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
-from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.steps.step_directory import METRICS, TREE, StepReader
@@ -77,21 +77,31 @@ def item_names(store: Store, path: str) -> list[str]:
     return [name for name in items_of(store, path, names) if name != METRICS]
 
 
-def describe_step(layout: Layout, store: Store, path: str, step: int) -> StepMetadata:
-    """Describe a step: read the documents of every item, and nothing else. Blocking.
+async def describe_step(run: RestoreRun, path: str, step: int) -> StepMetadata:
+    """Describe a step: read the documents of every item, and nothing else.
 
     Raises:
         NotACheckpointError: If there is no such step.
         CorruptCheckpointError: If a document is damaged, or a link leads out of the step.
     """
+    names = await run.threads.run(_inner_items, run.store, path)
+    items = {name or TREE: await describe_checkpoint(run, path, name) for name in names}
+    return await run.threads.run(_with_the_rest, run.store, path, step, items)
+
+
+def _inner_items(store: Store, path: str) -> Sequence[str | None]:
+    """Name the items of a step; one without a name is the step itself."""
     names = item_names(store, path)
     if isinstance(store, UntrustedFiles):
         store.check_links(path, path)  # metrics and metadata lie beside the items
 
-    items = {name: describe_checkpoint(layout, store, path, name) for name in names}
-    if not names:
-        items = {TREE: describe_checkpoint(layout, store, path)}
+    return names or [None]
 
+
+def _with_the_rest(
+    store: Store, path: str, step: int, items: Mapping[str, CheckpointMetadata]
+) -> StepMetadata:
+    """Add what lies beside the items."""
     inside = store.list_directory(path)
     about = SealedDocuments.open(store, path, inside).about(inside)
     return StepMetadata(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ("open_checkpoint",)
+__all__ = ("find_checkpoint", "open_checkpoint")
 
-from penstock.handlers.formats.orbax.discovery.find_item import locate
+from functools import partial
+
+from penstock.handlers.formats.orbax.discovery.find_item import ItemPlace, locate
 from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
+from penstock.handlers.formats.orbax.reading.document_sizes import bytes_to_decode
 from penstock.handlers.formats.orbax.reading.plain_items import OPENERS
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.tree_documents import Source
+from penstock.kernel.protocols.layouts import Opening
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
@@ -41,9 +45,27 @@ def open_checkpoint(
         LinkOutsideError: If a symbolic link leads out of it, and the store does not allow that.
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
+    source = Source(store, RememberedDocuments() if remembered is None else remembered, whole, foreign)
+    place = _place(store, path, item)
+    return OPENERS[place.kind](source, place)
+
+
+def find_checkpoint(
+    store: Store, path: str, item: str | None, remembered: RememberedDocuments, foreign: frozenset[str]
+) -> Opening:
+    """Find the checkpoint that `open_checkpoint` opens, and tell what its documents take.
+
+    Raises:
+        PenstockError: As `open_checkpoint`, for what can be seen without reading them.
+    """
+    place = _place(store, path, item)
+    open_ = partial(OPENERS[place.kind], Source(store, remembered, foreign=foreign), place)
+    return Opening(bytes_to_decode(store, place), open_)
+
+
+def _place(store: Store, path: str, item: str | None) -> ItemPlace:
     place = locate(store, path, item)
     if isinstance(store, UntrustedFiles):
         store.check_links(place.path, place.directory)
 
-    source = Source(store, RememberedDocuments() if remembered is None else remembered, whole, foreign)
-    return OPENERS[place.kind](source, place)
+    return place
