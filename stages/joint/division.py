@@ -36,6 +36,7 @@ async def divided(
     if not isinstance(run.layout, JointLayout):
         raise SpecError(f"a {type(run.layout).__name__} cannot be written by several processes together")
 
+    run.layout.process_folder(operation.process_index)  # what it is made of may not have any
     undecided = next((at for at, spec in enumerate(plan.specs) if spec.codec == AUTO), None)
     if undecided is not None:
         raise InvalidLeafError(
@@ -66,8 +67,8 @@ def refuse_global(leaves: Leaves) -> None:
     first = next(at for at, spec in enumerate(leaves.specs) if id(spec) in spread)
     raise InvalidLeafError(
         leaves.infos[leaves.indices[first]].key_path,
-        "the array has shards on other processes, and this save is of one process: "
-        "give the Checkpointer no coordinator, or that of the job",
+        "the array has shards on other processes, and this save is of one process: save it with a "
+        "penstock.Checkpointer in all of them, once jax.distributed is initialised",
     )
 
 

@@ -134,7 +134,7 @@ class _Planner:
             at = positions[place]
             like = None if wanted.likes is None else wanted.likes[at]
             source = Input(self._checkpoint.leaves[wanted.rows[at]], like, wanted.likes is not None)
-            return self._read(place, source, wanted.handlers[at], self._matching.infos[place])
+            return self._read(place, source, wanted.handlers[at])
 
         packs: list[ReadPack] = []
         others: Sequence[int] = places
@@ -215,12 +215,12 @@ class _Planner:
                 kind = like if isinstance(like, type) else type(like)
 
             handler = self._handler(kind, wanted.stored)
-            self.inputs.append(self._read(index, wanted, handler, None))
+            self.inputs.append(self._read(index, wanted, handler))
 
         return self._input_indices[key]
 
-    def _read(self, index: int, source: Input, handler: LeafHandler, info: ParamInfo | None) -> ReadLeaf:
-        """Plan the reads of a stored leaf; `info` is its place in the result, if it has one."""
+    def _read(self, index: int, source: Input, handler: LeafHandler) -> ReadLeaf:
+        """Plan the reads of a stored leaf."""
         stored, spec = source.stored, self._specs.get(index)
         if spec is None:
             target = handler.target(stored, source.like, source.has_like)
@@ -228,7 +228,8 @@ class _Planner:
             refit = self._refits.setdefault(id(handler), Refit(handler))
             handler, target = refit, refit.refit(stored, spec, source.like, source.has_like)
         if isinstance(target, TreeDifference):
-            self._differs(target, stored, info)
+            in_result = index < len(self._matching.rows)  # made only here: as a rule nothing differs
+            self._differs(target, stored, self._matching.infos[index] if in_result else None)
             target = Target()
 
         if not self._mmap:  # else it is known only later what is in the page cache

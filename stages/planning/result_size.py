@@ -31,7 +31,9 @@ def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[i
         ExpansionError: Names the largest leaf.
     """
     specs = spec_column(checkpoint.leaves)
-    claimed = sum([specs[row].claimed_nbytes for row in rows])
+    chosen = [specs[row] for row in rows]
+    known = {id(spec): spec.claimed_nbytes for spec in {id(spec): spec for spec in chosen}.values()}
+    claimed = sum([known[id(spec)] for spec in chosen])
     if claimed <= FREE_BYTES or not isinstance(checkpoint, StoredSize):
         return
 

@@ -24,11 +24,15 @@ BAR = 17
 BELOW = 22
 COLOURS = {
     "penstock": "#2563eb",
+    "penstock.orbax": "#60a5fa",
     "Orbax": "#ea580c",
     "safetensors": "#0d9488",
     "numpy": "#65a30d",
     "raw": "#64748b",
+    "jax": "#a855f7",
+    "nothing": "#94a3b8",
 }
+"""Of contenders, by the first word of their labels."""
 
 STYLE = """
 text { font-family: "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; font-size: 12px; fill: #334155 }

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.bench import plot, table
 from tests.bench.bars import judge
+from tests.bench.contenders.labels import LABELS as EVERYONE
 from tests.bench.results import (
     IDLE,
     Memory,
@@ -175,6 +176,13 @@ def test_the_picture_shows_each_median_to_scale(results: Results) -> None:
         "Orbax",
         "750 ms",
     ]
+
+
+@pytest.mark.parametrize("label", EVERYONE)
+def test_everyone_can_be_in_the_picture(results: Results, label: str) -> None:
+    results.samples.append(Sample("large", label, Operation.SAVE, 0, 0.25))
+    root = ElementTree.fromstring(plot.draw(results, MACHINE, EVERYONE))
+    assert label in [text.text for text in root.iter(f"{SVG}text")]
 
 
 def test_the_picture_of_nothing_is_one() -> None:

@@ -20,7 +20,14 @@ import penstock.orbax as ocp
 
 _jax: Any = jax
 FEW, MANY = 100, 2000
-MOST_CALLS = {"save": 5.0, "metadata": 8.0, "restore": 14.0, "unchanged": 60.0, "orbax": 5.0}
+MOST_CALLS = {
+    "save": 5.0,
+    "metadata": 8.0,
+    "restore": 10.0,
+    "unchanged": 60.0,
+    "read alone": 135.0,
+    "orbax": 5.0,
+}
 """Of functions in Python, for each leaf."""
 
 
@@ -76,6 +83,17 @@ def test_the_calls_for_a_leaf_are_few_and_do_not_grow(tmp_path: Path, make: Call
     # The few also pay for what is done once. If the work grew with the square, the many would be far above.
     cost = {what: (many - few) / (MANY - FEW) for what, (few, many) in calls.items()}
     assert all(each <= MOST_CALLS[what] for what, each in cost.items()), (cost, calls)
+
+
+def test_a_leaf_that_is_read_alone_costs_few_calls(tmp_path: Path) -> None:
+    few, many = 50, 250
+    calls: list[int] = []
+    for n in (few, many):
+        tree = {f"leaf_{at}": _jax.device_put(np.full(2**15, at, np.float32)) for at in range(n)}
+        anyio.run(penstock.save, tmp_path / str(n), tree)
+        calls.append(calls_of(partial(penstock.restore, tmp_path / str(n))))
+
+    assert (calls[1] - calls[0]) / (many - few) <= MOST_CALLS["read alone"], calls
 
 
 def test_a_leaf_that_the_base_holds_costs_few_calls(tmp_path: Path) -> None:

@@ -89,7 +89,11 @@ def covers_others(recorded: Checksums, offset: int, nbytes: int) -> bool:
 
     penstock writes no such piece. To compare it, all of it would be read again for each chunk in it.
     """
-    for at in {recorded.from_offset(offset + 1) - 1, recorded.from_offset(offset + nbytes) - 1}:
+    first = recorded.from_offset(offset + 1) - 1
+    if first >= 0 and recorded[first][:2] == (offset, nbytes):
+        return False  # as nearly always
+
+    for at in {first, recorded.from_offset(offset + nbytes) - 1}:
         if at >= 0:
             start, end = recorded[at].offset, recorded[at].offset + recorded[at].nbytes
             if start < offset < end or start < offset + nbytes < end:
@@ -126,6 +130,9 @@ def _cut(read: DirectRead, recorded: Checksums, piece_bytes: int) -> Iterator[Re
     done, end = read.offset, read.offset + read.nbytes
     first = max(recorded.from_offset(read.offset + 1) - 1, 0)  # a piece may begin before the read
     for at in range(first, len(recorded)):
+        if done == end:
+            return
+
         piece = recorded[at]
         start, stop = max(piece.offset, done), min(piece.offset + piece.nbytes, end)
         if piece.offset >= end:

@@ -88,7 +88,7 @@ class ArrayFormat:
     @property
     def grid_shape(self) -> tuple[int, ...]:
         """Number of chunks along each axis; 0 where the array has no elements."""
-        return tuple(-(-n // chunk) for n, chunk in zip(self.shape, self.chunk_shape, strict=True))
+        return tuple([-(-n // chunk) for n, chunk in zip(self.shape, self.chunk_shape, strict=True)])
 
     def chunk_key(self, index: Sequence[int]) -> str:
         """Return the key of a chunk, below the array's own prefix: `0.1`, `c/0/1`; 0-d: `0`, `c`."""

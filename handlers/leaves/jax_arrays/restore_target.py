@@ -53,13 +53,17 @@ def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target
         if difference is not None:
             return difference
 
-        placement = replace(_place(stored, like), key_impl=_key_impl(stored, like))
+        placement = _with_keys(_place(stored, like), _key_impl(stored, like))
     elif like is None or (isinstance(like, type) and issubclass(like, jax.Array | jax.ShapeDtypeStruct)):
-        placement = replace(_saved_place(stored, named=like is not None), key_impl=_checked_impl(stored))
+        placement = _with_keys(_saved_place(stored, named=like is not None), _checked_impl(stored))
     else:
         return different("type", stored, _type_name(like))
 
     return _target(stored, placement, like, alias=alias)
+
+
+def _with_keys(placement: Placement, impl: str | None) -> Placement:
+    return placement if impl is None else replace(placement, key_impl=impl)
 
 
 def _target(stored: StoredLeaf, placement: Placement, like: Any, *, alias: bool) -> Target | TreeDifference:

@@ -36,7 +36,7 @@ def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> l
     placements: list[Placement | None] = []
     # A loop, because `map` and `zip` over all leaves would hold the interpreter to their ends.
     for spec, like in zip(specs, wanted, strict=True):
-        kind = (id(spec), _kind(like))
+        kind = (id(spec), None if like is None else _kind(like))
         if kind not in known:
             found = _placement(spec, like)
             known[kind] = None if found is None else alike.setdefault(found, found)
@@ -73,10 +73,10 @@ def _placement(spec: LeafSpec, like: Any) -> Placement | None:
 def make_pack(host: FilledPack) -> list[jax.Array]:
     """Make the array of every leaf. Blocking."""
     views = list(pack_views(host))
-    kinds = zip(host.specs, host.details, strict=True)
+    kinds = zip(map(id, host.specs), map(id, host.details), strict=True)
     arrays: list[jax.Array] = []
     at = 0
-    for _, group in itertools.groupby(kinds, key=lambda kind: (id(kind[0]), id(kind[1]))):
+    for _, group in itertools.groupby(kinds):
         stop = at + len(list(group))
         sharding = cast("Placement", host.details[at]).sharding
         arrays += put_small(views[at:stop], sharding)

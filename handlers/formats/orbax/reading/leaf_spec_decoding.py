@@ -125,8 +125,9 @@ def leaf_table(
         CorruptCheckpointError: If a value is not where it should be; names the leaf.
     """
     names = [".".join(keys) for keys in tree.keys]
-    kinds = zip(tree.typestrs, tree.skips, strict=True)
-    valued = [at for at, (typestr, skip) in enumerate(kinds) if has_value(typestr, skip)]
+    kinds = list(zip(tree.typestrs, tree.skips, strict=True))
+    with_value = {kind for kind in set(kinds) if has_value(*kind)}
+    valued = [at for at, kind in enumerate(kinds) if kind in with_value]
     formats = arrays.find(tree, names, valued)
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []

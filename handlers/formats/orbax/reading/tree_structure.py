@@ -97,7 +97,8 @@ def _decode(path: str, data: bytes) -> tuple[TreeMetadata, int | None]:
         rows = zip(tree.keys, tree.kinds, strict=True)
         tree = replace(tree, kinds=[_with_tuples(keys, kinds, tuples) for keys, kinds in rows])
 
-    return tree, next(filter(tree.in_msgpack, range(len(tree.keys))), None)
+    skipped = (at for at, skip in enumerate(tree.skips) if skip)  # most trees have none
+    return tree, next(filter(tree.in_msgpack, skipped), None)
 
 
 def _with_tuples(

@@ -68,7 +68,8 @@ def whole_chunks(
 
 def _chunk_nbytes(leaves: StoredLeaves, numbers: _Column) -> _Column:
     chosen: list[int] = numbers.tolist()
-    specs = [leaves.specs[at] for at in chosen]
+    column = leaves.specs
+    specs = [column[at] for at in chosen]
     known = {id(spec): spec.chunk_nbytes for spec in {id(spec): spec for spec in specs}.values()}
     return np.array([known[id(spec)] for spec in specs], np.int64)
 
