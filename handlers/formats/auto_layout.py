@@ -17,6 +17,7 @@ from penstock.handlers.formats.safetensors.file_set import bytes_to_decode, hold
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import SpecError, UnsupportedFormatError
+from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
 from penstock.kernel.protocols.layouts import (
     FormattedLayout,
@@ -42,6 +43,11 @@ class AutoLayout:
     """
 
     written: Layout = field(default_factory=OrbaxLayout)
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return self.written.caches if isinstance(self.written, Caching) else ()
 
     def temporary_name(self, path: str) -> str:
         return self.written.temporary_name(path)

@@ -7,7 +7,7 @@ __all__ = ("Compare", "Engine", "make_engine", "needed_together")
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
@@ -27,6 +27,7 @@ from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.events import get_logger
+from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
@@ -85,6 +86,12 @@ class Engine:
     def is_joint(self) -> bool:
         """Whether several processes save together."""
         return self.coordinator.process_count > 1
+
+    def caches(self) -> Callable[[], Sequence[BoundedCache[Any, Any]]]:
+        """Return what tells the caches of the layout and of the shared objects that there are by then."""
+        layout, shared = self.layout, self.shared
+        own = layout.caches if isinstance(layout, Caching) else ()
+        return lambda: [*own, *shared.caches]
 
     def save_run(
         self,
