@@ -17,7 +17,6 @@ from penstock.stages.common.arrived_leaves import arrived_leaves
 from penstock.stages.common.document_writing import write_documents
 from penstock.stages.common.files_handlers import finalize_handlers
 from penstock.stages.common.planned_leaves import plan_of
-from penstock.stages.joint.joint_commit import JointCommitter
 
 
 @final
@@ -40,7 +39,13 @@ class Commit:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        yield _Committer(run) if run.operation is None else JointCommitter(run, run.operation)
+        if run.operation is None:
+            yield _Committer(run)
+            return
+
+        from penstock.stages.joint.joint_commit import JointCommitter  # one process needs nothing of it
+
+        yield JointCommitter(run, run.operation)
 
 
 @final

@@ -18,8 +18,7 @@ from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.batching import batched_columns
 from penstock.stages.common.free_space import check_room
-from penstock.stages.joint.balancing import balanced
-from penstock.stages.joint.division import divided, refuse_global
+from penstock.stages.common.planned_leaves import refuse_global
 from penstock.stages.pytree.describing import Describer
 from penstock.stages.pytree.description_cache import SavedTrees
 from penstock.stages.pytree.node_types import NodeTypes
@@ -77,6 +76,8 @@ class _Planned:
 async def _chosen(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
     """Return the leaves that this process must write, and the plan with what becomes of the others."""
     if run.operation is not None:
+        from penstock.stages.joint.division import divided  # one process needs nothing of it
+
         leaves, plan = await divided(run, run.operation, leaves, plan)
     alone = plan.joint is None  # several processes write every leaf, and record no digest of parts
     if run.base is not None and not alone:
@@ -122,6 +123,8 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
 
     found = Describer(run, asked).describe(infos, values, known)
     if run.operation is not None and found is not known:
+        from penstock.stages.joint.balancing import balanced
+
         found = replace(found, specs=balanced(found.specs))
 
     handlers = found.handlers

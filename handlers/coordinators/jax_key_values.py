@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ("JaxKeyValues", "processes_of_jax")
+__all__ = ("JaxKeyValues",)
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn, Protocol, cast, final
 
@@ -27,15 +26,6 @@ class _Client(Protocol):
     def key_value_increment(self, key: str, increment: int) -> int: ...
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None: ...
     def key_value_try_get_bytes(self, key: str) -> bytes: ...
-
-
-def processes_of_jax() -> tuple[int, int]:
-    """Return which process this is, and how many `jax.distributed` has joined: 0 and 1 without it."""
-    state: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-    if getattr(state, "client", None) is None:
-        return 0, 1
-
-    return int(state.process_id), int(state.num_processes)
 
 
 @final

@@ -16,7 +16,8 @@ from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.file_set import bytes_to_decode, holds_tensors
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import UnsupportedFormatError
+from penstock.kernel.errors import SpecError, UnsupportedFormatError
+from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
 from penstock.kernel.protocols.layouts import (
     FormattedLayout,
@@ -43,6 +44,11 @@ class AutoLayout:
 
     written: Layout = field(default_factory=OrbaxLayout)
 
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return self.written.caches if isinstance(self.written, Caching) else ()
+
     def temporary_name(self, path: str) -> str:
         return self.written.temporary_name(path)
 
@@ -50,7 +56,15 @@ class AutoLayout:
         return self.written.data_file()
 
     def process_folder(self, process_index: int) -> str:
-        assert isinstance(self.written, JointLayout), "a layout for one process is not asked"
+        """The folder that the inner layout gives.
+
+        Raises:
+            SpecError: If it gives none.
+        """
+        if not isinstance(self.written, JointLayout):
+            name = type(self.written).__name__
+            raise SpecError(f"a {name} cannot be written by several processes together")
+
         return self.written.process_folder(process_index)
 
     @property

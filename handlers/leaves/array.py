@@ -20,7 +20,6 @@ from penstock.handlers.leaves.jax_arrays.device_assembly import canvas_parts, jo
 from penstock.handlers.leaves.jax_arrays.devices import on_host
 from penstock.handlers.leaves.jax_arrays.placement import make_arrays
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
-from penstock.handlers.leaves.jax_arrays.process_shards import parts_here
 from penstock.handlers.leaves.jax_arrays.restore_target import array_target
 from penstock.handlers.leaves.jax_arrays.shard_grids import ShardGrid, shard_grid
 from penstock.handlers.leaves.jax_arrays.sharding import encode
@@ -113,6 +112,10 @@ class ArrayHandler:
 
     def share(self, value: Any, spec: LeafSpec) -> int:
         """Return how many bytes of an array that is spread over processes this one writes."""
+        from penstock.handlers.leaves.jax_arrays.process_shards import (
+            parts_here,  # one process needs none of it
+        )
+
         array = cast("jax.Array", value if spec.random_key_impl is None else key_data_of(value))
         part = spec.write_shape or spec.chunk_shape
         return (

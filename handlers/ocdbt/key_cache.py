@@ -4,9 +4,9 @@ from __future__ import annotations
 
 __all__ = ("KeyTable", "RememberedKeys")
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 
@@ -47,6 +47,11 @@ class RememberedKeys:
 
     _nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
     _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=lambda: BoundedCache(2), init=False)
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._tables, self._nodes)
 
     def keys(self, stored: Columns, decode: Callable[[], list[bytes]]) -> list[bytes]:
         """Return the keys of a node; `decode` is called only if they are not cached."""

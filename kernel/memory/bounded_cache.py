@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("BoundedCache", "ByIdentity")
+__all__ = ("BoundedCache", "ByIdentity", "Caching")
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from operator import is_
 from threading import Lock
-from typing import Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, Protocol, TypeVar, final, runtime_checkable
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -21,8 +21,8 @@ MOST_BYTES: Final = 64 * 2**20
 class BoundedCache(Generic[K, V]):
     """Keeps the most recently used values, bounded in number and in bytes. Thread-safe.
 
-    A cache belongs to an object (a layout, or the `Shared` objects of a Checkpointer) and dies with it. What
-    it holds does not count against the memory budget, which is for array bytes.
+    A cache belongs to an object (a layout, or the `Shared` objects of a Checkpointer) and dies with it. If
+    that object is `Caching`, what it holds counts against the memory budget, and gives way to leases.
 
     Args:
         most_entries: Entries to keep; the least recently used goes first.
@@ -103,6 +103,15 @@ class BoundedCache(Generic[K, V]):
         with self._lock:
             return self._drop(key)
 
+    def free(self, nbytes: int) -> int:
+        """Forget what was used longest ago until `nbytes` are free, or all is; return how many bytes are."""
+        with self._lock:
+            before = self._nbytes
+            while self._entries and before - self._nbytes < nbytes:
+                self._drop(next(iter(self._entries)))
+
+            return before - self._nbytes
+
     def _drop(self, key: K) -> V | None:
         entry = self._entries.pop(key, None)
         if entry is None:
@@ -120,6 +129,16 @@ class BoundedCache(Generic[K, V]):
         while len(self._entries) > self._most_entries or self._nbytes > self._most_bytes:
             _, (_, freed) = self._entries.popitem(last=False)
             self._nbytes -= freed
+
+
+@runtime_checkable
+class Caching(Protocol):
+    """An object with caches. Those of a layout and of the `Shared` objects of a Checkpointer are counted."""
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """All of them; the same ones at every call."""
+        ...
 
 
 @final

@@ -95,6 +95,11 @@ class ByteAccount:
         """Bytes that may be leased at once."""
         return self._whole.limit
 
+    @property
+    def leased(self) -> int:
+        """Bytes held by live leases."""
+        return self._whole.leased
+
     def limit_of(self, flow: str) -> int:
         """Bytes that one flow may lease at once."""
         bounded = self._bounded.get(flow)

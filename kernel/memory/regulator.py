@@ -9,18 +9,21 @@ __all__ = (
 )
 
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from penstock.kernel.config.units import parse_bytes
 from penstock.kernel.errors import ClosedError, ConfigError
+from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.memory.byte_account import AccountStatistics, ByteAccount, ByteLease
 from penstock.kernel.memory.memory_limit import MemorySource, SystemMemory, adjusted_limit, auto_limit
 
 Flow: TypeAlias = Literal["save", "restore"]
 """Which way bytes go."""
+
+Caches: TypeAlias = Callable[[], Iterable[BoundedCache[Any, Any]]]
 
 IN_FLIGHT_BYTES: Final = 128 * 2**20
 """Enough to keep a disk busy; more would only wait in its queue."""
@@ -38,6 +41,7 @@ class RegulatorStatistics:
     accounts: Mapping[str, AccountStatistics]
     """By the name of the option that limits it: `save_device_host_concurrent_bytes`,
     `save_concurrent_bytes`, `restore_concurrent_bytes`."""
+    cached: int = 0  #: bytes that caches hold; with what is leased no more than the limit
 
 
 @final
@@ -62,6 +66,7 @@ class MemoryRegulator:
 
     __slots__ = (
         "_auto",
+        "_caches",
         "_entered",
         "_host",
         "_in_flight",
@@ -100,6 +105,7 @@ class MemoryRegulator:
             "restore": _account("restore_concurrent_bytes", restore_concurrent_bytes),
         }
         self.watcher: object | None = None  #: who adjusts the limit, if it is to be adjusted
+        self._caches: list[Caches] = []
         self._entered = 0
         self._thread = 0
 
@@ -160,9 +166,37 @@ class MemoryRegulator:
         Cancellation:
             As `ByteAccount.acquire`.
         """
+        self.free_caches(nbytes)
         return await self._host.acquire(
             nbytes, prioritised=prioritised, admit_oversize=admit_oversize, flow=flow or ""
         )
+
+    def free_caches(self, nbytes: int = 0) -> None:
+        """Empty caches, as far as they and what is leased, and `nbytes` more, exceed the limit.
+
+        Caches give way at once, so nobody waits for them.
+        """
+        cached = self._cached()
+        excess = self._host.leased + nbytes + cached - self._host.limit
+        for cache in self._counted() if cached else ():
+            if excess > 0:
+                excess -= cache.free(excess)
+
+    @contextmanager
+    def counting(self, caches: Caches) -> Generator[None]:
+        """Count what these caches hold, and empty them where it is needed, for the time of the block."""
+        self._caches.append(caches)
+        try:
+            yield
+        finally:
+            self._caches.remove(caches)
+
+    def _cached(self) -> int:
+        return sum([cache.nbytes for cache in self._counted()])
+
+    def _counted(self) -> Iterable[BoundedCache[Any, Any]]:
+        """Return every cache once, though two Checkpointers may have one layout."""
+        return {id(cache): cache for caches in self._caches for cache in caches()}.values()
 
     def statistics(self) -> RegulatorStatistics:
         """Return a snapshot, for tests and for logs."""
@@ -178,6 +212,7 @@ class MemoryRegulator:
                 "save_concurrent_bytes": self._in_flight["save"].statistics(),
                 "restore_concurrent_bytes": self._in_flight["restore"].statistics(),
             },
+            self._cached(),
         )
 
     @contextmanager

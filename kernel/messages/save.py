@@ -29,15 +29,15 @@ from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
-from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.statistics import StageStatistics, stage_lines
-from penstock.kernel.messages.written_columns import WrittenColumns
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
+    from penstock.kernel.messages.joint_plan import JointPlan
+    from penstock.kernel.messages.written_columns import WrittenColumns
     from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 __all__ = ("Shared",)
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, TypeVar, cast, final
+
+from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 
 T = TypeVar("T")
 
@@ -19,11 +21,17 @@ class Shared:
     that is saved repeatedly, lives here as long as the Checkpointer.
     """
 
-    __slots__ = ("_lock", "_objects")
+    __slots__ = ("_caches", "_lock", "_objects")
 
     def __init__(self) -> None:
         self._objects: dict[Callable[[], Any], Any] = {}
+        self._caches: list[BoundedCache[Any, Any]] = []
         self._lock = Lock()
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """The caches of all objects that were created here."""
+        return self._caches
 
     @classmethod
     def with_objects(cls, objects: Mapping[Callable[[], Any], Any]) -> Shared:
@@ -36,6 +44,7 @@ class Shared:
         """Return the object of class `kind`, created on first request. It does its own locking."""
         with self._lock:
             if kind not in self._objects:
-                self._objects[kind] = kind()
+                made = self._objects[kind] = kind()
+                self._caches += made.caches if isinstance(made, Caching) else ()
 
             return cast("T", self._objects[kind])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 __all__ = ("JoinedWorkspace",)
 
+import errno
 import os
 from typing import TYPE_CHECKING, final
 
 from anyio import Lock
 
-from penstock.kernel.errors import PipelineError
+from penstock.kernel.errors import PipelineError, StorageError
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
-    from penstock.kernel.errors import StorageError
     from penstock.kernel.protocols.stores import Store
 
 
@@ -80,7 +80,7 @@ class JoinedWorkspace:
 
         Raises:
             PipelineError: If the processes have not agreed yet.
-            StorageError: If the store refuses.
+            StorageError: If the store refuses, or the primary has removed the place.
         """
         path = self.path(directory)
         if not directory or directory in self._made:
@@ -88,8 +88,15 @@ class JoinedWorkspace:
 
         async with self._lock:
             if directory not in self._made:
-                await self._threads.run(self._store.make_directory, path)
+                await self._threads.run(self._make, path)
                 self._made.add(directory)
+
+    def _make(self, path: str) -> None:
+        # A process that slept through the end of the save must not bring back what the primary removed.
+        if self._store.kind(self.temporary) is None:
+            raise StorageError("mkdir", path, "the save was ended, and what it built removed", errno.ENOENT)
+
+        self._store.make_directory(path)
 
     async def publish(self) -> None:
         """Note that the primary has published."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("check_planned", "check_planned_together", "described", "plan_of")
+__all__ = ("check_planned", "check_planned_together", "described", "plan_of", "refuse_global")
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from penstock.kernel.errors import ChangedLeafError, PipelineError
+from penstock.kernel.errors import ChangedLeafError, InvalidLeafError, PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.protocols.leaf import LeafSpec
@@ -64,3 +64,21 @@ def described(spec: LeafSpec) -> str:
     shape = "" if spec.shape is None else f"{spec.dtype}{list(spec.shape)}, {spec.nbytes} bytes"
     chunks = "" if spec.chunk_shape == spec.shape else f" in chunks of {list(spec.chunk_shape)}"
     return f"{shape or spec.typestr}{chunks}" + (f", {spec.codec}" if spec.codec else "")
+
+
+def refuse_global(leaves: Leaves) -> None:
+    """Refuse arrays of which other processes hold parts, in a save that is this process's alone.
+
+    Raises:
+        InvalidLeafError: For the first of them.
+    """
+    spread = {number for number, spec in {id(spec): spec for spec in leaves.specs}.items() if spec.is_global}
+    if not spread:
+        return
+
+    first = next(at for at, spec in enumerate(leaves.specs) if id(spec) in spread)
+    raise InvalidLeafError(
+        leaves.infos[leaves.indices[first]].key_path,
+        "the array has shards on other processes, and this save is of one process: save it with a "
+        "penstock.Checkpointer in all of them, once jax.distributed is initialised",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("divided", "refuse_global")
+__all__ = ("divided",)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +36,7 @@ async def divided(
     if not isinstance(run.layout, JointLayout):
         raise SpecError(f"a {type(run.layout).__name__} cannot be written by several processes together")
 
+    run.layout.process_folder(operation.process_index)  # what it is made of may not have any
     undecided = next((at for at, spec in enumerate(plan.specs) if spec.codec == AUTO), None)
     if undecided is not None:
         raise InvalidLeafError(
@@ -51,24 +52,6 @@ async def divided(
     joint = JointPlan(shares=_scaled(shares, leaves, plan), digest=digest, describe=describe)
     kept = leaves.part([at for at, share in enumerate(shares) if share])
     return kept, replace(plan, joint=joint)
-
-
-def refuse_global(leaves: Leaves) -> None:
-    """Refuse arrays of which other processes hold parts, in a save that is this process's alone.
-
-    Raises:
-        InvalidLeafError: For the first of them.
-    """
-    spread = {number for number, spec in {id(spec): spec for spec in leaves.specs}.items() if spec.is_global}
-    if not spread:
-        return
-
-    first = next(at for at, spec in enumerate(leaves.specs) if id(spec) in spread)
-    raise InvalidLeafError(
-        leaves.infos[leaves.indices[first]].key_path,
-        "the array has shards on other processes, and this save is of one process: "
-        "give the Checkpointer no coordinator, or that of the job",
-    )
 
 
 def options_of(run: SaveRun) -> Mapping[str, object]:

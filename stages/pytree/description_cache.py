@@ -6,7 +6,7 @@ __all__ = ("SavedTree", "SavedTrees", "Signed")
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -44,6 +44,11 @@ class SavedTrees:
 
     def __init__(self, most: int = 4) -> None:
         self._known: BoundedCache[ByIdentity, SavedTree] = BoundedCache(most)
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._known,)
 
     def find(self, infos: Sequence[ParamInfo]) -> SavedTree | None:
         """Return the tree that was saved last with this `infos` object; None if it is not known."""

@@ -31,6 +31,11 @@ class NodeTypes:
     def __init__(self, most: int = 8) -> None:
         self._known: BoundedCache[ByIdentity, Sequence[ParamInfo]] = BoundedCache(most)
 
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._known,)
+
     def of(self, tree: object, infos: Sequence[ParamInfo]) -> Sequence[ParamInfo]:
         """Return `infos` with the types of all nodes on the path to each leaf.
 

@@ -58,6 +58,11 @@ class StructureCache:
     def __init__(self, most: int = 8) -> None:
         self._known: BoundedCache[tuple[int, tuple[_Mark, ...]], Sequence[ParamInfo]] = BoundedCache(most)
 
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._known,)
+
     def flatten(self, tree: object) -> tuple[Sequence[ParamInfo], list[Any], Any]:
         """Flatten a tree as `flatten_tree` does, with the same result and the same errors.
 

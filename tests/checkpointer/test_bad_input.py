@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,47 +157,6 @@ class TestTrees:
                 await checkpointer.save(tmp_path / "a", {"x": 1}, custom_metadata=metadata)
 
         assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.process
-def test_an_array_that_other_processes_hold_parts_of(tmp_path: Path) -> None:
-    program = """
-import os, sys, jax, numpy as np, penstock.sync
-from jax.sharding import NamedSharding, PartitionSpec
-from penstock.kernel.errors import InvalidLeafError
-number, path, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, number)
-sharding = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
-array = jax.make_array_from_callback((4,), sharding, lambda index: np.zeros(2))
-try:
-    penstock.sync.save(os.path.join(path, str(number)), {"w": array})
-except InvalidLeafError as error:
-    print(error)
-"""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(penstock.__file__).parents[1]),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-    }
-    with ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", program, str(number), str(tmp_path), str(port)],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for number in range(2)
-        ]
-        said = [process.communicate(timeout=50)[0] for process in processes]
-
-    for text in said:
-        assert text.startswith("['w']: the array has shards on other processes"), said
-    assert os.listdir(tmp_path) == []
 
 
 class TestPaths:

@@ -321,6 +321,31 @@ async def test_a_base_that_is_overwritten_meanwhile_gives_nothing(
         assert sorted(os.listdir(tmp_path)) == ["base", "new"]
 
 
+async def test_a_base_that_becomes_another_kind_of_checkpoint_meanwhile_fails_no_save(
+    tmp_path: Path, store: FaultyStore, assert_same: AssertSame
+) -> None:
+    """What is read of it then does not fit together, which says nothing of the base that is there now."""
+    tree, base = state(), tmp_path / "base"
+    directories = OrbaxLayout(SaveFormat(ocdbt=False))
+    async with Checkpointer(layout=directories) as other:
+        await (await other.save(base, tree))
+    async with Checkpointer(store=store, layout=directories) as checkpointer:
+        hang = store.hang_on("read_file", 2)
+
+        async def overwrite() -> None:
+            await hang.wait_reached()
+            async with Checkpointer() as other:
+                await (await other.save(base, tree, overwrite=True))
+            hang.release()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(overwrite)
+            save = await checkpointer.save(tmp_path / "new", tree, base=base, compare="digest")
+            assert (await save).nbytes_kept == 0
+
+        assert_same(await checkpointer.restore(tmp_path / "new", like=tree), tree)
+
+
 async def test_what_is_linked_is_synced_once_unless_the_store_has_synced_it(
     tmp_path: Path, store: FaultyStore
 ) -> None:

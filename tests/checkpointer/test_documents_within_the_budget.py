@@ -113,3 +113,16 @@ async def test_a_manifest_that_is_damaged_is_said_to_be(saved: Path, tmp_path: P
     finally:
         manifest.write_bytes(whole)
         path.rename(saved)
+
+
+async def test_what_is_remembered_of_documents_counts_and_gives_way(saved: Path) -> None:
+    limit = bytes_of_opening(saved)
+    async with penstock.Checkpointer(memory_limit=limit) as checkpointer:
+        await checkpointer.metadata(saved)
+        statistics = checkpointer.statistics()
+        assert 0 < statistics.cached <= limit
+        await checkpointer.restore(saved)
+        statistics = checkpointer.statistics()
+
+    assert 0 < statistics.cached <= limit
+    assert checkpointer.statistics().cached == 0  # closed: its caches die with it

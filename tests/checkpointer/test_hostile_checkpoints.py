@@ -177,6 +177,16 @@ async def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     assert (await restore(path, store=LocalStore(links="any")))["a"] == 3
 
 
+@pytest.mark.parametrize("name", ["c-more", "c.safetensors", "cc"])
+async def test_a_name_that_begins_like_the_checkpoints_lies_outside(tmp_path: Path, name: str) -> None:
+    path = write_array(tmp_path / "c", {})
+    (path / "a" / "0").write_bytes(np.float32(3).tobytes())
+    (path / "a").rename(tmp_path / name)
+    (path / "a").symlink_to(f"../{name}")
+    with pytest.raises(LinkOutsideError):
+        await restore(path)
+
+
 async def test_a_checkpoint_may_itself_be_a_link(tmp_path: Path) -> None:
     path = write_array(tmp_path / "elsewhere" / "c", {})
     (path / "a" / "0").write_bytes(np.float32(3).tobytes())

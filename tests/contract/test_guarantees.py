@@ -1,4 +1,4 @@
-"""The design pages that state guarantees link tests that exist."""
+"""Pages that state guarantees link tests that exist."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-DESIGN = Path(__file__).parents[2] / "docs" / "design"
+ROOT = Path(__file__).parents[2]
+DESIGN = ROOT / "docs" / "design"
 LINK = re.compile(r"\[(test_\w+)\]\(([^)]+\.py)\)")
-PAGES = [page for page in sorted(DESIGN.glob("*.md")) if LINK.search(page.read_text())]
+ALL = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in ALL if LINK.search(page.read_text())]
 
 
 def names_in(path: Path) -> set[str]:

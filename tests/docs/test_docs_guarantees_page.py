@@ -14,7 +14,7 @@ MAKEFILE = PAGE.parents[2] / "Makefile"
 LINK = re.compile(r"\[(test_\w+)\]\(([^)]+\.py)\)")
 TABLES = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
 ROWS = [row for row in TABLES if not row.endswith(("| shown by |", "| --- |"))]
-UNTESTED = ("not tested", "The whole suite, on ext4")
+UNTESTED = ("not tested", "The whole suite, on ext4, by `make test-all`")
 
 
 @cache

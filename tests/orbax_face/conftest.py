@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+__all__ = ("tmp_path",)
+
 import pytest
+from tests.memory_folder import tmp_path
 
 
 @pytest.fixture(scope="module", params=[("asyncio", {"debug": True})], ids=["asyncio"])

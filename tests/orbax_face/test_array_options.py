@@ -448,11 +448,11 @@ def test_sizes_that_no_file_can_have_are_refused(ocp: Any, file_bytes: int, tmp_
 
 
 def test_thousands_of_small_files_are_no_trouble(tmp_path: Path) -> None:
-    tree = {f"k{at:04}": np.full(16, at) for at in range(3000)}
+    tree = {f"k{at:04}": np.full(16, at) for at in range(2200)}  # more files than a process may open
     handler = penstock.orbax.PyTreeCheckpointHandler()
     args = penstock.orbax.args.PyTreeSave(tree, ocdbt_target_data_file_size=200)
     handler.save(_made(tmp_path / "one"), args=args)
-    assert len(file_sizes(tmp_path / "one")) == 1501
+    assert len(file_sizes(tmp_path / "one")) == 1101
     restored = handler.restore(tmp_path / "one")
     assert all(np.array_equal(restored[name], value) for name, value in tree.items())
     handler.close()

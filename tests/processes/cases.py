@@ -24,7 +24,9 @@ from tests.processes.trees import (
 )
 
 import penstock
-from penstock.errors import PeerError, PlansDifferError, StorageError
+from penstock.errors import InvalidLeafError, PeerError, PlansDifferError, StorageError
+from penstock.handlers.formats.common.integrity import decode
+from penstock.handlers.formats.orbax.documents.file_names import INTEGRITY
 from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite, Json
 from penstock.kernel.config.config import Config
@@ -34,7 +36,7 @@ from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 
 LIMITS = JobLimits(join_s=40.0, write_s=40.0, silence_s=20.0, beat_s=0.5, call_s=10.0)
-HASTY = JobLimits(join_s=20.0, write_s=20.0, silence_s=3.0, beat_s=0.3, call_s=5.0)
+HASTY = JobLimits(join_s=40.0, write_s=40.0, silence_s=5.0, beat_s=0.5, call_s=5.0)
 
 
 @dataclass
@@ -105,6 +107,23 @@ async def orbax_reads(here: Here) -> Any:
         ),
     )
     return {"differs": differences(found, tree)}
+
+
+async def orbaxs_names_refuse_what_is_spread(here: Here) -> Any:
+    """They have no way yet to save it together, so no process may wait for another."""
+
+    def save() -> str:
+        import penstock.orbax as ocp
+
+        try:
+            # Each at a path of its own: of two that build in one place, the second is refused for that.
+            ocp.PyTreeCheckpointer().save(here.folder / f"step_{here.rank}", whole(mesh_of(here.count)))
+        except InvalidLeafError as error:
+            return str(error.key_path)
+
+        return "saved"
+
+    return await anyio.to_thread.run_sync(save)
 
 
 async def trees_that_differ_are_refused(here: Here) -> Any:
@@ -212,7 +231,10 @@ async def calls_and_keys_stay_few(here: Here) -> Any:
         mesh,
     )
     calls: list[int] = []
-    async with checkpointer() as opened:
+    rarely = JobLimits(
+        join_s=40.0, write_s=40.0, silence_s=50.0, beat_s=20.0
+    )  # else slow saves have more beats
+    async with checkpointer(limits=rarely) as opened:
         coordinator: Any = opened.engine.coordinator
         for step, tree in enumerate([few, many, few, few, few, few]):
             before = sum(coordinator.calls.values())
@@ -362,6 +384,51 @@ async def what_is_replicated_is_divided(here: Here) -> Any:
             assert differences(await opened.restore(here.folder / f"{name} 1", like=tree), tree) == []
 
     return {"wrote": found, "all": sum(value.nbytes for value in held.values())}
+
+
+async def one_is_stopped_and_wakes(here: Here) -> Any:
+    """The last process is stopped while it writes, and wakes when the others save that path again."""
+    tree, path = whole(mesh_of(here.count)), here.folder / "step_1"
+    note = here.folder.parent / "who is to be stopped"
+    store = FaultyStore(LocalStore())
+    told: list[Any] = []
+    async with checkpointer(store, limits=HASTY) as opened:
+        hang = store.hang_on("data.write_at") if here.rank == here.last else None
+        save = await opened.save(path, tree)
+        async with anyio.create_task_group() as tasks:
+            if hang is not None:
+                await hang.wait_reached()
+                await anyio.sleep(2 * HASTY.beat_s)  # so that all heard where it is
+                note.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+                hang.release()
+            try:
+                await save
+            except PeerError as error:
+                told = [type(error).__name__, list(error.processes), error.peer_stage]
+            else:
+                told = ["saved"]
+
+            if here.rank == 0:
+                tasks.start_soon(_wake_soon, int(note.read_text()))
+            await (await opened.save(path, tree))
+
+        found = await opened.restore(path, like=tree)
+        known = set(decode("", (path / INTEGRITY).read_bytes()).files)
+
+    there = {str(one.relative_to(path)) for one in path.glob("ocdbt.process_*/d/*")}
+    return {
+        "told": told,
+        "there": here.names(),
+        "differs": differences(found, tree),
+        "unknown": sorted(there - known),
+    }
+
+
+async def _wake_soon(process: int) -> None:
+    """Let a process go on, once this one waits for it in the next save."""
+    await anyio.sleep(HASTY.beat_s)
+    os.kill(process, signal.SIGCONT)
 
 
 async def one_dies_in_the_middle(here: Here) -> Any:

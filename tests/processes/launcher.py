@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TAIL = 6000
@@ -52,6 +55,23 @@ class Job:
     def _result(self, case: str, rank: int) -> Any:
         path = self.folder / f"{case}.{rank}.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+
+def run_once(
+    factory: pytest.TempPathFactory, count: int, cases: Sequence[str], *, backend: str = "asyncio"
+) -> Job:
+    """Do what `run_job` does, once for all workers of pytest-xdist: whoever comes first runs it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"job of {count}"
+    folder.mkdir(exist_ok=True)
+    codes = folder / "exit codes"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not codes.exists():
+            job = run_job(folder, count, cases, backend=backend)
+            codes.write_text(json.dumps(job.exit_codes))
+
+    return Job(folder, count, json.loads(codes.read_text()))
 
 
 def run_job(

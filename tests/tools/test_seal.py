@@ -66,16 +66,19 @@ def test_every_byte_is_compared_from_then_on(write: Callable[[Path], None], tmp_
     assert after["commit_success.txt"].startswith(b"Checkpoint commit was successful")
     assert report.sealed == (str(tmp_path / "c"),)
     assert report.n_documents
-    for name in after:
-        if name in {"manifest.ocdbt", "commit_success.txt"} or name.startswith(("d/", "ocdbt.")):
-            continue  # an index has checksums of its own, and the mark's text is free
-        damaged = Path(shutil.copytree(tmp_path / "c", tmp_path / "damaged"))
-        data = bytearray(after[name])
-        data[len(data) // 2] ^= 1
-        (damaged / name).write_bytes(data)
-        with pytest.raises(penstock.errors.CorruptCheckpointError):
-            penstock.sync.restore(damaged)
-        shutil.rmtree(damaged)
+    damaged = Path(shutil.copytree(tmp_path / "c", tmp_path / "damaged"))
+    with penstock.sync.Checkpointer() as checkpointer:
+        for name in after:
+            if name in {"manifest.ocdbt", "commit_success.txt"} or name.startswith(("d/", "ocdbt.")):
+                continue  # an index has checksums of its own, and the mark's text is free
+            data = bytearray(after[name])
+            data[len(data) // 2] ^= 1
+            (damaged / name).write_bytes(data)
+            with pytest.raises(penstock.errors.CorruptCheckpointError):
+                checkpointer.restore(damaged)
+            (damaged / name).write_bytes(after[name])
+
+        checkpointer.restore(damaged)  # whole again
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")  # Orbax reads what is recorded

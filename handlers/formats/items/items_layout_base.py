@@ -17,6 +17,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     INTEGRITY,
 )
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, JointLayout, Layout, Opening, opening_of
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -54,7 +55,15 @@ class ItemsLayoutBase:
         return self._base.data_file()
 
     def process_folder(self, process_index: int) -> str:
-        assert isinstance(self._base, JointLayout), "a layout for one process is not asked"
+        """The folder that the inner layout gives.
+
+        Raises:
+            SpecError: If it gives none.
+        """
+        if not isinstance(self._base, JointLayout):
+            name = type(self._base).__name__
+            raise SpecError(f"a {name} cannot be written by several processes together")
+
         return self._base.process_folder(process_index)
 
     def recognises(self, store: Store, path: str) -> bool:

@@ -19,6 +19,7 @@ from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheck
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.checkpoints import FoundItems
 from penstock.kernel.protocols.layouts import Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -61,6 +62,11 @@ class OrbaxLayout:
         self._as_described = form == plain and not form.replica_parallel
         self._remembered = RememberedDocuments()
         self._trees = EncodedTrees(form=form)
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (*self._remembered.caches, *self._trees.caches)
 
     def temporary_name(self, path: str) -> str:
         """The name of the same folder while it is being written.

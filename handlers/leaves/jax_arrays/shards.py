@@ -21,7 +21,6 @@ from penstock.handlers.dtypes import dtype_name
 from penstock.handlers.leaves.common.chunk_blocks import cast_to, chunk_boxes
 from penstock.handlers.leaves.common.contiguous_blocks import Box, boxes, flat_index, is_contiguous
 from penstock.handlers.leaves.jax_arrays.devices import Device, on_host
-from penstock.handlers.leaves.jax_arrays.process_shards import parts_here
 from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
 from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.protocols.leaf import LeafSpec
@@ -188,6 +187,8 @@ def _sources_here(
     value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int
 ) -> Iterator[_Source]:
     """Do the same for an array of which other processes hold parts."""
+    from penstock.handlers.leaves.jax_arrays.process_shards import parts_here  # one process needs none of it
+
     cut = _cut_axis(shape, part)
     data = {cast("Device", shard.device): cast("jax.Array", shard.data) for shard in value.addressable_shards}
     for found in parts_here(value.sharding, value.shape, part, writer):

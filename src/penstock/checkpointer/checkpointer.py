@@ -117,6 +117,10 @@ class Checkpointer:
 
     async def __aenter__(self) -> Checkpointer:
         await load(NEEDED_TO_OPERATE, self._options.loop)
+        from penstock.checkpointer.engine import needed_together  # it is loaded by now
+
+        await load(needed_together(), self._options.loop)
+
         await self._entered.enter(self._operations.life.live)
         return self
 

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-__all__ = ("Compare", "Engine", "make_engine")
+__all__ = ("Compare", "Engine", "make_engine", "needed_together")
 
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
 from structlog.stdlib import BoundLogger
 
-from penstock.handlers.coordinators.jax_key_values import JaxKeyValues, processes_of_jax
+from penstock.handlers.coordinators.jax_processes import processes_of_jax
 from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.imports import Homes
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config, FlowOptions
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PenstockError, SpecError, StorageError
 from penstock.kernel.events import get_logger
+from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
@@ -34,9 +36,11 @@ from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layou
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
-from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.workspace import Workspace
+
+if TYPE_CHECKING:
+    from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 
 T = TypeVar("T")
 Compare: TypeAlias = Literal["identity", "digest"]
@@ -49,6 +53,19 @@ MOST_PIECES: Final = 256
 
 MOST_READS: Final = 10
 """How many times a checkpoint is read again because it was overwritten during the read."""
+
+
+NEEDED_TOGETHER: Final[Homes] = {
+    "penstock.handlers.coordinators.jax_key_values": "JaxKeyValues",
+    "penstock.handlers.leaves.jax_arrays.process_shards": "parts_here",
+    "penstock.kernel.coordination.job_coordinator": "JobCoordinator",
+    "penstock.kernel.storage.joined_workspace": "JoinedWorkspace",
+    "penstock.stages.agree": "Agree",
+    "penstock.stages.joint.balancing": "balanced",
+    "penstock.stages.joint.division": "divided",
+    "penstock.stages.joint.joint_commit": "JointCommitter",
+}
+"""What only a job of several processes needs."""
 
 
 @final
@@ -69,6 +86,12 @@ class Engine:
     def is_joint(self) -> bool:
         """Whether several processes save together."""
         return self.coordinator.process_count > 1
+
+    def caches(self) -> Callable[[], Sequence[BoundedCache[Any, Any]]]:
+        """Return what tells the caches of the layout and of the shared objects that there are by then."""
+        layout, shared = self.layout, self.shared
+        own = layout.caches if isinstance(layout, Caching) else ()
+        return lambda: [*own, *shared.caches]
 
     def save_run(
         self,
@@ -92,6 +115,8 @@ class Engine:
         operation = self.coordinator.operation(path)
         workspace: Workspace | JoinedWorkspace
         if operation is not None and not operation.is_primary:
+            from penstock.kernel.storage.joined_workspace import JoinedWorkspace
+
             workspace = JoinedWorkspace(self.store, threads, path)
         else:
             workspace = Workspace(
@@ -205,6 +230,11 @@ def make_engine(
     )
 
 
+def needed_together() -> Homes:
+    """Return the modules that only a job of several processes needs; none for one."""
+    return NEEDED_TOGETHER if processes_of_jax()[1] > 1 else {}
+
+
 def _coordinator_of_jax(limits: JobLimits) -> Coordinator:
     """Return how the processes that `jax.distributed` has joined agree; one alone need not."""
     index, count = processes_of_jax()
@@ -212,6 +242,7 @@ def _coordinator_of_jax(limits: JobLimits) -> Coordinator:
         return SingleProcessCoordinator()
 
     # Here, because one process needs nothing of it.
+    from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
     from penstock.kernel.coordination.job_coordinator import JobCoordinator
 
     return JobCoordinator(JaxKeyValues(), index, count, limits)

@@ -57,6 +57,7 @@ class Lifetime:
                 with (
                     self.stopping.watching(tasks),
                     watching_memory(tasks, self._engine.memory, self._engine.events),
+                    self._engine.memory.counting(self._engine.caches()),
                 ):
                     yield
                     self.streams.stop()
@@ -90,7 +91,10 @@ class Lifetime:
         """Await `work()` with the interpreter settings that the configuration asks for."""
         tasks, _ = self.running()
         with calm_interpreter(tasks, self._engine.config.loop):
-            return await work()
+            try:
+                return await work()
+            finally:
+                self._engine.memory.free_caches()  # which may have grown
 
     async def start(self, task: SaveTask, until: Milestone) -> None:
         """Start a save in the background; return when it has passed `milestone`.

@@ -25,7 +25,6 @@ from penstock.kernel.pipeline.stage import Stage
 from penstock.kernel.plugins.stage_registry import StageRegistry
 from penstock.kernel.protocols.layouts import ArrangedLayout, FormattedLayout, Layout
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.stages.agree import Agree
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
 from penstock.stages.device_to_host import DeviceToHost
@@ -91,6 +90,8 @@ def fitting_pipeline(
         PipelineError, ConfigError: If the stage `write` has no such option.
     """
     if joint:
+        from penstock.stages.agree import Agree  # one process needs nothing of it
+
         pipeline = _with_stage(pipeline, "agree", Agree())
     if not isinstance(layout, FormattedLayout):
         return pipeline

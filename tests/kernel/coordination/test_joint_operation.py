@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
 
 import pytest
-from anyio import CancelScope, Event, create_task_group
+from anyio import CancelScope, Event, create_task_group, to_thread
 
 from penstock.errors import (
     OutcomeUnknownError,
@@ -19,6 +20,7 @@ from penstock.errors import (
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
+from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
 
 PATH = "/run/step_1"
@@ -364,3 +366,59 @@ async def test_a_primary_that_cannot_publish_after_the_verdict_says_so(processes
     for error in processes.errors.values():
         assert isinstance(error, PeerFailedError)
         assert (error.processes, error.peer_stage) == ((0,), "finalize")
+
+
+class Watched:
+    """A service that says when somebody waits for a key."""
+
+    def __init__(self, service: KeyValues, ending: str) -> None:
+        self._service, self._ending, self.waited_for = service, ending, threading.Event()
+
+    def wait(self, key: str, timeout_s: float, /) -> bytes | None:
+        if key.endswith(self._ending):
+            self.waited_for.set()
+
+        return self._service.wait(key, timeout_s)
+
+    def put(self, key: str, value: bytes, replace: bool, /) -> bool:
+        return self._service.put(key, value, replace)
+
+    def under(self, prefix: str, /) -> Mapping[str, bytes]:
+        return self._service.under(prefix)
+
+    def count(self, key: str, /) -> int:
+        return self._service.count(key)
+
+    def delete(self, prefix: str, /) -> None:
+        self._service.delete(prefix)
+
+
+async def test_the_primary_ends_a_failed_one_only_when_nobody_is_in_it_any_more() -> None:
+    """It is about to remove what the others may still write into."""
+    job, cleaned_up, was_in_it = Processes(3), Event(), False
+    watched = Watched(job.service, "/left_here")
+    job.coordinators[0] = JobCoordinator(watched, 0, 3, LONG)
+
+    async def fail(operation: JointOperation) -> None:
+        raise StorageError("write", PATH, "Input/output error")
+
+    async def clean_up(operation: JointOperation) -> None:
+        try:
+            await job.save(operation)
+        finally:
+            with CancelScope(shield=True):
+                await cleaned_up.wait()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(job.run, {1: fail, 2: clean_up})
+        await to_thread.run_sync(watched.waited_for.wait, 20.0)
+        was_in_it = 0 not in job.errors
+        cleaned_up.set()
+
+    assert was_in_it
+    assert {index: type(error) for index, error in job.errors.items()} == {
+        0: PeerFailedError,
+        1: StorageError,
+        2: PeerFailedError,
+    }
+    assert len(job.service.keys) <= 2

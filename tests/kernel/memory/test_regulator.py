@@ -7,6 +7,7 @@ import pytest
 from anyio import CancelScope, create_task_group, fail_after, wait_all_tasks_blocked
 
 from penstock.kernel.errors import ConfigError, LeaseTooLargeError
+from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.memory.regulator import MemoryRegulator
 
@@ -404,3 +405,39 @@ async def test_many_tasks_that_come_and_are_cancelled_leave_nothing_behind(memor
     assert memory.statistics().leased == 0
     assert memory.statistics().tasks_waiting == 0
     assert memory.statistics().peak <= 10
+
+
+class TestCaches:
+    @staticmethod
+    def filled(*sizes: int) -> BoundedCache[int, str]:
+        cache = BoundedCache[int, str](10)
+        for at, nbytes in enumerate(sizes):
+            cache.put(at, "kept", nbytes)
+
+        return cache
+
+    async def test_they_give_way_to_a_lease(self) -> None:
+        memory, cache = MemoryRegulator(100), self.filled(20, 30, 10)
+        with memory.counting(lambda: [cache]):
+            with await memory.acquire(40):
+                assert memory.statistics().cached == 60
+            with await memory.acquire(41):
+                assert (memory.statistics().cached, len(cache)) == (40, 2)  # the one used longest ago went
+            with await memory.acquire(200, admit_oversize=True):
+                assert memory.statistics().cached == 0
+
+    async def test_what_has_grown_since_is_freed_on_demand(self) -> None:
+        memory, first, other = MemoryRegulator(100), self.filled(), self.filled(5)
+        counting = memory.counting(lambda: [first]), memory.counting(lambda: [first, other])
+        with counting[0], counting[1], await memory.acquire(60):
+            first.put(1, "kept", 50)
+            memory.free_caches()
+            assert (first.nbytes, other.nbytes) == (0, 5)
+            assert memory.statistics().cached == 5
+
+    async def test_those_of_a_closed_checkpointer_do_not_count(self) -> None:
+        memory, cache = MemoryRegulator(100), self.filled(60)
+        with memory.counting(lambda: [cache]):
+            pass
+        with await memory.acquire(100):
+            assert (memory.statistics().cached, len(cache)) == (0, 1)

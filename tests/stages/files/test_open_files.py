@@ -85,14 +85,14 @@ def at_most(descriptors: int) -> Generator[None]:
 
 @pytest.mark.parametrize("mmap", [False, True], ids=["read", "mmap"])
 async def test_a_checkpoint_has_more_files_than_a_process_may_open(*, mmap: bool, tmp_path: Path) -> None:
-    tree = {f"x{at:03}": np.full(3, at) for at in range(300)}
+    tree = {f"x{at:03}": np.full(3, at) for at in range(150)}
     async with penstock.Checkpointer(save_format=SaveFormat(ocdbt=False)) as checkpointer:
         with at_most(100):
             await (await checkpointer.save(tmp_path / "c", tree))
             found = await checkpointer.restore(tmp_path / "c", mmap=mmap)
-            assert (await checkpointer.verify(tmp_path / "c")).n_leaves == 300
+            assert (await checkpointer.verify(tmp_path / "c")).n_leaves == 150
 
-    assert [int(value[0]) for value in found.values()] == list(range(300))
+    assert [int(value[0]) for value in found.values()] == list(range(150))
 
 
 async def test_a_checkpoint_is_written_in_more_files_than_a_process_may_open(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("RememberedDocuments",)
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias, TypeVar, final
@@ -38,6 +38,11 @@ class RememberedDocuments:
     _tables: BoundedCache[Hashable, LeafTable] = field(
         default_factory=lambda: BoundedCache(_TREES), init=False, repr=False
     )
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._documents, self._tables, *self.keys.caches)
 
     def decode(self, kind: str, decoder: Callable[[str, bytes], T], path: str, data: bytes) -> T:
         """Return `decoder(path, data)`, made now or before.

@@ -60,6 +60,11 @@ class EncodedTrees:
         self._form = SaveFormat() if form is None else form
         self._known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
 
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._known,)
+
     def of(self, tree: TreeColumns) -> EncodedTree:
         """Return the encoded tree of these very columns (by identity); encode it if needed.
 

@@ -25,6 +25,7 @@ from penstock.handlers.formats.orbax.tree_layout import TreeLayout
 from penstock.kernel.errors import CorruptCheckpointError, StorageError
 from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers
 from penstock.stages.reuse.value_cache import KnownValues
@@ -43,7 +44,8 @@ async def open_checkpointers(layout: TreeLayout, limits: tuple[Limit, Limit]) ->
     async with AsyncExitStack() as stack:
         opened: list[Checkpointer] = []
         for limit in dict.fromkeys(limits):
-            checkpointer = Checkpointer(layout=chosen, memory_limit=limit)
+            alone = SingleProcessCoordinator()  # a save of several processes needs the whole of it
+            checkpointer = Checkpointer(layout=chosen, memory_limit=limit, coordinator=alone)
             opened.append(await stack.enter_async_context(checkpointer))
 
         yield tuple(opened)

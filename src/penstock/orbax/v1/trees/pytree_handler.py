@@ -19,6 +19,7 @@ from penstock.handlers.formats.orbax.tree_layout import TreeLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
+from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.byte_limiters import Limiters
@@ -155,7 +156,10 @@ class PyTreeHandler:
         path = await directory.await_creation()
         await to_thread.run_sync(LocalStore().make_directory, str(path))
         registry = custom.registry()
-        async with Checkpointer(memory_limit=limit, layout=layout, registry=registry) as checkpointer:
+        alone = SingleProcessCoordinator()  # a save of several processes needs the whole of it
+        async with Checkpointer(
+            memory_limit=limit, layout=layout, registry=registry, coordinator=alone
+        ) as checkpointer:
             custom.limiters = Limiters.of(checkpointer.engine.memory, "save")
             first = _first(self._context, tree)
             try:
