@@ -28,6 +28,7 @@ from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.store_capabilities import SharedFiles, SyncsFiles
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.holds import hold_for_reading
+from penstock.kernel.storage.workspace import Workspace
 from penstock.stages.common.batching import grouped
 from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.planning.stored_columns import key_columns, spec_column
@@ -70,6 +71,7 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
                 return found
 
     run.events.warning("save.base_replaced", path=run.path, base=run.base)
+    assert isinstance(run.workspace, Workspace), "several processes that save together link nothing"
     await run.workspace.restart()
     return leaves, plan
 
