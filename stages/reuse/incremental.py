@@ -71,7 +71,7 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
                 return found
 
     run.events.warning("save.base_replaced", path=run.path, base=run.base)
-    assert isinstance(run.workspace, Workspace)  # several processes that save together set nothing aside
+    assert isinstance(run.workspace, Workspace), "several processes that save together link nothing"
     await run.workspace.restart()
     return leaves, plan
 
