@@ -47,34 +47,63 @@ class Flatten:
         """Yield the actor of one save."""
 
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
-            leaves, plan = await run.threads.run(_plan, run, message)
-            if run.operation is not None:
-                from penstock.stages.joint.division import divided  # one process needs nothing of it
+            if run.operation is None and run.base is None and not run.by_digest:
+                planned = await run.threads.run(_plan_all, run, message)  # in one trip to a thread
+            else:
+                leaves, plan = await _chosen(run, *await run.threads.run(_plan, run, message))
+                planned = await run.threads.run(_in_batches, run, leaves, plan)
+                del leaves
 
-                leaves, plan = await divided(run, run.operation, leaves, plan)
-            alone = plan.joint is None  # several processes write every leaf, and record no digest of parts
-            if run.base is not None and not alone:
-                problem = "several processes that save together link nothing"
-                run.events.info("save.not_linked", path=run.path, file=run.base, error=problem)
-            if run.by_digest and alone:
-                plan = replace(plan, digests=await take_digests(run, leaves))
-            if run.base is not None and alone:
-                leaves, plan = await set_aside(run, leaves, plan)
-                await run.threads.run(check_room, run, leaves, plan)
-
-            n_leaves = len(plan.infos)
-            sizes = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
-            nbytes = sum([sizes[index] for index in leaves.indices])
-            run.progress.plan(n_leaves, nbytes)
-            run.progress.advance(n_leaves - len(leaves), 0)
-            if not leaves:
-                yield LeafBatch((), plan=plan)
-
-            for batch in batched_columns(leaves, run.limits, plan=plan):
-                yield batch
-                del batch  # the next stage owns the leaves
+            run.progress.plan(planned.n_leaves, planned.nbytes)
+            run.progress.advance(planned.n_leaves - planned.n_to_write, 0)
+            while planned.batches:
+                yield planned.batches.pop()  # the next stage owns the leaves
 
         yield flatten
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What a save will write. Made in a thread: it takes a few microseconds for each leaf."""
+
+    batches: list[LeafBatch[Leaf]]  #: the last one first
+    n_leaves: int  #: of the tree
+    n_to_write: int
+    nbytes: int  #: array bytes to be written
+
+
+async def _chosen(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
+    """Return the leaves that this process must write, and the plan with what becomes of the others."""
+    if run.operation is not None:
+        from penstock.stages.joint.division import divided  # one process needs nothing of it
+
+        leaves, plan = await divided(run, run.operation, leaves, plan)
+    alone = plan.joint is None  # several processes write every leaf, and record no digest of parts
+    if run.base is not None and not alone:
+        problem = "several processes that save together link nothing"
+        run.events.info("save.not_linked", path=run.path, file=run.base, error=problem)
+    if run.by_digest and alone:
+        plan = replace(plan, digests=await take_digests(run, leaves))
+    if run.base is not None and alone:
+        leaves, plan = await set_aside(run, leaves, plan)
+        await run.threads.run(check_room, run, leaves, plan)
+
+    return leaves, plan
+
+
+def _plan_all(run: SaveRun, message: TreeToSave) -> _Planned:
+    return _in_batches(run, *_plan(run, message))
+
+
+def _in_batches(run: SaveRun, leaves: Leaves, plan: SavePlan) -> _Planned:
+    """Divide the leaves into batches, which hold their values from then on."""
+    sizes = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
+    nbytes = sum([sizes[index] for index in leaves.indices])
+    n_to_write = len(leaves)
+    batches = list(batched_columns(leaves, run.limits, plan=plan)) or [LeafBatch((), plan=plan)]
+    batches.reverse()
+    return _Planned(batches, len(plan.infos), n_to_write, nbytes)
 
 
 def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:

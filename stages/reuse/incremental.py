@@ -88,6 +88,13 @@ async def _set_aside(
         await run.workspace.open(folder)
 
     shared = await run.threads.run(_share, run, directory, files)
+    return await run.threads.run(_divided, run, found, shared, leaves, plan)
+
+
+def _divided(
+    run: SaveRun, found: _Candidates, shared: set[str], leaves: Leaves, plan: SavePlan
+) -> tuple[Leaves, SavePlan]:
+    """Set aside the leaves all of whose files are shared."""
     chosen = [at for at, parts in enumerate(found.parts) if shared.issuperset([part.file for part in parts])]
     if not chosen:
         return leaves, plan
@@ -310,7 +317,7 @@ async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, byt
     """
     found: dict[str, bytes] = {}
     most = run.limits.piece_bytes
-    for group in grouped([leaf for leaf in leaves if leaf.spec.nbytes], most):
+    for group in await run.threads.run(_groups, leaves, most):
         nbytes = min(most, sum([leaf.spec.nbytes for leaf in group]))
         lease = await run.lease(nbytes, group[0].info.key_path, prioritised=False)
         try:
@@ -319,6 +326,10 @@ async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, byt
             lease.release()
 
     return found
+
+
+def _groups(leaves: Sequence[Leaf], most: int) -> list[tuple[Leaf, ...]]:
+    return list(grouped([leaf for leaf in leaves if leaf.spec.nbytes], most))
 
 
 def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:

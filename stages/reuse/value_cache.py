@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("KnownValues", "references_to")
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, TypeAlias, final
 from weakref import ref
 
@@ -95,9 +94,22 @@ def references_to(
     if not immutable:
         return found
 
+    # Whether there can be a weak reference is a matter of the type.
+    firsts = {
+        type(value): value for value, each in zip(values, handlers, strict=True) if id(each) in immutable
+    }
+    types = {kind for kind, value in firsts.items() if _can_be_referred_to(value)}
     for name, value, handler in zip(names_of(infos), values, handlers, strict=True):
-        if id(handler) in immutable:
-            with suppress(TypeError):  # its class does not support weak references
-                found[name] = ref(value)
+        if type(value) in types and id(handler) in immutable:
+            found[name] = ref(value)
 
     return found
+
+
+def _can_be_referred_to(value: object) -> bool:
+    try:
+        ref(value)
+    except TypeError:
+        return False
+
+    return True

@@ -14,6 +14,7 @@ import anyio
 import jax
 import numpy as np
 import pytest
+from anyio.lowlevel import checkpoint
 
 import penstock
 import penstock.orbax as ocp
@@ -120,3 +121,57 @@ def test_a_leaf_costs_an_orbax_checkpointer_few_calls(tmp_path: Path, make: Call
 
     few, many = (save(n, make(n)) for n in (FEW, MANY))
     assert (many - few) / (MANY - FEW) <= MOST_CALLS["orbax"], (few, many)
+
+
+@pytest.mark.parametrize("what", ["save", "digest", "restore", "metadata"])
+def test_the_event_loop_never_works_on_all_leaves_in_one_turn(tmp_path: Path, what: str) -> None:
+    async def longest(n: int) -> int:
+        path, tree = tmp_path / str(n), siblings(n)
+        async with penstock.Checkpointer() as ckpt:
+            if what != "save":
+                await (await ckpt.save(path, tree))
+
+            async def work() -> None:
+                match what:
+                    case "save":
+                        await (await ckpt.save(path, tree))
+                    case "digest":
+                        await (await ckpt.save(tmp_path / f"{n} again", tree, base=path, compare="digest"))
+                    case "restore":
+                        await ckpt.restore(path)
+                    case _:
+                        await ckpt.metadata(path)
+
+            return await longest_turn(work)
+
+    few, many = 5_000, 15_000
+    assert anyio.run(longest, many) <= max(1.5 * anyio.run(longest, few), 1_000)
+
+
+async def longest_turn(work: Callable[[], Awaitable[object]]) -> int:
+    """The most lines of penstock that the event loop runs between two of its turns."""
+    n_lines, longest = 0, 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal n_lines
+        n_lines += event == "line"
+        return count if "/penstock/" in frame.f_code.co_filename else None
+
+    async def turn() -> None:
+        nonlocal longest
+        while True:
+            before = n_lines
+            await checkpoint()
+            longest = max(longest, n_lines - before)
+
+    before = sys.gettrace()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn)
+        sys.settrace(count)  # of this thread alone
+        try:
+            await work()
+        finally:
+            sys.settrace(before)
+            tasks.cancel_scope.cancel()
+
+    return longest
