@@ -39,7 +39,7 @@ class WrittenColumns:
                 leaf,
                 _index(int(self.chunk[row]), self.specs[leaf].grid_shape),
                 int(self.start[row]),
-                self.files[self.file[row]],
+                self.files[int(self.file[row])],
                 int(self.offset[row]),
                 int(self.nbytes[row]),
                 int(self.crc32c[row]),

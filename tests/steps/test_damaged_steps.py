@@ -60,10 +60,12 @@ def change(path: Path, before: bytes, after: bytes) -> None:
     path.write_bytes(data.replace(before, after, 1))
 
 
-def of_others(step: Path) -> None:
-    """Remove every digest, as Orbax writes none."""
+def of_others(step: Path) -> Path:
+    """Remove every digest, as Orbax writes none; return the step."""
     for name in (INTEGRITY, COMMIT_MARK):
         (step / name).unlink()
+
+    return step
 
 
 Damage = Callable[[Path], object]
@@ -75,16 +77,16 @@ DAMAGES_OF_TIME: dict[str, Damage] = {
     "lost": lambda step: (step / CHECKPOINT_METADATA).unlink(),
     "cut": lambda step: (step / CHECKPOINT_METADATA).write_bytes(b""),
     "no record": lambda step: (step / INTEGRITY).unlink(),
-    "of others, lost": lambda step: (of_others(step), (step / CHECKPOINT_METADATA).unlink()),
-    "of others, cut": lambda step: (of_others(step), (step / CHECKPOINT_METADATA).write_bytes(b"{")),
-    "of others, empty": lambda step: (of_others(step), (step / CHECKPOINT_METADATA).write_bytes(b"")),
+    "of others, lost": lambda step: (of_others(step) / CHECKPOINT_METADATA).unlink(),
+    "of others, cut": lambda step: (of_others(step) / CHECKPOINT_METADATA).write_bytes(b"{"),
+    "of others, empty": lambda step: (of_others(step) / CHECKPOINT_METADATA).write_bytes(b""),
 }
 DAMAGES_OF_METRICS: dict[str, Damage] = {
     "a digit": lambda step: change(step / METRICS, b"1.0", b"9.0"),
     "a name": lambda step: change(step / METRICS, b"loss", b"moss"),
     "lost": lambda step: (step / METRICS).unlink(),
     "no record": lambda step: (step / INTEGRITY).unlink(),
-    "of others, cut": lambda step: (of_others(step), (step / METRICS).write_bytes(b"{")),
+    "of others, cut": lambda step: (of_others(step) / METRICS).write_bytes(b"{"),
 }
 
 
