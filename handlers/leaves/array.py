@@ -110,7 +110,7 @@ class ArrayHandler:
         )
         return spec if self.described is None else self.described(spec, info.key_path)
 
-    def share(self, value: Any, spec: LeafSpec) -> int:
+    def nbytes_here(self, value: Any, spec: LeafSpec) -> int:
         """Return how many bytes of an array that is spread over processes this one writes."""
         from penstock.handlers.leaves.jax_arrays.process_shards import (
             parts_here,  # one process needs none of it

@@ -49,7 +49,7 @@ class GlobalHandler(Capability, Protocol):
     Its `pieces` then cover what this process writes, and all processes together every chunk once.
     """
 
-    def share(self, value: Any, spec: LeafSpec) -> int:
+    def nbytes_here(self, value: Any, spec: LeafSpec) -> int:
         """Return how many bytes of the leaf this process writes. Touches no array bytes.
 
         Args:

@@ -70,7 +70,7 @@ def _shares(leaves: Leaves, is_primary: bool) -> list[int]:
                 f"{handler.name} writes files of its own, which several processes cannot do together yet",
             )
         if spec.is_global and isinstance(handler, GlobalHandler):
-            shares.append(handler.share(leaves.values[number], spec))
+            shares.append(handler.nbytes_here(leaves.values[number], spec))
         else:
             shares.append(spec.nbytes if is_primary else 0)
 
