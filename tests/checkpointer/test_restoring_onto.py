@@ -28,7 +28,7 @@ from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.errors import HandlerFailedError, SpecError, StructureMismatchError
 from penstock.kernel.messages.restore_options import RestoreReport, Transform
-from penstock.kernel.protocols.reads import DirectRead, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, ScatterRead
 from penstock.pipelines import restore_pipeline
 
 AssertSame = Callable[[Any, Any], None]
@@ -646,7 +646,8 @@ def test_rows_are_read_with_the_pieces_that_hold_them_and_no_others(tmp_path: Pa
     stored = OrbaxLayout().open(store, str(tmp_path / "a"))
     region = HostRegion(((3, 6), (0, 1024)), np.dtype(np.float32))  # half a shard, and a whole one
     files: dict[str, Any] = {}
-    for read in stored.reads(0, stored.leaves[0], region, 1 << 20):
+    for one in stored.reads(0, stored.leaves[0], region, 1 << 20):
+        read = one.at_once() if isinstance(one, CheckedRead) else one
         assert isinstance(read, (DirectRead, ScatterRead))
         file = files[read.file] = files.get(read.file) or store.open_data_file(read.file)
         data = read.into() if isinstance(read, DirectRead) else memoryview(bytearray(read.nbytes))
