@@ -7,6 +7,7 @@ __all__ = ("DirectoryHold", "DirectoryHolds", "Flock", "system_flock")
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeAlias, final
@@ -28,6 +29,9 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.E
 
 _BESIDE: Final = "-new"
 """Behind the name of a directory that is made and not held yet."""
+
+_BUILT: Final = ".orbax-checkpoint-tmp"
+"""In the names of what is being built."""
 
 
 @final
@@ -232,7 +236,7 @@ def _hold_beside(beside: str, path: str, flock: Flock) -> DirectoryHold:
 
     try:
         if not is_made:
-            _check_empty(beside)
+            _make_empty(beside)
     except BaseException:
         hold.release()
         raise
@@ -240,11 +244,23 @@ def _hold_beside(beside: str, path: str, flock: Flock) -> DirectoryHold:
     return hold
 
 
-def _check_empty(path: str) -> None:
+def _make_empty(path: str) -> None:
+    """Empty a directory that is held. After a power loss it is there again with what was built in it.
+
+    Its later name is not synced, and what lies in it is. Under a name that is not ours, files are refused.
+    """
     with translated("list", path):
         names = os.listdir(path)
-    if names:
+    if names and _BUILT not in os.path.basename(path):
         raise StorageError("mkdir", path, "holds something that no save has put there", errno.ENOTEMPTY)
+
+    for name in names:
+        child = os.path.join(path, name)
+        with translated("remove", child):
+            if os.path.isdir(child) and not os.path.islink(child):
+                shutil.rmtree(child)
+            else:
+                os.unlink(child)
 
 
 def _remove_if_empty(path: str) -> None:

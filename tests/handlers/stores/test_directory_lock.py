@@ -97,6 +97,19 @@ def test_files_there_are_not_removed(tmp_path: Path) -> None:
     LocalStore().hold(str(tmp_path / "a-new")).release()
 
 
+def test_what_a_power_loss_brought_back_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "a.orbax-checkpoint-tmp-new"
+    (left / "d").mkdir(parents=True)
+    (left / "d" / "data").touch()
+    (left / "_METADATA").touch()
+
+    held = LocalStore().make_held(str(tmp_path / "a.orbax-checkpoint-tmp"))
+
+    assert os.listdir(tmp_path) == ["a.orbax-checkpoint-tmp"]
+    assert os.listdir(tmp_path / "a.orbax-checkpoint-tmp") == []
+    held.release()
+
+
 def test_where_something_lies_already_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(InUseError):
