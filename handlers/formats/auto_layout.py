@@ -16,16 +16,16 @@ from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.file_set import bytes_to_decode, holds_tensors
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import SpecError, UnsupportedFormatError
+from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
 from penstock.kernel.protocols.layouts import (
     FormattedLayout,
     ItemLayout,
-    JointLayout,
     Layout,
     Opening,
     opening_of,
+    process_folder_of,
 )
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
@@ -61,11 +61,7 @@ class AutoLayout:
         Raises:
             SpecError: If it gives none.
         """
-        if not isinstance(self.written, JointLayout):
-            name = type(self.written).__name__
-            raise SpecError(f"a {name} cannot be written by several processes together")
-
-        return self.written.process_folder(process_index)
+        return process_folder_of(self.written, process_index)
 
     @property
     def save_format(self) -> SaveFormat:

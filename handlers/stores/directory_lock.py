@@ -7,7 +7,6 @@ __all__ = ("DirectoryHold", "DirectoryHolds", "Flock", "system_flock")
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeAlias, final
@@ -16,6 +15,7 @@ from weakref import WeakValueDictionary
 from penstock.handlers.stores.descriptor import translated
 from penstock.handlers.stores.name_claims import check_name_is_free, claim_name
 from penstock.handlers.stores.system_calls.atomic_rename import rename_only_to_absent
+from penstock.handlers.stores.system_calls.tree_removal import remove_tree
 from penstock.kernel.concurrency.fork import HomeProcess
 from penstock.kernel.errors import InUseError, StorageError
 from penstock.kernel.storage.claims import Claim
@@ -257,8 +257,8 @@ def _make_empty(path: str) -> None:
     for name in names:
         child = os.path.join(path, name)
         with translated("remove", child):
-            if os.path.isdir(child) and not os.path.islink(child):
-                shutil.rmtree(child)
+            if os.path.isdir(child):
+                remove_tree(child)
             else:
                 os.unlink(child)
 

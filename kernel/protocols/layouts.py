@@ -16,6 +16,7 @@ __all__ = (
     "Place",
     "WrittenRange",
     "opening_of",
+    "process_folder_of",
 )
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, final, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
@@ -235,6 +237,18 @@ class JointLayout(Capability, Protocol):
     def process_folder(self, process_index: int) -> str:
         """Return the folder for the data files of a process, relative to the directory of a tree."""
         ...
+
+
+def process_folder_of(layout: Layout, process_index: int) -> str:
+    """Return the folder that a layout gives a process.
+
+    Raises:
+        SpecError: If it gives none.
+    """
+    if not isinstance(layout, JointLayout):
+        raise SpecError(f"a {type(layout).__name__} cannot be written by several processes together")
+
+    return layout.process_folder(process_index)
 
 
 @runtime_checkable

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from penstock.kernel.errors import InvalidLeafError, SpecError
+from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.layouts import JointLayout
+from penstock.kernel.protocols.layouts import process_folder_of
 from penstock.kernel.protocols.leaf_handlers import GlobalHandler
 from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.joint.plan_digest import described_plan, digest_of_plan
@@ -33,10 +33,7 @@ async def divided(
     Raises:
         SpecError: If the layout cannot be written by several processes, or a leaf cannot.
     """
-    if not isinstance(run.layout, JointLayout):
-        raise SpecError(f"a {type(run.layout).__name__} cannot be written by several processes together")
-
-    run.layout.process_folder(operation.process_index)  # what it is made of may not have any
+    process_folder_of(run.layout, operation.process_index)  # whether it has any
     undecided = next((at for at, spec in enumerate(plan.specs) if spec.codec == AUTO), None)
     if undecided is not None:
         raise InvalidLeafError(

@@ -420,11 +420,12 @@ async def test_the_callback_is_told_of_every_array(tmp_path: Path) -> None:
     leaves = [leaf.replace(keypath=(leaf.name,)) for leaf in leaves]
     handler = ours.ArrayHandler(callback=Callback())
     futures = await handler.serialize([jnp.ones(1), jnp.ones(2)], leaves)
-    assert told == [("transferred", ("a",)), ("transferred", ("b",))]
+    # Whether the writes are over by now is up to the threads that write.
+    assert told[:2] == [("transferred", ("a",)), ("transferred", ("b",))]
     for future in futures:
         future.result()
 
-    assert told[2:] == [("written", ("a",)), ("written", ("b",))]
+    assert sorted(told[2:]) == [("written", ("a",)), ("written", ("b",))]
 
 
 async def test_reads_wait_for_bytes_of_the_limiter(tmp_path: Path) -> None:

@@ -17,9 +17,14 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     INTEGRITY,
 )
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, JointLayout, Layout, Opening, opening_of
+from penstock.kernel.protocols.layouts import (
+    FormattedLayout,
+    Layout,
+    Opening,
+    opening_of,
+    process_folder_of,
+)
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
@@ -60,11 +65,7 @@ class ItemsLayoutBase:
         Raises:
             SpecError: If it gives none.
         """
-        if not isinstance(self._base, JointLayout):
-            name = type(self._base).__name__
-            raise SpecError(f"a {name} cannot be written by several processes together")
-
-        return self._base.process_folder(process_index)
+        return process_folder_of(self._base, process_index)
 
     def recognises(self, store: Store, path: str) -> bool:
         return self._base.recognises(store, path)

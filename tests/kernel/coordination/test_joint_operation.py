@@ -93,6 +93,17 @@ class Processes:
         while len(self.errors) < count:
             await self._error_came.wait()
 
+    async def run_and_wake(self, bodies: Mapping[int, Body]) -> None:
+        """Run, and wake the processes that are stopped once two others have failed."""
+
+        async def wake() -> None:
+            await self.wait_errors(2)
+            self.go_on()
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(wake)
+            tasks.start_soon(self.run, bodies)
+
     def go_on(self) -> None:
         for view in self.views:
             view.go_on()
@@ -281,13 +292,7 @@ async def test_one_that_falls_silent_is_named_with_its_stage(who: int) -> None:
         job.views[who].stop()
         await operation.bring(b"part")
 
-    async def wake_afterwards() -> None:
-        await job.wait_errors(2)
-        job.go_on()
-
-    async with create_task_group() as tasks:
-        tasks.start_soon(wake_afterwards)
-        tasks.start_soon(job.run, {who: stop})
+    await job.run_and_wake({who: stop})
 
     assert job.published == []
     for error in job.errors.values():
@@ -307,13 +312,7 @@ async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes
         await operation.decide()
         job.published.append(b"wrong")
 
-    async def wake_afterwards() -> None:
-        await job.wait_errors(2)
-        job.go_on()
-
-    async with create_task_group() as tasks:
-        tasks.start_soon(wake_afterwards)
-        tasks.start_soon(job.run, {0: stop})
+    await job.run_and_wake({0: stop})
 
     assert job.published == []
     for index in (1, 2):
@@ -336,13 +335,7 @@ async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
         job.published.append(b"right")
         await operation.tell_published()
 
-    async def wake_afterwards() -> None:
-        await job.wait_errors(2)
-        job.go_on()
-
-    async with create_task_group() as tasks:
-        tasks.start_soon(wake_afterwards)
-        tasks.start_soon(job.run, {0: stop})
+    await job.run_and_wake({0: stop})
 
     assert set(job.errors) == {1, 2}
     for error in job.errors.values():
