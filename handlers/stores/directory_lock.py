@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("DirectoryHold", "DirectoryHolds", "Flock", "system_flock")
+__all__ = ("DirectoryHold", "DirectoryHolds", "Flock", "first_name", "system_flock")
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ system_flock: Final[Flock] = fcntl.flock
 # Some network file systems have no such lock. A file with the holder's name takes its place there.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
-_BESIDE: Final = "-new"
+_NOT_HELD: Final = "-new"
 """Behind the name of a directory that is made and not held yet."""
 
 _BUILT: Final = ".orbax-checkpoint-tmp"
@@ -177,6 +177,11 @@ class DirectoryHolds:
             hold.give_up_spare()
 
 
+def first_name(path: str) -> str:
+    """Return the name under which a directory lies until it is held and has the name `path`."""
+    return path + _NOT_HELD
+
+
 def _make_held(path: str, flock: Flock) -> DirectoryHold:
     """Make it under another name, hold it, and then rename it.
 
@@ -186,7 +191,7 @@ def _make_held(path: str, flock: Flock) -> DirectoryHold:
     Where the file system cannot rename to a free name alone, it is made first and held then; who finds it in
     between may take it, and this call is refused.
     """
-    beside = path + _BESIDE
+    beside = first_name(path)
     hold = _hold_beside(beside, path, flock)
     is_ours = False
     try:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
+from penstock.handlers.stores.directory_lock import first_name
 from penstock.testing.volatile_disk import (
     Content,
     Effect,
@@ -87,9 +88,18 @@ class RecordedDisk:
     # What was done
 
     def made_held(self, path: str) -> Iterator[Effect]:
-        """The directory at `path` was made, and its missing parents, durably; its own name is not synced."""
+        """The directory at `path` was made under another name, held and renamed.
+
+        Its missing parents are durable; neither of its names is synced.
+        """
         yield from self.made_directories(os.path.dirname(path))
-        yield Names((self._entry(path, self.new_node(is_directory=True)),))
+        made = first_name(path)
+        if self.find(made) is None:
+            yield Names((self._entry(made, self.new_node(is_directory=True)),))
+
+        yield from self._emptied(made)  # one that a loss left there is used
+
+        yield from self.moved(made, path)
 
     def made_directories(self, path: str) -> Iterator[Effect]:
         """The directory at `path` was made, and its missing parents, durably."""
@@ -156,8 +166,7 @@ class RecordedDisk:
         node = self.find(path)
         if node is not None:
             if node.is_directory:
-                for name in sorted(self._disk.names(node)):
-                    yield from self.removed(os.path.join(path, name))
+                yield from self._emptied(path)
 
             yield Names((self._entry(path, None),))
 
@@ -193,6 +202,10 @@ class RecordedDisk:
     def new_node(self, *, is_directory: bool = False) -> Node:
         """Return a file or directory that has no name yet."""
         return Node(next(self._numbers), is_directory)
+
+    def _emptied(self, path: str) -> Iterator[Effect]:
+        for name in sorted(self._disk.names(self.there(path))):
+            yield from self.removed(os.path.join(path, name))
 
     def _appeared(self, path: Path, directory: Node, seen: dict[tuple[int, int], Node]) -> Iterator[Effect]:
         """What others wrote into a directory. Files of two names are recognised by `seen`, by inode."""
