@@ -32,18 +32,46 @@ class Touch:
         path: What it is about, for errors.
     """
 
-    __slots__ = ("_job", "_judge", "_keys", "_path", "_scope", "decided", "ended_by", "stage", "verdict")
+    __slots__ = (
+        "_job",
+        "_judge",
+        "_keys",
+        "_own_beat",
+        "_path",
+        "_scope",
+        "decided",
+        "ended_by",
+        "is_closed",
+        "stage",
+        "verdict",
+    )
 
     def __init__(self, job: Job, keys: OperationKeys, path: str) -> None:
         self._job = job
         self._keys = keys
+        self._own_beat = keys.each("at", job.index)
         self._path = path
         self._scope = CancelScope()
         self._judge = SilenceJudge(job.limits.silence_s * (1.0 if job.is_primary else LATER))
         self.stage = "join"  #: where this process is
+        self.is_closed = False  #: whether all have come, and nobody can join any more
         self.verdict: Verdict | None = None  #: the one that holds, once it is known here
         self.decided = Event()  #: set once it is known to be a commit
         self.ended_by: PenstockError | None = None  #: what a task beside the body has to say
+
+    async def come(self) -> bool:
+        """Say for the first time that this process is here; return whether it was not here before.
+
+        Not by what this object knows: an earlier Checkpointer of the process may have been here.
+
+        Cancellation:
+            Not before the service has answered, or `JobLimits.call_s` has passed.
+        """
+        job, came = self._job, False
+        with CancelScope(shield=True), move_on_after(job.limits.call_s):
+            came = await job.calls.put(self._own_beat, Heartbeat(1, self.stage).encoded())
+
+        return came
 
     def start(self, tasks: TaskGroup) -> None:
         """Begin. Whatever goes wrong cancels `tasks` and is in `ended_by`."""
@@ -114,15 +142,21 @@ class Touch:
         n_left = await job.calls.count(self._keys.left)
         if failed and not job.is_primary and n_left == job.count - 1:
             await job.calls.put(self._keys.here("left"), b"1")
-        if n_left == job.count:
-            await self._forget(self._keys)
+        if n_left == job.count and (job.is_primary or self.is_closed):
+            await self._forget(self._keys.identity)
         elif job.is_primary:
             job.ended.append(self._keys.identity)
             if len(job.ended) > MOST_OUTCOMES:
-                await self._forget(OperationKeys(job.ended.popleft()))
+                await self._forget(job.ended.popleft())
 
-    async def _forget(self, keys: OperationKeys) -> None:
-        await self._job.calls.delete(keys.all)
+    async def _forget(self, identity: str) -> None:
+        """Delete all keys of an operation. If it can still be joined, which the primary knows, not any more."""
+        job = self._job
+        for key in [key for key, value in job.open.items() if value == identity]:
+            await job.calls.delete(key)
+            del job.open[key]
+
+        await job.calls.delete(OperationKeys(identity).all)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -134,12 +168,12 @@ class Touch:
             self._scope.cancel()
 
     async def _beat(self) -> None:
-        """Say again and again where this process is."""
-        job, key, count = self._job, self._keys.each("at", self._job.index), 0
+        """Say again and again where this process is. `come` said it first."""
+        job, count = self._job, 1
         while True:
-            count += 1
-            await job.calls.put(key, Heartbeat(count, self.stage).encoded(), replace=True)
             await sleep(job.limits.beat_s)
+            count += 1
+            await job.calls.put(self._own_beat, Heartbeat(count, self.stage).encoded(), replace=True)
 
     async def _watch(self) -> None:
         """Wait for a verdict, and raise it if it is no commit."""
