@@ -99,8 +99,7 @@ class JointOperation:
             raise
 
         # Raised here, outside any `except` block, so that no exception group becomes its context.
-        failure = failure or self._touch.ended_by
-        await self._touch.end(failure)
+        failure = await self._touch.end(failure or self._touch.ended_by)
         if failure is not None:
             try:
                 raise failure

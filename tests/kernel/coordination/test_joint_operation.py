@@ -327,6 +327,31 @@ async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes
 
 
 @pytest.mark.slow  # silence takes its time
+async def test_a_primary_that_falls_silent_with_the_service_may_still_publish() -> None:
+    job = Processes(3, SHORT)
+
+    async def stop(operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        operation.at("write")
+        await operation.begin("/run/place")
+        at = f"penstock/{operation.identity}/at/"
+        while b"write" not in job.service.under(at)["0"]:
+            await checkpoint()  # until a heartbeat has said so
+
+        for view in job.views:
+            view.stop()
+
+        await operation.parts()
+
+    await job.run_and_wake({0: stop})
+
+    for index in (1, 2):
+        error = job.errors[index]
+        assert isinstance(error, OutcomeUnknownError)
+        assert (error.processes, error.peer_stage) == ((0,), "write")
+
+
+@pytest.mark.slow  # silence takes its time
 async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
     job = Processes(3, SHORT)
 
