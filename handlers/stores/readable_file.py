@@ -21,9 +21,8 @@ from penstock.kernel.errors import TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
 
 WINDOW = 16 * 2**20  #: bytes that are read either directly or buffered; a direct read is one call for all
-SUMMED = (
-    2 * 2**20
-)  #: bytes read at a time from the page cache to be summed: a huge page, and the caches hold it
+SUMMED = 2 * 2**20
+"""Bytes that are read at a time from the page cache to be summed: a huge page, and the caches hold it."""
 
 
 @final
