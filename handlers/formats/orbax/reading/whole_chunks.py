@@ -99,11 +99,14 @@ def whole_parts(
     ends = np.cumsum(counts[stored])
     sizes = np.repeat(_chunk_nbytes(leaves, chosen[stored]), counts[stored])
     sums = _recorded_sums(index, recorded, rows, sizes)
-    places = [column.tolist() for column in (index.ids[rows], index.offsets[rows], sizes, sums)]
-    chunks = list(zip(*places, strict=True))
+    columns: list[list[int]] = [
+        column.tolist() for column in (index.ids[rows], index.offsets[rows], sizes, sums)
+    ]
+    chunks = list(zip(*columns, strict=True))
     known = np.flatnonzero(np.logical_and.reduceat(sums >= 0, ends - counts[stored]))
     grids: dict[int, list[tuple[int, ...]]] = {}  # by the identity of the format, which many leaves share
-    for at, end in zip(stored[known].tolist(), ends[known].tolist(), strict=True):
+    there: list[tuple[int, int]] = list(zip(stored[known].tolist(), ends[known].tolist(), strict=True))
+    for at, end in there:
         form = leaves.table.formats[numbers[at]]
         assert form is not None, "it has rows"
         if id(form) not in grids:
