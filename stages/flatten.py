@@ -110,7 +110,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     """Check the destination; describe every leaf that an earlier save of the same tree did not."""
     run.workspace.check_now()
     tree = message.take()
-    infos, values, _ = run.shared.of(StructureCache).flatten(tree)
+    infos, values, _ = run.shared.of(StructureCache).flatten(tree, run.process)
     if isinstance(run.layout, FormattedLayout) and run.layout.save_format.rich_types:
         infos = run.shared.of(NodeTypes).of(tree, infos)
 

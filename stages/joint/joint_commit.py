@@ -17,7 +17,8 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.arrived_leaves import arrived_leaves, check_all_there
 from penstock.stages.common.document_writing import write_documents
 from penstock.stages.common.planned_leaves import plan_of
-from penstock.stages.joint.part_columns import decoded_part, encoded_part
+from penstock.stages.joint.own_leaves import encoded_own, joined, numbers_told
+from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 
 MOST_INLINE: Final = 16 * 1024
 """Bytes of a part that go by the coordination service, which is made for small values. Others are a file."""
@@ -70,7 +71,8 @@ class JointCommitter:
         for directory in sorted({os.path.dirname(file) for file in files}):
             run.store.sync_directory(run.workspace.path(directory))
 
-        data = encoded_part(leaves.specs, self._batches)
+        own = encoded_own(plan, leaves.specs)
+        data = encoded_part(leaves.specs, self._batches, numbers_told(plan) if own else None, own)
         if len(data) <= MOST_INLINE:
             return INLINE + data
 
@@ -86,9 +88,14 @@ class JointCommitter:
 
     def _write(self, specs: Sequence[LeafSpec], plan: SavePlan, parts: Mapping[int, bytes]) -> int:
         run = self._run
-        for index, part in parts.items():
-            self._batches.append(decoded_part(specs, self._content(index, part)))
+        told = {index: decoded_part(self._content(index, part)) for index, part in parts.items()}
+        with reading_part():
+            all_leaves = joined(plan, specs, {index: part.own for index, part in told.items()}, run.registry)
 
+        plan, specs = all_leaves.plan, all_leaves.specs
+        self._batches += [
+            written_by(specs, part, all_leaves.places.get(index)) for index, part in told.items()
+        ]
         if any(part == IN_FILE for part in parts.values()):
             run.store.remove_tree(run.workspace.path(PARTS_FOLDER))
 

@@ -28,11 +28,12 @@ from penstock.stages.planning.joined_memory import join_memory
 from penstock.stages.planning.leaf_reads import in_parts, plan_reads
 from penstock.stages.planning.leaf_sources import ABSENT, Input, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves
+from penstock.stages.planning.own_values import NOTHING_OWN, find_own
 from penstock.stages.planning.pack_selection import Wanted, make_packs
 from penstock.stages.planning.result_size import ResultBytes, check_expansion
 from penstock.stages.planning.stored_columns import StoredInfos, spec_column
 from penstock.stages.planning.value_conversion import maker
-from penstock.stages.pytree.flattening import nest, nest_columns
+from penstock.stages.pytree.flattening import flatten_tree, nest, nest_columns
 from penstock.stages.pytree.structure_cache import StructureCache
 
 SHOWN_IN_EVENT: Final = 20
@@ -68,11 +69,20 @@ def plan_restore(
     options.check_target(has_like=located.has_like)
     target: TargetLeaves | None = None
     treedef: Any = None
+    own = NOTHING_OWN
     if located.has_like:
-        infos, values, treedef = run.shared.of(StructureCache).flatten(located.like)
+        infos, values, treedef = run.shared.of(StructureCache).flatten(located.like, run.process)
+        own = find_own(checkpoint.leaves, located.like, infos, run.process)
+        if own.whole:
+            found, treedef = flatten_tree(located.like, "", run.process, own.whole)
+            infos, values = [leaf.info for leaf in found], [leaf.value for leaf in found]
+
         target = TargetLeaves(infos, values)
 
-    matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, located.only)
+    if own.differences:
+        raise StructureMismatchError(checkpoint.path, own.differences)
+
+    matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, located.only, own)
     if target is None:
         check_expansion(run.store, checkpoint, matching.rows, max_expansion)
 

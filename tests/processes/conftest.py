@@ -21,6 +21,8 @@ CASES = (
     "saves_large_arrays",
     "reads_what_its_devices_hold",
     "what_is_replicated_is_divided",
+    "each_keeps_its_own",
+    "what_is_of_one_process_is_checked",
     "one_is_stopped_and_wakes",
     "one_dies_in_the_middle",
 )
