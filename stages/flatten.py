@@ -24,7 +24,8 @@ from penstock.stages.pytree.description_cache import SavedTrees
 from penstock.stages.pytree.node_types import NodeTypes
 from penstock.stages.pytree.save_args import each_leaf
 from penstock.stages.pytree.structure_cache import StructureCache
-from penstock.stages.reuse.incremental import set_aside, take_digests
+from penstock.stages.reuse.incremental import set_aside
+from penstock.stages.reuse.leaf_digests import take_digests
 from penstock.stages.reuse.value_cache import references_to
 
 

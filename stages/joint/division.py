@@ -20,7 +20,7 @@ from penstock.kernel.protocols.leaf_handlers import GlobalHandler
 from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.joint.own_leaves import places_of_own
 from penstock.stages.joint.plan_digest import described_plan, digest_of_plan
-from penstock.stages.reuse.incremental import take_digests
+from penstock.stages.reuse.leaf_digests import take_digests
 
 
 async def divided(

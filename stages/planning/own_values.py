@@ -10,7 +10,7 @@ __all__ = ("NOTHING_OWN", "OwnValues", "find_own")
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, cast, final
 
 from jax import tree_util
 
@@ -67,11 +67,12 @@ def find_own(
     functions: dict[KeyPath, Function] = {}
     differences: list[TreeDifference] = []
     whole: set[int] = set()
-    for path, node in _jax.tree_flatten_with_path(like, is_leaf=_is_own)[0]:
+    for path, found in _jax.tree_flatten_with_path(like, is_leaf=_is_own)[0]:
         keys = tuple([step(entry)[0] for entry in path])
-        if not isinstance(node, PerProcess) or keys not in odd:
+        if not _is_own(found) or keys not in odd:
             continue
 
+        node = cast("PerProcess[Any]", found)
         whole.add(id(node))
         hidden.update(row for rows in odd[keys].values() for row in rows)
         if node.divide is None:

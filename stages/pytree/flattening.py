@@ -60,9 +60,12 @@ def flatten_tree(
         InvalidLeafError: If a key contains a surrogate, which no document can hold, or a `PerProcess`
             lies within another one.
     """
+
+    def is_whole(node: object) -> bool:
+        return id(node) in whole or is_empty(node)
+
     try:
-        is_leaf = (lambda node: is_empty(node) or id(node) in whole) if whole else is_empty
-        pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_leaf)
+        pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_whole if whole else is_empty)
     except ValueError as error:  # the keys of a dict cannot be sorted
         raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
