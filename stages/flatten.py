@@ -79,14 +79,11 @@ async def _chosen(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves,
     if run.operation is not None:
         from penstock.stages.joint.division import divided  # one process needs nothing of it
 
-        leaves, plan = await divided(run, run.operation, leaves, plan)
-    alone = plan.joint is None  # several processes write every leaf, and record no digest of parts
-    if run.base is not None and not alone:
-        problem = "several processes that save together link nothing"
-        run.events.info("save.not_linked", path=run.path, file=run.base, error=problem)
-    if run.by_digest and alone:
+        return await divided(run, run.operation, leaves, plan)
+
+    if run.by_digest:
         plan = replace(plan, digests=await take_digests(run, leaves))
-    if run.base is not None and alone:
+    if run.base is not None:
         leaves, plan = await set_aside(run, leaves, plan)
         await run.threads.run(check_room, run, leaves, plan)
 

@@ -18,6 +18,7 @@ from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.layouts import process_folder_of
 from penstock.kernel.protocols.leaf_handlers import GlobalHandler
 from penstock.stages.common.codec_rules import AUTO
+from penstock.stages.joint.base_links import find_links
 from penstock.stages.joint.own_leaves import places_of_own
 from penstock.stages.joint.plan_digest import described_plan, digest_of_plan
 from penstock.stages.reuse.leaf_digests import take_digests
@@ -52,13 +53,23 @@ async def divided(
     digest = await run.threads.run(digest_of_plan, plan, found, options_of(run))
     describe = partial(described_plan, plan, found, options_of(run))
     joint = JointPlan(shares=_scaled(shares, leaves, plan), digest=digest, describe=describe, own=tuple(own))
-    kept = leaves.part([at for at, share in enumerate(shares) if share])
-    return kept, replace(plan, joint=joint)
+    kept, plan = leaves.part([at for at, share in enumerate(shares) if share]), replace(plan, joint=joint)
+    if run.by_digest:
+        plan = replace(plan, digests=await take_digests(run, kept))
+    if run.base is not None:
+        kept, plan = await find_links(run, kept, plan)
+
+    return kept, plan
 
 
 def options_of(run: SaveRun) -> Mapping[str, object]:
     """Return what else must be the same in all processes."""
-    return {"path": run.path, "custom_metadata": run.custom_metadata, "base": run.base}
+    return {
+        "path": run.path,
+        "custom_metadata": run.custom_metadata,
+        "base": run.base,
+        "compare": "digest" if run.by_digest else "identity",
+    }
 
 
 def _shares(leaves: Leaves, own: Container[int], is_primary: bool) -> list[int]:

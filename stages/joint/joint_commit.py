@@ -6,6 +6,7 @@ __all__ = ("JointCommitter",)
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from penstock.kernel.errors import CoordinationError
@@ -19,6 +20,7 @@ from penstock.stages.common.document_writing import write_documents
 from penstock.stages.common.planned_leaves import plan_of
 from penstock.stages.joint.own_leaves import encoded_own, joined, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
+from penstock.stages.reuse.leaf_digests import digest_name
 
 MOST_INLINE: Final = 16 * 1024
 """Bytes of a part that go by the coordination service, which is made for small values. Others are a file."""
@@ -53,6 +55,9 @@ class JointCommitter:
         operation.at("commit")
         plan = plan_of(self._batches)
         nbytes = sum([batch.nbytes for batch in self._batches])
+        nbytes_kept = 0 if plan.kept is None else plan.kept.nbytes
+        if plan.kept is not None:
+            self._batches.append(plan.kept)
         if operation.is_primary:
             n_files = await self._merge(plan)
         else:
@@ -61,7 +66,7 @@ class JointCommitter:
             n_files = 0
 
         operation.at("publish")
-        yield Committed(len(plan.infos), nbytes, n_files, references=plan.references)
+        yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)
 
     def _part(self, plan: SavePlan) -> bytes:
         """Check what this process wrote, make the names of its files durable, and encode where all lies."""
@@ -72,7 +77,9 @@ class JointCommitter:
             run.store.sync_directory(run.workspace.path(directory))
 
         own = encoded_own(plan, leaves.specs)
-        data = encoded_part(leaves.specs, self._batches, numbers_told(plan) if own else None, own)
+        data = encoded_part(
+            leaves.specs, self._batches, numbers_told(plan) if own else None, own, _named(run, plan)
+        )
         if len(data) <= MOST_INLINE:
             return INLINE + data
 
@@ -92,7 +99,11 @@ class JointCommitter:
         with reading_part():
             all_leaves = joined(plan, specs, {index: part.own for index, part in told.items()}, run.registry)
 
-        plan, specs = all_leaves.plan, all_leaves.specs
+        specs, digests = all_leaves.specs, dict(_named(run, plan))
+        for part in told.values():
+            digests.update(part.digests)
+
+        plan = replace(all_leaves.plan, digests=digests)
         self._batches += [
             written_by(specs, part, all_leaves.places.get(index)) for index, part in told.items()
         ]
@@ -110,6 +121,11 @@ class JointCommitter:
             return self._run.store.read_file(self._run.workspace.path(_part_file(index)))
 
         raise CoordinationError(f"{part[:80]!r} is no part: do all processes run one penstock?")
+
+
+def _named(run: SaveRun, plan: SavePlan) -> Mapping[str, bytes]:
+    """Return the digests of what this process writes, by the names they are recorded under."""
+    return {digest_name(run, name): digest for name, digest in plan.digests.items()}
 
 
 def _part_file(index: int) -> str:

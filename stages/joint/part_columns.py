@@ -5,9 +5,10 @@ from __future__ import annotations
 __all__ = ("Part", "decoded_part", "encoded_part", "reading_part", "written_by")
 
 import zlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, final
 
 import msgpack
@@ -30,6 +31,7 @@ class Part:
     files: Sequence[str]  #: relative to the checkpoint directory
     table: npt.NDArray[np.int64]  #: a row for each of `COLUMNS`
     own: Sequence[Any]  #: of the leaves that it alone has; see `encoded_own`
+    digests: Mapping[str, bytes]  #: of what it wrote of leaves, by the names to record them under
 
 
 def encoded_part(
@@ -37,6 +39,7 @@ def encoded_part(
     batches: Iterable[WrittenBatch],
     numbers: Sequence[int] | npt.NDArray[np.int64] | None = None,
     own: Sequence[Any] = (),
+    digests: Mapping[str, bytes] = MappingProxyType({}),
 ) -> bytes:
     """Encode where everything of some batches lies.
 
@@ -47,6 +50,7 @@ def encoded_part(
         batches: What was written.
         numbers: By which each leaf is told of; by default its place.
         own: Told beside it: of the leaves that this process alone has.
+        digests: Told beside it: of what this process wrote of leaves, by the names to record them under.
     """
     grids: dict[int, tuple[int, ...]] = {}
     files: dict[str, int] = {}
@@ -72,7 +76,7 @@ def encoded_part(
 
     table = np.array(sorted(rows), np.int64).reshape(-1, len(COLUMNS))
     columns = [np.diff(column, prepend=0).astype("<i8").tobytes() for column in table.T]
-    told = {"files": list(files), "columns": columns, "own": own}
+    told = {"files": list(files), "columns": columns, "own": own, "digests": dict(digests)}
     return zlib.compress(msgpack.packb(told, unicode_errors="surrogatepass"), 1)
 
 
@@ -85,7 +89,7 @@ def decoded_part(data: bytes) -> Part:
     with reading_part():
         unpacked: Any = msgpack.unpackb(zlib.decompress(data), unicode_errors="surrogatepass")
         table = np.array([_summed(column) for column in unpacked["columns"]])
-        return Part(list(unpacked["files"]), table, list(unpacked["own"]))
+        return Part(list(unpacked["files"]), table, list(unpacked["own"]), dict(unpacked["digests"]))
 
 
 def written_by(

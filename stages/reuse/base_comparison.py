@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import References, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, process_folder_of
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.written import Written
 from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.planning.stored_columns import key_columns, spec_column
+from penstock.stages.reuse.leaf_digests import digest_name
 from penstock.stages.reuse.value_cache import KnownValues
 
 
@@ -47,7 +48,7 @@ def compare(
 
     checkpoint, key = _open(run, base)
     if run.by_digest:
-        unchanged = _same_digest(leaves, plan, checkpoint)
+        unchanged = _same_digest(run, leaves, plan, checkpoint)
     else:
         unchanged = list(_same_objects(leaves, plan, known.get(key, {})))
 
@@ -83,12 +84,21 @@ def _stored(
             alike[both] = _alike(now, before[row])
         if alike[both]:
             there = [part.of_leaf(index) for part in checkpoint.parts(checkpoint.leaves[row])]
+            if run.operation is not None:
+                there = _written_here(leaves[at], there)
             if there and lies_right.all_of(at, there):
                 chosen.append(at)
                 parts.append(there)
 
     found = leaves.part(chosen)
     return Candidates(replace(found, specs=list(map(specs.of, found.specs))), parts)
+
+
+def _written_here(leaf: Leaf, parts: Sequence[Written]) -> list[Written]:
+    """Return the parts of the chunks that this process writes of a leaf; none if any is not there."""
+    here = {plan.chunk for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)}
+    found = [part for part in parts if part.chunk in here]
+    return found if {part.chunk for part in found} == here else []
 
 
 def _alike(now: LeafSpec, then: LeafSpec) -> bool:
@@ -129,6 +139,10 @@ class _Places:
         self._items = run.layout if isinstance(run.layout, ItemsLayout) else None
         self._leaves = leaves
         self._folder = "" if self._layout is None else os.path.dirname(self._layout.data_file())
+        if run.operation is not None:
+            own = process_folder_of(run.layout, run.operation.process_index)
+            self._folder = os.path.join(own, self._folder)
+
         self._folders: dict[str, str] = {}
         self._together: bool | None = None  #: whether all chunks may lie in any data files
 
@@ -196,12 +210,12 @@ def _same_objects(leaves: Leaves, plan: SavePlan, known: References) -> Iterator
             yield at
 
 
-def _same_digest(leaves: Leaves, plan: SavePlan, checkpoint: StoredCheckpoint) -> list[int]:
+def _same_digest(run: SaveRun, leaves: Leaves, plan: SavePlan, checkpoint: StoredCheckpoint) -> list[int]:
     """Return the numbers of the leaves that the base has with the same digest."""
     recorded, names = checkpoint.digests, names_of(plan.infos)
     digests = [plan.digests.get(names[index]) for index in leaves.indices]
     return [
         at
         for at, (index, digest) in enumerate(zip(leaves.indices, digests, strict=True))
-        if digest is not None and digest == recorded.get(names[index])
+        if digest is not None and digest == recorded.get(digest_name(run, names[index]))
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("take_digests",)
+__all__ = ("digest_name", "take_digests")
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -13,8 +13,23 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.stages.common.batching import grouped
 
 
+def digest_name(run: SaveRun, name: str) -> str:
+    """Return the name under which the digest of a leaf is recorded.
+
+    Several processes that save together record one each of what they write of a leaf. It means nothing to
+    another number of processes.
+    """
+    if run.operation is None:
+        return name
+
+    index, count = run.process
+    return f"{name}\0{index}/{count}"  # no stored name contains a NUL
+
+
 async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, bytes]:
     """Return the SHA-256 of every leaf that has bytes, by stored name. Reads every byte.
+
+    If several processes save together, it is that of what this one writes of a leaf.
 
     The bytes that must be copied to the host are leased, up to one piece at a time.
     """

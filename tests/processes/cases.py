@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.processes import failure_cases, format_cases, orbax_cases, own_cases, reading_cases, saving_cases
+from tests.processes import (
+    base_cases,
+    failure_cases,
+    format_cases,
+    orbax_cases,
+    own_cases,
+    reading_cases,
+    saving_cases,
+)
 from tests.processes.job_case import Here
 
-FILES = (saving_cases, format_cases, reading_cases, orbax_cases, own_cases, failure_cases)
+FILES = (saving_cases, format_cases, reading_cases, orbax_cases, own_cases, base_cases, failure_cases)
 
 
 def case(name: str) -> Callable[[Here], Awaitable[Any]]:
