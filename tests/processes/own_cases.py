@@ -11,7 +11,7 @@ from tests.processes.job_case import Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread
 
 from penstock import PerProcess
-from penstock.errors import InvalidLeafError, PlansDifferError, StructureMismatchError
+from penstock.errors import InvalidLeafError, PeerError, StructureMismatchError
 from penstock.kernel.config.save_format import SaveFormat
 
 FORMATS = {
@@ -69,7 +69,7 @@ async def what_is_of_one_process_is_checked(here: Here) -> Any:
         for name, wrong in (("unmarked", unmarked), ("spread", marked)):
             try:
                 await (await opened.save(here.folder / name, wrong))
-            except (PlansDifferError, InvalidLeafError) as error:
+            except (PeerError, InvalidLeafError) as error:  # whoever is first ends it for all
                 told[name] = str(error)
 
             await here.meet(name)

@@ -42,6 +42,7 @@ def test_one_process_reads_the_values_of_all(job: Job, name: str) -> None:
         assert f"only in {rank}" in value
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 def test_orbax_reads_the_values_of_all(job: Job) -> None:
     path = saved(job)
     values = {f"process_{rank}-of-{job.count}": {"buffer": 0, "position": 0} for rank in range(job.count)}
