@@ -74,7 +74,7 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here, o
 	failed=; for version in $(HERE); do \
 	  echo "Python $$version:"; \
 	  { $(MAKE) --no-print-directory .venv-$$version/.installed \
-	    && PENSTOCK_TESTS_ON_DISK=1 .venv-$$version/bin/python -m pytest -n $(WORKERS) -m "not slow"; } || failed="$$failed $$version"; \
+	    && PENSTOCK_TESTS_ON_DISK=1 PENSTOCK_TESTS_DEBUG=1 .venv-$$version/bin/python -m pytest -n $(WORKERS) -m "not slow"; } || failed="$$failed $$version"; \
 	done; \
 	echo "not here: $(or $(filter-out $(HERE),$(VERSIONS)),none)"; \
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \

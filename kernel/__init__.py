@@ -86,6 +86,7 @@ __all__ = (
     "PackingHandler",
     "ParamInfo",
     "PartsHandler",
+    "PassesOn",
     "Piece",
     "PiecePlan",
     "Pipeline",
@@ -204,6 +205,7 @@ if TYPE_CHECKING:
         Finishing,
         FunctionStage,
         Messages,
+        PassesOn,
         Stage,
     )
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
@@ -315,7 +317,7 @@ else:
             "penstock.kernel.pipeline.runner": ("PipelineResult", "run_pipeline"),
             "penstock.kernel.pipeline.stage": (
                 "Actor", "ChangesLeaves", "Concurrent", "DeclaresMessages", "Finishing", "FunctionStage",
-                "Messages", "Stage",
+                "Messages", "PassesOn", "Stage",
             ),
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.kernel.plugins.stage_registry": ("StageRegistry",),

@@ -60,6 +60,9 @@ async def _agree(run: SaveRun, batch: StagedBatch) -> None:
     if isinstance(workspace, JoinedWorkspace):
         workspace.enter(await operation.wait_begun(joint.digest, joint.describe))
     else:
+        workspace.build_below(
+            operation.identity
+        )  # one that sleeps until the next save cannot write into that
         await workspace.open()
         await operation.begin(workspace.path(""))
 

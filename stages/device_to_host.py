@@ -6,18 +6,18 @@ __all__ = ("DeviceToHost",)
 
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, ClassVar, TypeAlias, cast, final
+from typing import Any, ClassVar, cast, final
 
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChangedLeafError
-from penstock.kernel.memory.buffers import give_back_freed_memory, in_memory_of_its_own
+from penstock.kernel.memory.buffers import give_back_freed_memory
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
-from penstock.kernel.messages.save import LeafBatch, Pack, Piece, SavePlan, StagedBatch
+from penstock.kernel.messages.save import LeafBatch, Pack, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
@@ -28,15 +28,17 @@ from penstock.kernel.protocols.leaf_handlers import (
     ChunkingHandler,
     LeafHandler,
 )
-from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import cuts
-from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.common.files_handlers import by_folder, save_by_handler
+from penstock.stages.common.piece_groups import (
+    OutputRoom,
+    PieceGroup,
+    piece_groups,
+    plan_pieces,
+    take_pieces,
+)
 from penstock.stages.common.planned_leaves import described
-
-_Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
-"""A leaf without its value, one of its pieces (None if it has none), and whether it is the last."""
 
 PACKED_BELOW = 64 * 1024  # for a larger chunk the cost of its own piece is negligible
 PACKED_TOGETHER_BELOW = 16 * PACKED_BELOW  # for a leaf in several chunks: they are copied
@@ -97,7 +99,7 @@ class _Stager:
             changed = [leaf for leaf in batch.leaves if not leaf.is_described]
             await threads.run(_check_changed, changed)
 
-        room = _Room(plan)
+        room = OutputRoom(plan)
         small, rest = self._divide(columns, room)
         sizes = columns.sizes
         for start, stop in cuts([sizes[at] for at in small], self._most):
@@ -105,14 +107,16 @@ class _Stager:
             yield replace(await self._stage_pack(pack, room, prioritised=prioritised), plan=plan)
 
         if rest:
-            free, planned = await threads.run(_plan, columns.part(rest), self._most, room)
+            free, planned = await threads.run(plan_pieces, columns.part(rest), self._most, room)
             if free is not None:
                 yield replace(free, plan=plan)
 
-            for group in _groups(planned, self._most):
-                yield replace(await self._stage_group(group, prioritised=prioritised), plan=plan)
+            groups = piece_groups(planned, self._most)
+            async with aclosing(self._stage_groups(groups, prioritised=prioritised)) as staging:
+                async for staged in staging:
+                    yield replace(staged, plan=plan)
 
-    def _divide(self, leaves: Leaves, room: _Room) -> tuple[list[int], list[int]]:
+    def _divide(self, leaves: Leaves, room: OutputRoom) -> tuple[list[int], list[int]]:
         """Choose what is packed, leaves of whole cache lines first, so that each begins on a cache line.
 
         A mapped restore uses such arrays in place. Of the others, those large enough to be worth it go alone.
@@ -154,7 +158,7 @@ class _Stager:
 
         return is_odd if isinstance(handler, ChunkBuffersHandler) else None
 
-    async def _stage_pack(self, leaves: Leaves, room: _Room, *, prioritised: bool) -> StagedBatch:
+    async def _stage_pack(self, leaves: Leaves, room: OutputRoom, *, prioritised: bool) -> StagedBatch:
         cost = sum(leaves.sizes)
         if room.changes_any:
             cost += sum(map(room.of, leaves.indices, leaves.specs))
@@ -166,14 +170,37 @@ class _Stager:
 
         return StagedBatch(pack.leaves, packs=(pack,), staged=lease)
 
-    async def _stage_group(self, group: list[_Planned], *, prioritised: bool) -> StagedBatch:
-        cost = sum(plan.cost for _, plan, _ in group if plan is not None)
-        key_path = group[0][0].info.key_path
-        lease = await self._run.lease(cost, key_path, prioritised=prioritised) if cost else None
-        with releasing(lease):
-            pieces = await self._thread.run(_take, group, isinstance(self._thread, OneThread))
+    async def _stage_groups(
+        self, groups: Iterator[PieceGroup], *, prioritised: bool
+    ) -> AsyncGenerator[StagedBatch]:
+        """Copy one group after another; the copies of the next begin first, if there is room for them.
 
-        return StagedBatch(tuple(leaf for leaf, _, last in group if last), pieces, staged=lease)
+        So devices do not wait while a group is leased, taken and passed on.
+        """
+        tight = isinstance(self._thread, OneThread)
+        lease: ByteLease | None = None
+        begun = False
+        group = next(groups, None)
+        while group is not None:
+            if group.cost and not begun:
+                lease = await self._run.lease(group.cost, group.key_path, prioritised=prioritised)
+
+            following = next(groups, None)
+            with releasing(self._lease_ahead(following)) as ahead:
+                with releasing(lease):
+                    after = None if ahead is None else following
+                    pieces = await self._thread.run(take_pieces, group, begun, after, tight)
+
+                yield StagedBatch(group.leaves, pieces, staged=lease)
+
+            group, lease, begun = following, ahead, ahead is not None
+
+    def _lease_ahead(self, group: PieceGroup | None) -> ByteLease | None:
+        """Lease the bytes of a group that can begin early. Never waits: the group before it holds bytes."""
+        if group is None or not group.can_begin:
+            return None
+
+        return self._run.memory.acquire_nowait(group.cost, flow=self._run.flow)
 
     async def _stage_by_handler(
         self, leaves: tuple[Leaf, ...], handler: FilesHandler, folder: str, *, prioritised: bool
@@ -203,10 +230,10 @@ def _check_changed(leaves: Sequence[Leaf]) -> None:
 
 
 @contextmanager
-def releasing(lease: ByteLease | None) -> Generator[None]:
-    """Release the lease if the block fails; otherwise the block passes it on."""
+def releasing(lease: ByteLease | None) -> Generator[ByteLease | None]:
+    """Release the lease if the block fails or is left; otherwise the block passes it on."""
     try:
-        yield
+        yield lease
     except BaseException:
         if lease is not None:
             lease.release()
@@ -263,124 +290,3 @@ def _copied(leaves: Sequence[Leaf]) -> list[bytes]:
             plan.begin()
 
     return [b"".join([plan.take() for plan in of_leaf]) for of_leaf in plans]
-
-
-@final
-class _Room:
-    """Bytes for the output of later stages, leased together with those of the leaf."""
-
-    __slots__ = ("_plan", "_planned")
-
-    def __init__(self, plan: SavePlan | None) -> None:
-        self._planned = plan
-        self._plan = None if plan is None or not plan.changes else plan
-
-    @property
-    def changes_any(self) -> bool:
-        """Whether a later stage changes any leaf."""
-        return self._plan is not None
-
-    @property
-    def divides(self) -> bool:
-        """Whether other processes write parts of leaves."""
-        return self._planned is not None and self._planned.joint is not None
-
-    def goes_alone(self, index: int, spec: LeafSpec) -> bool:
-        """Whether a leaf cannot be packed: a stage encodes it, or this process writes only a part of it."""
-        plan = self._planned
-        if plan is None or plan.joint is None:
-            return self.is_coded(index, spec)
-
-        return plan.joint.shares[index] != plan.specs[index].nbytes or self.is_coded(index, spec)
-
-    def of(self, index: int, spec: LeafSpec, nbytes: int | None = None) -> int:
-        """Length after later stages of a leaf, or of a part with `nbytes`; 0 if no stage changes it."""
-        if self._plan is None or index not in self._plan.changes or not spec.nbytes:
-            return 0
-
-        after = self._plan.specs[index]
-        part = spec.nbytes if nbytes is None else nbytes
-        room = -(-after.nbytes * part // spec.nbytes)
-        return room if after.codec is None else encoding_room(room)
-
-    def is_coded(self, index: int, spec: LeafSpec) -> bool:
-        """Whether a leaf has a codec or gets one in a later stage: then its chunks travel whole."""
-        if spec.codec is not None or self._plan is None:
-            return spec.codec is not None
-
-        return self._plan.specs[index].codec is not None
-
-
-def _plan(leaves: Leaves, piece_bytes: int, room: _Room) -> tuple[StagedBatch | None, list[_Planned]]:
-    """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
-
-    Returns:
-        The pieces of the leaves that cost nothing, taken at once; and what is to be leased and taken.
-    """
-    free: list[_Planned] = []
-    planned: list[_Planned] = []
-    for leaf in leaves:
-        plans = list(_pieces(leaf, piece_bytes, room))
-        staged = leaf.without_value()
-        chosen = planned if any(plan.cost for plan in plans) else free
-        for at, plan in enumerate(plans, start=1):
-            chosen.append((staged, plan, at == len(plans)))
-
-        if not plans:
-            chosen.append((staged, None, True))
-
-    if not free:
-        return None, planned
-
-    return StagedBatch(tuple([leaf for leaf, _, last in free if last]), _take(free)), planned
-
-
-def _pieces(leaf: Leaf, piece_bytes: int, room: _Room) -> Iterator[PiecePlan]:
-    """Plan the pieces of a leaf. A chunk with a codec is one piece, leased together with its output.
-
-    If encoding leased its own bytes, staged pieces behind it could hold the whole budget: a deadlock.
-    """
-    spec = leaf.spec
-    if not room.is_coded(leaf.index, spec):
-        for plan in leaf.handler.pieces(leaf, piece_bytes):
-            extra = room.of(leaf.index, spec, plan.nbytes)
-            yield replace(plan, cost=plan.cost + extra) if extra else plan
-
-        return
-
-    for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
-        encoded = 0 if spec.codec is None else encoding_room(plan.nbytes)
-        yield replace(plan, cost=plan.cost + encoded + room.of(leaf.index, spec, plan.nbytes))
-
-
-def _groups(planned: list[_Planned], piece_bytes: int) -> Iterator[list[_Planned]]:
-    """Yield groups that are leased and copied together; pieces without cost weigh nothing."""
-    group: list[_Planned] = []
-    total = 0
-    for entry in planned:
-        cost = entry[1].cost if entry[1] is not None else 0
-        if group and cost and total + cost > piece_bytes:
-            yield group
-            group, total = [], 0
-
-        group.append(entry)
-        total += cost
-
-    if group:
-        yield group
-
-
-def _take(group: list[_Planned], tight: bool = False) -> tuple[Piece, ...]:
-    for _, plan, _ in group:  # copies from several devices overlap
-        if plan is not None and plan.begin is not None:
-            plan.begin()
-
-    return tuple([_piece(leaf, plan, tight) for leaf, plan, _ in group if plan is not None])
-
-
-def _piece(leaf: Leaf, plan: PiecePlan, tight: bool) -> Piece:
-    data = plan.take()
-    if tight and plan.cost:
-        data = in_memory_of_its_own(data)
-
-    return Piece(leaf, plan.chunk, plan.start, data, plan.cost)

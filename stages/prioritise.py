@@ -23,8 +23,8 @@ from penstock.stages.common.batching import batched
 class Prioritise:
     """Reorders leaves: the prioritised ones first. Within both groups the order is kept.
 
-    With nothing to prioritise it passes batches on as they come. Otherwise it holds back every leaf
-    until it has seen the last one; a held leaf costs no host bytes.
+    With nothing to prioritise it passes batches on as they come, and the driver leaves it out. Otherwise it
+    holds back every leaf until it has seen the last one; a held leaf costs no host bytes.
 
     Attributes:
         first: Says whether the leaf at a key path, such as `("opt", "0", "mu")`, goes first; or
@@ -37,6 +37,11 @@ class Prioritise:
     }
 
     first: Callable[[KeyPath], bool] | tuple[str, ...] = ()
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether nothing is to be prioritised."""
+        return not self.first
 
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:

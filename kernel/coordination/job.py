@@ -25,7 +25,8 @@ class Job:
     index: int
     count: int
     limits: JobLimits = field(default_factory=JobLimits)
-    joined: dict[str, str] = field(default_factory=dict[str, str])  #: the last operation by its path's digest
+    open: dict[str, str] = field(default_factory=dict[str, str])
+    """The operations of the primary that can still be joined, by the key that says so."""
     ended: deque[str] = field(default_factory=deque[str])  #: whose outcomes the primary still has to forget
 
     @property

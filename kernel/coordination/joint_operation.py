@@ -99,8 +99,7 @@ class JointOperation:
             raise
 
         # Raised here, outside any `except` block, so that no exception group becomes its context.
-        failure = failure or self._touch.ended_by
-        await self._touch.end(failure)
+        failure = await self._touch.end(failure or self._touch.ended_by)
         if failure is not None:
             try:
                 raise failure
@@ -126,6 +125,8 @@ class JointOperation:
 
         plans = await self._others("plan", self._job.limits.join_s)
         await calls.delete(join_key(self._path))
+        self._job.open.pop(join_key(self._path), None)
+        self._touch.is_closed = True
         odd = [index for index, found in plans.items() if found != plan]
         if not odd:
             return
@@ -152,6 +153,8 @@ class JointOperation:
         said = await self._job.calls.wait(self._keys.go, limit_s)
         if said is None:
             raise PeerSilentError({PRIMARY: self._touch.stage_of(PRIMARY)}, limit_s)
+
+        self._touch.is_closed = True
         if said.startswith(GO):
             return said[len(GO) :].decode("utf-8", "surrogateescape")
         if said == COMPARE + plan:
@@ -220,18 +223,26 @@ class JointOperation:
         job, key = self._job, join_key(self._path)
         if job.is_primary:
             self._enter(secrets.token_hex(8))
-            await job.calls.put(key, self.identity.encode(), replace=True)
+            job.open[key] = self.identity
+            with (
+                CancelScope(shield=True),
+                move_on_after(job.limits.call_s),
+            ):  # then `end` tells who has joined
+                await self._touch.come()
+                await job.calls.put(key, self.identity.encode(), replace=True)
+
             return
 
         with move_on_after(job.limits.patience_s):
             while True:
                 found = await job.calls.wait(key, job.limits.patience_s)
-                if found is not None and found.decode() != job.joined.get(key):
+                if found is not None:
                     self._enter(found.decode())
-                    job.joined[key] = self.identity
-                    return
+                    if await self._touch.come():
+                        return
 
-                await sleep(job.limits.beat_s)  # one that failed: the primary has not begun the next
+                # One that failed, which this process has left: the primary has not begun the next.
+                await sleep(job.limits.beat_s)
 
         raise PeerSilentError({PRIMARY: None}, job.limits.patience_s)
 

@@ -8,10 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeVar, final
 
+from anyio import current_time
+
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.coordinator import KeyValues
 
 T = TypeVar("T")
+
+LONGEST_WAIT_S = 10.0
+"""Of one call. A process cannot exit before the threads that it has left behind are back."""
 
 MOST_WAITS = 64
 """Threads of their own: a wait for another process must not keep a save's writes from running."""
@@ -36,8 +41,14 @@ class KeyValueCalls:
         return await self._run(self._service.put, key, value, replace)
 
     async def wait(self, key: str, timeout_s: float) -> bytes | None:
-        """See `KeyValues.wait`."""
-        return await self._run(self._service.wait, key, timeout_s)
+        """See `KeyValues.wait`. Made of several calls if it is long."""
+        end = current_time() + timeout_s
+        while (left_s := end - current_time()) > LONGEST_WAIT_S:
+            found = await self._run(self._service.wait, key, LONGEST_WAIT_S)
+            if found is not None:
+                return found
+
+        return await self._run(self._service.wait, key, max(left_s, 0.0))
 
     async def under(self, prefix: str) -> Mapping[str, bytes]:
         """See `KeyValues.under`."""

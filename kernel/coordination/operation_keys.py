@@ -7,12 +7,12 @@
 | `penstock/<id>/plan_here` | the last to come | all plans are there |
 | `penstock/<id>/go` | the primary | where to write, or that plans differ |
 | `penstock/<id>/tree/<k>` | the primary | its plan in words, in pieces, if they differ |
-| `penstock/<id>/at/<i>` | each, again and again | where process i is |
+| `penstock/<id>/at/<i>` | each, again and again | where process i is; whose key is there has joined already |
 | `penstock/<id>/part/<i>` | all others | what process i wrote, durably |
 | `penstock/<id>/part_here` | the last to come | all parts are there |
 | `penstock/<id>/verdict` | the first to fail, or the primary | how the operation ends |
 | `penstock/<id>/result` | the primary | whether it was published |
-| `penstock/<id>/left` | each | how many have left; the last one deletes all of these |
+| `penstock/<id>/left` | each | how many have left; the last one deletes all of these, if nobody can join |
 | `penstock/<id>/left_here` | the last of the others, after a failure | nobody but the primary is left |
 """
 

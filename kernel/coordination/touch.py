@@ -32,24 +32,51 @@ class Touch:
         path: What it is about, for errors.
     """
 
-    __slots__ = ("_job", "_judge", "_keys", "_path", "_scope", "decided", "ended_by", "stage", "verdict")
+    __slots__ = (
+        "_job",
+        "_judge",
+        "_keys",
+        "_own_beat",
+        "_path",
+        "_scope",
+        "decided",
+        "ended_by",
+        "is_closed",
+        "stage",
+        "verdict",
+    )
 
     def __init__(self, job: Job, keys: OperationKeys, path: str) -> None:
         self._job = job
         self._keys = keys
+        self._own_beat = keys.each("at", job.index)
         self._path = path
         self._scope = CancelScope()
         self._judge = SilenceJudge(job.limits.silence_s * (1.0 if job.is_primary else LATER))
         self.stage = "join"  #: where this process is
+        self.is_closed = False  #: whether all have come, and nobody can join any more
         self.verdict: Verdict | None = None  #: the one that holds, once it is known here
         self.decided = Event()  #: set once it is known to be a commit
         self.ended_by: PenstockError | None = None  #: what a task beside the body has to say
+
+    async def come(self) -> bool:
+        """Say for the first time that this process is here; return whether it was not here before.
+
+        Not by what this object knows: an earlier Checkpointer of the process may have been here.
+
+        Cancellation:
+            Not before the service has answered, or `JobLimits.call_s` has passed.
+        """
+        with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+            return await self._job.calls.put(self._own_beat, Heartbeat(1, self.stage).encoded())
+
+        return False
 
     def start(self, tasks: TaskGroup) -> None:
         """Begin. Whatever goes wrong cancels `tasks` and is in `ended_by`."""
         self._scope = tasks.cancel_scope
         self._judge.look({PRIMARY: Heartbeat(-1, "join")}, current_time())
-        for work in (self._beat, self._watch, self._look_around):
+        for work in (self._beat, self._watch, self._listen, self._look_around):
             tasks.start_soon(self._guarded, work)
 
     def stage_of(self, index: int) -> str | None:
@@ -75,17 +102,24 @@ class Touch:
 
         raise CoordinationError(f"the coordination service did not answer within {job.limits.call_s:g} s")
 
-    async def end(self, error: BaseException | None) -> None:
+    async def end(self, error: BaseException | None) -> BaseException | None:
         """Leave the operation; tell the others that this process ended by `error`. Never raises.
 
         The primary waits until all others have left what failed, since it is about to remove it.
 
+        Returns:
+            What is to be raised: `error`, or `OutcomeUnknownError` if the primary is silent and may still
+            publish, since the verdict against that could not be set.
+
         Cancellation:
             Delivered after three times `JobLimits.call_s` at most.
         """
+        limits = self._job.limits
+        of_primary = isinstance(error, PeerSilentError) and PRIMARY in error.seen and self.verdict is None
         with (
             CancelScope(shield=True),
-            move_on_after(3 * self._job.limits.call_s),
+            # The service mostly lives in the primary, and is silent with it.
+            move_on_after(limits.beat_s / 2 if of_primary else 3 * limits.call_s),
             suppress(CoordinationError),
         ):
             standing = None
@@ -93,6 +127,11 @@ class Touch:
                 standing = await self._tell(verdict_of(error, self._job.index, self.stage))
 
             await self._leave(standing)
+
+        if of_primary and (self.verdict is None or self.verdict.kind == "commit"):
+            return self._unknown("it had heard that it must not publish")
+
+        return error
 
     async def _tell(self, verdict: Verdict) -> Verdict:
         """Tell how this process ended; return the verdict that holds for all."""
@@ -114,15 +153,21 @@ class Touch:
         n_left = await job.calls.count(self._keys.left)
         if failed and not job.is_primary and n_left == job.count - 1:
             await job.calls.put(self._keys.here("left"), b"1")
-        if n_left == job.count:
-            await self._forget(self._keys)
+        if n_left == job.count and (job.is_primary or self.is_closed):
+            await self._forget(self._keys.identity)
         elif job.is_primary:
             job.ended.append(self._keys.identity)
             if len(job.ended) > MOST_OUTCOMES:
-                await self._forget(OperationKeys(job.ended.popleft()))
+                await self._forget(job.ended.popleft())
 
-    async def _forget(self, keys: OperationKeys) -> None:
-        await self._job.calls.delete(keys.all)
+    async def _forget(self, identity: str) -> None:
+        """Delete all keys of an operation, and what says that it is to be joined, if it can be."""
+        job = self._job
+        for key in [key for key, value in job.open.items() if value == identity]:
+            await job.calls.delete(key)
+            del job.open[key]
+
+        await job.calls.delete(OperationKeys(identity).all)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -134,12 +179,12 @@ class Touch:
             self._scope.cancel()
 
     async def _beat(self) -> None:
-        """Say again and again where this process is."""
-        job, key, count = self._job, self._keys.each("at", self._job.index), 0
+        """Say again and again where this process is. `come` said it first."""
+        job, count = self._job, 1
         while True:
-            count += 1
-            await job.calls.put(key, Heartbeat(count, self.stage).encoded(), replace=True)
             await sleep(job.limits.beat_s)
+            count += 1
+            await job.calls.put(self._own_beat, Heartbeat(count, self.stage).encoded(), replace=True)
 
     async def _watch(self) -> None:
         """Wait for a verdict, and raise it if it is no commit."""
@@ -153,23 +198,15 @@ class Touch:
 
         self.decided.set()
 
-    async def _look_around(self) -> None:
-        """Judge who is silent: the primary judges all, the others judge the primary."""
+    async def _listen(self) -> None:
+        """Hear again and again where the others are: the primary hears all, the others the primary."""
         job = self._job
         while True:
             await sleep(job.limits.beat_s)
-            if self.verdict is not None and job.is_primary:
-                return  # what remains is its own to do, and the others may have left
+            if self._is_over:
+                return
 
-            silent = self._judge.look(await self._beats(), current_time())
-            silent.pop(job.index, None)
-            if silent:
-                raise self._of_silence(silent)
-
-    async def _beats(self) -> dict[int, Heartbeat]:
-        job = self._job
-        found: dict[int, Heartbeat] = {}
-        with move_on_after(job.limits.silence_s / 2):  # a service that does not answer is silence, too
+            found: dict[int, Heartbeat] = {}
             if job.is_primary:
                 values = await job.calls.under(self._keys.each("at"))
                 found = {int(index): Heartbeat.decoded(data) for index, data in values.items()}
@@ -177,11 +214,34 @@ class Touch:
                 value = await job.calls.wait(self._keys.each("at", PRIMARY), 0.0)
                 found = {} if value is None else {PRIMARY: Heartbeat.decoded(value)}
 
-        return found
+            self._judge.look(found, current_time())
+
+    async def _look_around(self) -> None:
+        """Judge who is silent. Beside `_listen`, since a service that does not answer is silence, too."""
+        job = self._job
+        while True:
+            await sleep(job.limits.beat_s / 2)
+            if self._is_over:
+                return
+
+            silent = self._judge.look({}, current_time())
+            silent.pop(job.index, None)
+            if silent:
+                raise self._of_silence(silent)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the primary has decided: what remains is its own to do, and the others may have left."""
+        return self.verdict is not None and self._job.is_primary
+
+    def _unknown(self, before: str) -> OutcomeUnknownError:
+        stage = self.stage_of(PRIMARY)
+        after = "after" if self.verdict is not None else "before"
+        return OutcomeUnknownError(self._path, f"process {PRIMARY} fell silent {after} {before}", stage)
 
     def _of_silence(self, silent: dict[int, str | None]) -> PenstockError:
         job = self._job
         if self.verdict is not None:  # a commit, or this would have ended
-            return OutcomeUnknownError(self._path, "the primary fell silent after it had decided to publish")
+            return self._unknown("it had decided to publish")
 
         return PeerSilentError(silent, job.limits.silence_s * (1.0 if job.is_primary else LATER))

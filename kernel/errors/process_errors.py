@@ -88,14 +88,18 @@ class OutcomeUnknownError(PenstockError):
 
     Attributes:
         path: What was to be published.
+        processes: Who fell silent, by index: the primary.
+        peer_stage: The stage in which it was heard of last; None if that is not known.
     """
 
-    def __init__(self, path: str, reason: str) -> None:
+    processes: tuple[int, ...] = (0,)
+
+    def __init__(self, path: str, reason: str, peer_stage: str | None = None) -> None:
         super().__init__(
             f"it is not known whether {path!r} was published: {reason}. "
             "If a checkpoint is there, it is whole; the next save removes what was left behind"
         )
-        self.path, self.reason = path, reason
+        self.path, self.reason, self.peer_stage = path, reason, peer_stage
 
 
 @final

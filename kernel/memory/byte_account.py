@@ -154,6 +154,20 @@ class ByteAccount:
 
         return ByteLease(nbytes, partial(self._give_back, rooms))
 
+    def acquire_nowait(self, nbytes: int, *, flow: str = "") -> ByteLease | None:
+        """Lease `nbytes` if they are free and nobody waits; else return None.
+
+        Whoever holds bytes already may ask for more in this way: it cannot wait for itself.
+        """
+        _refuse_negative(nbytes)
+        rooms = self._rooms(flow)
+        taken = self._waiting or self._prioritised or any(room.leased + nbytes > room.limit for room in rooms)
+        if nbytes and taken:
+            return None
+
+        _take(rooms, nbytes)
+        return ByteLease(nbytes, partial(self._give_back, rooms))
+
     def statistics(self, flow: str | None = None) -> AccountStatistics:
         """Return a snapshot of the whole, or of a flow that is bounded, for tests and for logs."""
         room = self._whole if flow is None else self._bounded[flow]

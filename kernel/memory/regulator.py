@@ -171,6 +171,17 @@ class MemoryRegulator:
             nbytes, prioritised=prioritised, admit_oversize=admit_oversize, flow=flow or ""
         )
 
+    def acquire_nowait(self, nbytes: int, *, flow: Flow | None = None) -> ByteLease | None:
+        """Lease `nbytes` of host memory if they are free and nobody waits; else return None.
+
+        Caches give way to what is leased, as they do to `acquire`.
+        """
+        lease = self._host.acquire_nowait(nbytes, flow=flow or "")
+        if lease is not None:
+            self.free_caches()
+
+        return lease
+
     def free_caches(self, nbytes: int = 0) -> None:
         """Empty caches, as far as they and what is leased, and `nbytes` more, exceed the limit.
 

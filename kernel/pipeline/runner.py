@@ -28,7 +28,7 @@ from penstock.kernel.errors import PenstockError, PipelineError
 from penstock.kernel.messages.statistics import StageMeter, StageStatistics
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.stage import drive, receiving, release_dropped, workers_of
+from penstock.kernel.pipeline.stage import does_nothing, drive, receiving, release_dropped, workers_of
 
 RunT = TypeVar("RunT")
 
@@ -54,7 +54,7 @@ async def run_pipeline(
     """Send `message` through every stage and return the last message that comes out.
 
     Args:
-        pipeline: At least one stage.
+        pipeline: At least one stage. One that `PassesOn` everything is left out, unless it has a milestone.
         run: Given to each stage's `open`.
         message: The first stage's only input; the driver keeps no reference once that stage has it.
         on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
@@ -83,7 +83,7 @@ async def run_pipeline(
     del message  # or this frame would keep a staged tree alive
     outcome = _Outcome()
     slots = zip(pipeline, meters, strict=True)
-    tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
+    tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots if _is_needed(slot)]
     await _run_stages(tasks, inlet, outcome)
 
     # Raised here, outside any `except` block, so that no exception group becomes its context.
@@ -304,6 +304,10 @@ async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) ->
     with receiving(inlet), suppress(EndOfStream):
         while True:
             results.append(await inlet.receive())
+
+
+def _is_needed(slot: Slot[Any]) -> bool:
+    return slot.milestone is not None or not does_nothing(slot.stage)
 
 
 def _workers_of(slot: Slot[Any]) -> int:

@@ -17,8 +17,10 @@ __all__ = (
     "Finishing",
     "FunctionStage",
     "Messages",
+    "PassesOn",
     "Sends",
     "Stage",
+    "does_nothing",
     "drive",
     "receiving",
     "release_dropped",
@@ -96,6 +98,16 @@ class DeclaresMessages(Capability, Protocol):
 
 
 @runtime_checkable
+class PassesOn(Capability, Protocol):
+    """A stage that may have nothing to do. Then the driver leaves it out, which saves turns of the loop."""
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether, with these options, every message leaves as it came. Its figures are then all 0."""
+        ...
+
+
+@runtime_checkable
 class Finishing(Capability, Protocol):
     """An actor that has messages to give, or work to do, after its last input."""
 
@@ -155,6 +167,11 @@ class _InThread:
 def _is_async(function: Any) -> bool:
     calls = [function, type(function).__call__]
     return any(inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) for call in calls)
+
+
+def does_nothing(stage: object) -> bool:
+    """Whether a stage, with its options, passes every message on as it came."""
+    return isinstance(stage, PassesOn) and stage.passes_on
 
 
 def workers_of(stage: object) -> int:

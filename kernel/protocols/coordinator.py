@@ -46,6 +46,11 @@ class Operation(Protocol):
     """One thing that all processes of a job do together; see `JointOperation` for what ends it."""
 
     @property
+    def identity(self) -> str:
+        """What tells it from every other one."""
+        ...
+
+    @property
     def process_index(self) -> int: ...
     @property
     def is_primary(self) -> bool: ...

@@ -77,7 +77,8 @@ class BuildToken:
 
     final: str  #: the path that will be published
     place: str  #: the directory to build in; files have the paths below it that they will have below `final`
-    file: str | None = None  #: the one file below `place` that becomes `final`; None if all of `place` does
+    file: str | None = None
+    """The one file, or the one directory, below `place` that becomes `final`; None if all of `place` does."""
     claim: object = None  #: whatever the store recognises the save by
 
     @property

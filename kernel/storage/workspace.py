@@ -52,6 +52,7 @@ class Workspace:
     __slots__ = (
         "_beside",
         "_file",
+        "_folder",
         "_hold",
         "_is_checked",
         "_is_ours",
@@ -92,6 +93,7 @@ class Workspace:
         self._overwrite = overwrite
         self._recognises = recognises
         self._file = file
+        self._folder: str | None = None
         self._lock = Lock(fast_acquire=True)
         self._made: set[str] = set()
         self._is_checked = False
@@ -106,6 +108,13 @@ class Workspace:
         Final only after `open`: the store may choose another place than `temporary`.
         """
         return os.path.join(self.temporary, relative) if relative else self.temporary
+
+    def build_below(self, folder: str) -> None:
+        """Build in `folder` below the place, which it leaves when it is published. Before `open`.
+
+        Under a name of its own nothing is taken for what a later save builds in the same place.
+        """
+        self._folder = folder
 
     @property
     def _in_place(self) -> bool:
@@ -218,16 +227,21 @@ class Workspace:
 
         store = self._store
         if self._token is None:
-            self._token = store.begin_build(self.final, self._beside, self._file)
-            self.temporary = self._token.place
+            self._token = store.begin_build(self.final, self._beside, self._file or self._folder)
 
+        place = self._token.place
         if isinstance(store, BuildHolds):
-            remove_abandoned(store, self.temporary)
-            self._hold = store.make_held(self.temporary)
+            remove_abandoned(store, place)
+            self._hold = store.make_held(place)
             self._is_ours = True
         else:
             self._is_ours = True  # the store gave the place to this save alone
-            store.remove_tree(self.temporary)
+            store.remove_tree(place)
+            store.make_directory(place)
+
+        self.temporary = place
+        if self._folder is not None:
+            self.temporary = self._token.built
             store.make_directory(self.temporary)
 
     def publish_now(self) -> None:
@@ -281,7 +295,7 @@ class Workspace:
     def _exchange(self, token: BuildToken) -> None:
         if not isinstance(self._store, Exchanges):
             raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
-        if token.file is not None:  # the old one comes to lie in the place, which is held
+        if self._file is not None:  # the old one comes to lie in the place, which is held
             self._store.exchange(token)
             return
 

@@ -1,16 +1,22 @@
-"""Copies are all begun before the first of them is waited for."""
+"""Copies are begun before the first of them is waited for, and before those of the group ahead of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from anyio import create_task_group
 from tests.stages.stage_rig import Rig, Scripted, cancel_in, save_stages
 
+from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers.leaves.jax_arrays.shards import BoxCopy
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.views import StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.device_to_host import PACKED_BELOW, DeviceToHost
@@ -20,6 +26,21 @@ pytestmark = pytest.mark.anyio
 
 SIZE = PACKED_BELOW + 1
 TREE = {name: np.zeros(SIZE, np.uint8) for name in "abcd"}
+
+
+class FromDevices(Scripted):
+    """Handles arrays of the CPU as those of a device, whose copies begin."""
+
+    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        for plan in self._inner.pieces(leaf, piece_bytes):
+            copy = cast("Any", plan.take).__self__
+            assert isinstance(copy, BoxCopy)
+            begin = partial(self._begin, leaf.info.name, copy)
+            yield replace(plan, begin=begin, take=partial(self._take, leaf.info.name, plan.take))
+
+    def _begin(self, name: str, copy: BoxCopy) -> None:
+        self.enter("begin", name)
+        copy.begin()
 
 
 class Beginning(Scripted):
@@ -43,14 +64,82 @@ async def stage(rig: Rig) -> list[Any]:
     return await save_stages(rig.save_run(), TREE, Flatten(), DeviceToHost())
 
 
-async def test_those_that_are_leased_together_begin_together(rig: Rig, handler: Beginning) -> None:
+def steps(handler: Scripted) -> list[tuple[str, str]]:
+    return [call for call in handler.calls if call[0] in {"begin", "take"}]
+
+
+async def test_a_group_begins_before_the_one_ahead_of_it_is_waited_for(rig: Rig, handler: Beginning) -> None:
+    await save_stages(rig.save_run(), TREE | {"e": TREE["a"]}, Flatten(), DeviceToHost())
+
+    assert steps(handler) == [
+        *(("begin", "a"), ("begin", "b"), ("begin", "c"), ("begin", "d"), ("take", "a"), ("take", "b")),
+        *(("begin", "e"), ("take", "c"), ("take", "d"), ("take", "e")),
+    ]
+    rig.check_idle()
+
+
+async def test_a_group_without_room_in_the_budget_begins_once_it_has_its_lease(
+    rig: Rig, handler: Beginning
+) -> None:
+    rig.limit(3 * SIZE, piece=2 * SIZE)
     await stage(rig)
 
-    calls = [call for call in handler.calls if call[0] in {"begin", "take"}]
-    assert calls == [
+    assert steps(handler) == [
         *(("begin", "a"), ("begin", "b"), ("take", "a"), ("take", "b")),
         *(("begin", "c"), ("begin", "d"), ("take", "c"), ("take", "d")),
     ]
+
+
+async def test_copies_that_nothing_begins_are_not_leased_ahead(rig: Rig) -> None:
+    handler = rig.scripted(np.ndarray)
+    rig.limits = replace(rig.limits, piece_bytes=2 * SIZE)
+    hang = handler.hang("take", "a")
+    async with create_task_group() as tasks:
+        tasks.start_soon(stage, rig)
+        await hang.wait_reached()
+        leased = rig.memory.statistics().leased
+        hang.release()
+        assert leased == 2 * SIZE
+
+
+async def test_leaves_of_a_device_are_begun_ahead(rig: Rig) -> None:
+    handler = FromDevices(ArrayHandler(alias_host=False))
+    rig.registry = rig.registry.copy()
+    rig.registry.register(jax.Array, handler, override=True)
+    rig.limits = replace(rig.limits, piece_bytes=SIZE)
+    tree = {name: jnp.full(SIZE, at, jnp.uint8) for at, name in enumerate("abc")}
+    batches = await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost())
+
+    assert steps(handler) == [
+        *(("begin", "a"), ("begin", "b"), ("take", "a"), ("begin", "c"), ("take", "b"), ("take", "c")),
+    ]
+    found = {piece.leaf.info.name: bytes(piece.data) for batch in batches for piece in batch.pieces}
+    assert found == {name: np.asarray(value).tobytes() for name, value in tree.items()}
+
+
+async def test_the_lease_of_a_group_ahead_is_given_back_when_the_one_before_it_fails(
+    rig: Rig, handler: Beginning
+) -> None:
+    error = handler.fail("take", "b")
+
+    with pytest.raises(type(error)):
+        await stage(rig)
+
+    assert handler.names("begin") == ["a", "b", "c", "d"]
+    rig.check_idle()
+
+
+async def test_the_lease_of_a_group_ahead_is_given_back_when_nobody_takes_the_one_before_it(
+    rig: Rig, handler: Beginning
+) -> None:
+    async def refuse(_: object) -> None:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        await save_stages(rig.save_run(), TREE, Flatten(), DeviceToHost(), FunctionStage(refuse))
+
+    assert handler.names("begin") == ["a", "b", "c", "d"]
+    rig.check_idle()
 
 
 async def test_one_that_cannot_begin_fails_the_stage(rig: Rig, handler: Beginning) -> None:

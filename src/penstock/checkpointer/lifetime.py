@@ -105,7 +105,8 @@ class Lifetime:
         tasks, _ = self.running()
         self.background.add(task)
         tasks.start_soon(self.calmly, task)
-        tasks.start_soon(self._keep_alive, task.future)
+        if self.stopping.dies_with_main_thread():
+            tasks.start_soon(self._keep_alive, task.future)
         try:
             await task.future.wait(until)
         except BaseException:

@@ -77,15 +77,16 @@ class Stopping:
         finally:
             scope.cancel()
 
-    def keep_alive(self, save: SaveFuture) -> None:
-        """Make the interpreter wait for a save at exit, if the loop's thread would die with it.
+    def dies_with_main_thread(self) -> bool:
+        """Whether the interpreter would end without this loop's thread, and is to wait for its saves.
 
         A loop in the main thread needs no waiting: it has ended when the interpreter ends.
         """
-        loop_thread = threading.current_thread()
-        if self._options.at_exit == "abandon" or not loop_thread.daemon:
-            return
+        return self._options.at_exit != "abandon" and threading.current_thread().daemon
 
+    def keep_alive(self, save: SaveFuture) -> None:
+        """Make the interpreter wait for a save at exit. For a loop whose thread would die with it."""
+        loop_thread = threading.current_thread()
         # Not a daemon, so the interpreter joins it before it ends; it serves no other purpose.
         keeper = threading.Thread(
             target=_keep_alive,

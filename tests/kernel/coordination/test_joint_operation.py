@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from anyio import CancelScope, Event, create_task_group, to_thread
+from anyio.lowlevel import checkpoint
 
 from penstock.errors import (
     OutcomeUnknownError,
@@ -286,9 +287,12 @@ async def test_one_that_falls_silent_is_named_with_its_stage(who: int) -> None:
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
-        operation.at("write")  # told by the first heartbeat
         await operation.agree(b"plan", list)
         await operation.wait_begun(b"plan", list)
+        operation.at("write")
+        while b"write" not in job.service.under(f"penstock/{operation.identity}/at/")[str(who)]:
+            await checkpoint()  # until a heartbeat has said so
+
         job.views[who].stop()
         await operation.bring(b"part")
 
@@ -320,6 +324,33 @@ async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes
         assert isinstance(error, PeerSilentError)
         assert error.processes == (0,)
     assert isinstance(job.errors[0], PeerError)
+
+
+@pytest.mark.slow  # silence takes its time
+async def test_a_primary_that_falls_silent_with_the_service_may_still_publish() -> None:
+    job = Processes(3, SHORT)
+
+    async def stop(operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        operation.at("write")
+        await operation.begin("/run/place")
+        seen: set[bytes] = set()
+        while len(seen) < 3:  # heartbeats that say so: the others hear one of them
+            beat = job.service.under(f"penstock/{operation.identity}/at/")["0"]
+            seen |= {beat} if b"write" in beat else set()
+            await checkpoint()
+
+        for view in job.views:
+            view.stop()
+
+        await operation.parts()
+
+    await job.run_and_wake({0: stop})
+
+    for index in (1, 2):
+        error = job.errors[index]
+        assert isinstance(error, OutcomeUnknownError)
+        assert (error.processes, error.peer_stage) == ((0,), "write")
 
 
 @pytest.mark.slow  # silence takes its time
@@ -362,14 +393,16 @@ async def test_a_primary_that_cannot_publish_after_the_verdict_says_so(processes
 
 
 class Watched:
-    """A service that says when somebody waits for a key."""
+    """A service that says when somebody waits for a key, for the first time or for a later one."""
 
-    def __init__(self, service: KeyValues, ending: str) -> None:
-        self._service, self._ending, self.waited_for = service, ending, threading.Event()
+    def __init__(self, service: KeyValues, part: str, times: int = 1) -> None:
+        self._service, self._part, self._left, self.waited_for = service, part, times, threading.Event()
 
     def wait(self, key: str, timeout_s: float, /) -> bytes | None:
-        if key.endswith(self._ending):
-            self.waited_for.set()
+        if self._part in key:
+            self._left -= 1
+            if self._left <= 0:
+                self.waited_for.set()
 
         return self._service.wait(key, timeout_s)
 
@@ -415,3 +448,46 @@ async def test_the_primary_ends_a_failed_one_only_when_nobody_is_in_it_any_more(
         2: PeerFailedError,
     }
     assert len(job.service.keys) <= 2
+
+
+async def test_a_new_coordinator_does_not_join_the_one_that_failed_before_all_had_come() -> None:
+    """What says which to join is still there: one process never came."""
+    limits = JobLimits(join_s=50.0, silence_s=50.0, beat_s=0.05, call_s=1.0)
+    job = Processes(3, limits)
+
+    async def fail(operation: JointOperation) -> None:
+        raise StorageError("write", PATH, "Input/output error")
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(job.take_part, 0, PATH, fail)
+        tasks.start_soon(job.take_part, 1, PATH, job.save)
+
+    assert {index: type(error) for index, error in job.errors.items()} == {
+        0: StorageError,
+        1: PeerFailedError,
+    }
+    job.errors.clear()
+    looking, begun = Watched(job.service, "/join/", times=2), Watched(job.service, "/plan_here")
+    job.coordinators[:2] = [JobCoordinator(begun, 0, 3, limits), JobCoordinator(looking, 1, 3, limits)]
+    looked_again = False
+    async with create_task_group() as tasks:
+        tasks.start_soon(job.take_part, 1, PATH, job.save)
+        looked_again = await to_thread.run_sync(looking.waited_for.wait, 20.0)
+        tasks.start_soon(job.take_part, 0, PATH, job.save)
+        await to_thread.run_sync(begun.waited_for.wait, 20.0)
+        tasks.start_soon(job.take_part, 2, PATH, job.save)
+
+    assert looked_again
+    assert job.errors == {}
+    assert len(job.published) == 1
+
+
+async def test_who_comes_to_one_that_all_have_left_waits_for_the_next(processes: Processes) -> None:
+    """The primary takes back what says which to join, once nobody need hear how it ended."""
+
+    async def fail(operation: JointOperation) -> None:
+        raise StorageError("write", PATH, "Input/output error")
+
+    await processes.run({0: fail})
+
+    assert [key for key in processes.service.keys if "/at/" not in key] == []

@@ -346,3 +346,33 @@ def test_only_one_thread_at_a_time_may_use_a_regulator() -> None:
 def _enter(memory: MemoryRegulator) -> None:
     with memory.used():
         pass
+
+
+async def test_more_without_waiting_is_granted_if_it_fits_within_the_limit_of_the_flow() -> None:
+    account = ByteAccount(10)
+    account.bound("save", 6)
+    held = await account.acquire(4, flow="save")
+
+    more = account.acquire_nowait(2, flow="save")
+    assert more is not None
+    assert account.acquire_nowait(1, flow="save") is None
+    assert account.acquire_nowait(5, flow="restore") is None
+    assert account.leased == 6
+
+    more.release()
+    held.release()
+    assert account.acquire_nowait(7, flow="save") is None  # not even alone
+    assert account.leased == 0
+
+
+async def test_more_without_waiting_overtakes_nobody() -> None:
+    account = ByteAccount(10)
+    held = await account.acquire(6)
+    async with create_task_group() as tasks:
+        tasks.start_soon(account.acquire, 10)
+        await wait_all_tasks_blocked()
+
+        assert account.acquire_nowait(1) is None
+        assert account.acquire_nowait(0) is not None
+        assert account.leased == 6
+        held.release()

@@ -441,3 +441,14 @@ class TestCaches:
             pass
         with await memory.acquire(100):
             assert (memory.statistics().cached, len(cache)) == (0, 1)
+
+    async def test_they_give_way_only_to_what_is_granted_without_waiting(self) -> None:
+        memory, cache = MemoryRegulator(100), self.filled(50)
+        with memory.counting(lambda: [cache]), await memory.acquire(45):
+            assert memory.acquire_nowait(60) is None
+            assert memory.statistics().cached == 50
+
+            lease = memory.acquire_nowait(20, flow="save")
+            assert lease is not None
+            assert memory.statistics().cached == 0
+            lease.release()

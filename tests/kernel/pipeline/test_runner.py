@@ -170,6 +170,55 @@ async def test_every_stage_is_given_the_run() -> None:
     assert given == ["the run", "the run"]
 
 
+@final
+@dataclass(frozen=True)
+class Idle:
+    """A stage that says whether it has anything to do."""
+
+    passes_on: bool
+    log: list[str] = field(default_factory=list[str])
+
+    @asynccontextmanager
+    async def open(self, run: object, /) -> AsyncGenerator[Actor]:
+        self.log.append("open")
+        yield echo
+
+
+async def test_a_stage_that_passes_everything_on_is_left_out_and_has_figures_of_nothing() -> None:
+    idle, busy, marked = Idle(passes_on=True), Idle(passes_on=False), Idle(passes_on=True)
+    pipeline: Pipeline[Any] = Pipeline(
+        (
+            Slot("idle", idle),
+            Slot("numbers", Step(numbers)),
+            Slot("busy", busy),
+            Slot("marked", marked, Milestone.STAGED),  # who waits for it must hear of it
+            Slot("last", idle),
+        )
+    )
+    reached: list[Milestone] = []
+
+    result = await run_pipeline(pipeline, None, 3, on_milestone=reached.append)
+
+    assert result.value == 2
+    assert (idle.log, busy.log, marked.log) == ([], ["open"], ["open"])
+    assert reached == [Milestone.STAGED]
+    assert [(each.name, each.n_in, each.n_out) for each in result.stages] == [
+        ("idle", 0, 0),
+        ("numbers", 1, 3),
+        ("busy", 3, 3),
+        ("marked", 3, 3),
+        ("last", 0, 0),
+    ]
+
+
+async def test_where_every_stage_passes_everything_on_the_message_comes_out() -> None:
+    pipeline: Pipeline[Any] = Pipeline((Slot("idle", Idle(passes_on=True)),))
+
+    result = await run_pipeline(pipeline, None, 3)
+
+    assert result.value == 3
+
+
 async def test_a_stage_may_swallow_messages() -> None:
     async def odd(message: int) -> int | None:
         await checkpoint()
