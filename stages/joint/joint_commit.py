@@ -18,7 +18,7 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.arrived_leaves import arrived_leaves, check_all_there
 from penstock.stages.common.document_writing import write_documents
 from penstock.stages.common.planned_leaves import plan_of
-from penstock.stages.joint.own_leaves import encoded_own, joined, numbers_told
+from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 from penstock.stages.reuse.leaf_digests import digest_name
 
@@ -97,7 +97,8 @@ class JointCommitter:
         run = self._run
         told = {index: decoded_part(self._content(index, part)) for index, part in parts.items()}
         with reading_part():
-            all_leaves = joined(plan, specs, {index: part.own for index, part in told.items()}, run.registry)
+            own = {index: part.own for index, part in told.items()}
+            all_leaves = run.shared.of(JoinedTrees).of(plan, specs, own, run.registry)
 
         specs, digests = all_leaves.specs, dict(_named(run, plan))
         for part in told.values():

@@ -14,7 +14,7 @@ from penstock.kernel.messages.changed_specs import LeafChange
 from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
-from penstock.stages.joint.own_leaves import encoded_own, joined, numbers_told
+from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, joined, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 from penstock.stages.pytree.per_process import PerProcess
 from penstock.stages.pytree.structure_cache import StructureCache
@@ -81,6 +81,20 @@ def test_a_plan_in_which_no_process_has_any_stays_the_same() -> None:
     assert found.plan is plan
     assert found.specs is plan.specs
     assert found.places[1].tolist() == [0, 2]
+
+
+def test_the_lists_of_an_earlier_save_are_used_again_if_nothing_differs() -> None:
+    plan, registry = plan_of(0, SPECS[:1]), default_handlers(entry_points=False)
+    rows = encoded_own(plan_of(1, SPECS), plan_of(1, SPECS).specs)
+    trees = JoinedTrees()
+    first = trees.of(plan, plan.specs, {1: rows}, registry)
+    again = trees.of(replace(plan, digests={"a": b""}), plan.specs, {1: rows}, registry)
+    other = trees.of(plan, plan.specs, {1: rows[:2]}, registry)
+
+    assert again.specs is first.specs
+    assert again.plan.infos is first.plan.infos
+    assert again.plan.digests == {"a": b""}
+    assert len(other.specs) == len(first.specs) - 1
 
 
 @pytest.mark.parametrize("row", [{}, {"keys": ["x"], "kinds": [9], "stages": ()}, 7])
