@@ -66,4 +66,9 @@ async def _agree(run: SaveRun, batch: StagedBatch) -> None:
         await workspace.open()
         await operation.begin(workspace.path(""))
 
+    if joint.links is not None:
+        from penstock.stages.joint.base_links import make_links  # most saves have no base
+
+        await make_links(run, joint.links)
+
     operation.at("write")

@@ -60,6 +60,10 @@ class _Assembler:
 
     def _assemble(self, plan: RestorePlan) -> RestoredTree:
         total = len(plan.infos)
+        for making in plan.makings:  # of values of one process; all others a stage `derive` has made
+            if making.index not in self._values and all(at in self._values for at in making.inputs):
+                self._values[making.index] = making.make([self._values[at] for at in making.inputs])
+
         absent = [at for at in range(total) if at not in self._values]
         if absent:
             key_path = plan.infos[absent[0]].key_path

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from penstock.kernel.errors import IncompletePipelineError
+from penstock.kernel.errors import IncompletePipelineError, SpecError
 from penstock.kernel.messages.restore import Order, RestoredBatch, RestoredTree, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
@@ -67,6 +67,12 @@ class _Deliverer:
             await self._stage.check()
 
         plan = self._plan = require_plan(self._plan or batch.plan)
+        if plan.makings:
+            key_path = plan.infos[plan.makings[0].index].key_path
+            raise SpecError(
+                f"{key_path} is to be divided anew, and a stream gives what is stored; restore it"
+            )
+
         if self._stage.order is None:
             for index, value in batch.values:
                 await self._give(plan, index, value)

@@ -24,7 +24,8 @@ from penstock.stages.pytree.description_cache import SavedTrees
 from penstock.stages.pytree.node_types import NodeTypes
 from penstock.stages.pytree.save_args import each_leaf
 from penstock.stages.pytree.structure_cache import StructureCache
-from penstock.stages.reuse.incremental import set_aside, take_digests
+from penstock.stages.reuse.incremental import set_aside
+from penstock.stages.reuse.leaf_digests import take_digests
 from penstock.stages.reuse.value_cache import references_to
 
 
@@ -78,14 +79,11 @@ async def _chosen(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves,
     if run.operation is not None:
         from penstock.stages.joint.division import divided  # one process needs nothing of it
 
-        leaves, plan = await divided(run, run.operation, leaves, plan)
-    alone = plan.joint is None  # several processes write every leaf, and record no digest of parts
-    if run.base is not None and not alone:
-        problem = "several processes that save together link nothing"
-        run.events.info("save.not_linked", path=run.path, file=run.base, error=problem)
-    if run.by_digest and alone:
+        return await divided(run, run.operation, leaves, plan)
+
+    if run.by_digest:
         plan = replace(plan, digests=await take_digests(run, leaves))
-    if run.base is not None and alone:
+    if run.base is not None:
         leaves, plan = await set_aside(run, leaves, plan)
         await run.threads.run(check_room, run, leaves, plan)
 
@@ -110,7 +108,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     """Check the destination; describe every leaf that an earlier save of the same tree did not."""
     run.workspace.check_now()
     tree = message.take()
-    infos, values, _ = run.shared.of(StructureCache).flatten(tree)
+    infos, values, _ = run.shared.of(StructureCache).flatten(tree, run.process)
     if isinstance(run.layout, FormattedLayout) and run.layout.save_format.rich_types:
         infos = run.shared.of(NodeTypes).of(tree, infos)
 

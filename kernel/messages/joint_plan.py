@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("JointPlan",)
+__all__ = ("BaseLinks", "JointPlan")
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BaseLinks:
+    """Files of the base that this process links into the new checkpoint."""
+
+    directory: str  #: that their names are relative to
+    files: Sequence[str]
+    identity: object  #: the `Store.identity` of the base when they were found
 
 
 @final
@@ -18,3 +28,5 @@ class JointPlan:
     digest: bytes  #: of all leaves and options, and of the bytes of leaves that each process holds whole
     describe: Callable[[], Sequence[str]] = field(repr=False)
     """Returns the same in words: for each leaf its key path, a tab, and what it is."""
+    own: Sequence[int] = ()  #: places of the leaves that this process alone has
+    links: BaseLinks | None = None

@@ -82,6 +82,11 @@ class Run:
     shared: Shared = field(default_factory=Shared)
     progress: ProgressMeter = field(default_factory=ProgressMeter)
 
+    @property
+    def process(self) -> tuple[int, int]:
+        """The index of this process in its job, and how many processes there are."""
+        return self.coordinator.process_index, self.coordinator.process_count
+
     async def lease(
         self,
         nbytes: int,

@@ -41,6 +41,9 @@ class KeyKind(IntEnum):
     SEQUENCE = 1  #: an index of a list, a tuple, or a node registered without key names
     MAPPING = 2  #: a dict key, a namedtuple field, an attribute
     TUPLE = 3  #: an index of what is known to be a tuple; never written
+    PROCESS = (
+        4  #: of what each process has for itself; replaced by the name of the process, and never written
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class ParamInfo:
     nodes: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """Where it is to be recorded: of each node on the way, root first, and of the leaf itself, `tuple`,
     or module and class of a named tuple, as in `optax:EmptyState`, or nothing."""
+    own_from: int | None = field(default=None, compare=False, repr=False)
+    """How many keys lead to the value that each process has for itself and that this leaf lies in; None if
+    it lies in none. Where there are several processes, the next key names one of them."""
     name: str = field(init=False, compare=False, repr=False)
     """The stored name: the keys joined by dots, with no escaping."""
 

@@ -29,6 +29,7 @@ __all__ = (
     "MemoryRegulator",
     "Milestone",
     "PenstockError",
+    "PerProcess",
     "Pipeline",
     "Progress",
     "RegulatorStatistics",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
+    from penstock.stages.pytree.per_process import PerProcess
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
     from penstock.tools.convert import convert
@@ -110,6 +112,7 @@ else:
             "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
             "penstock.kernel.pipeline.pipeline": ("Pipeline",),
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
+            "penstock.stages.pytree.per_process": ("PerProcess",),
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
             "penstock.tools.convert": ("convert",),

@@ -6,6 +6,7 @@ __all__ = ("JointCommitter",)
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from penstock.kernel.errors import CoordinationError
@@ -17,7 +18,9 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.common.arrived_leaves import arrived_leaves, check_all_there
 from penstock.stages.common.document_writing import write_documents
 from penstock.stages.common.planned_leaves import plan_of
-from penstock.stages.joint.part_columns import decoded_part, encoded_part
+from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, numbers_told
+from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
+from penstock.stages.reuse.leaf_digests import digest_name
 
 MOST_INLINE: Final = 16 * 1024
 """Bytes of a part that go by the coordination service, which is made for small values. Others are a file."""
@@ -52,6 +55,9 @@ class JointCommitter:
         operation.at("commit")
         plan = plan_of(self._batches)
         nbytes = sum([batch.nbytes for batch in self._batches])
+        nbytes_kept = 0 if plan.kept is None else plan.kept.nbytes
+        if plan.kept is not None:
+            self._batches.append(plan.kept)
         if operation.is_primary:
             n_files = await self._merge(plan)
         else:
@@ -60,7 +66,7 @@ class JointCommitter:
             n_files = 0
 
         operation.at("publish")
-        yield Committed(len(plan.infos), nbytes, n_files, references=plan.references)
+        yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)
 
     def _part(self, plan: SavePlan) -> bytes:
         """Check what this process wrote, make the names of its files durable, and encode where all lies."""
@@ -70,7 +76,10 @@ class JointCommitter:
         for directory in sorted({os.path.dirname(file) for file in files}):
             run.store.sync_directory(run.workspace.path(directory))
 
-        data = encoded_part(leaves.specs, self._batches)
+        own = encoded_own(plan, leaves.specs)
+        data = encoded_part(
+            leaves.specs, self._batches, numbers_told(plan) if own else None, own, _named(run, plan)
+        )
         if len(data) <= MOST_INLINE:
             return INLINE + data
 
@@ -86,9 +95,19 @@ class JointCommitter:
 
     def _write(self, specs: Sequence[LeafSpec], plan: SavePlan, parts: Mapping[int, bytes]) -> int:
         run = self._run
-        for index, part in parts.items():
-            self._batches.append(decoded_part(specs, self._content(index, part)))
+        told = {index: decoded_part(self._content(index, part)) for index, part in parts.items()}
+        with reading_part():
+            own = {index: part.own for index, part in told.items()}
+            all_leaves = run.shared.of(JoinedTrees).of(plan, specs, own, run.registry)
 
+        specs, digests = all_leaves.specs, dict(_named(run, plan))
+        for part in told.values():
+            digests.update(part.digests)
+
+        plan = replace(all_leaves.plan, digests=digests)
+        self._batches += [
+            written_by(specs, part, all_leaves.places.get(index)) for index, part in told.items()
+        ]
         if any(part == IN_FILE for part in parts.values()):
             run.store.remove_tree(run.workspace.path(PARTS_FOLDER))
 
@@ -103,6 +122,11 @@ class JointCommitter:
             return self._run.store.read_file(self._run.workspace.path(_part_file(index)))
 
         raise CoordinationError(f"{part[:80]!r} is no part: do all processes run one penstock?")
+
+
+def _named(run: SaveRun, plan: SavePlan) -> Mapping[str, bytes]:
+    """Return the digests of what this process writes, by the names they are recorded under."""
+    return {digest_name(run, name): digest for name, digest in plan.digests.items()}
 
 
 def _part_file(index: int) -> str:

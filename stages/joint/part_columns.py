@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("decoded_part", "encoded_part")
+__all__ = ("Part", "decoded_part", "encoded_part", "reading_part", "written_by")
 
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, final
 
 import msgpack
 import numpy as np
@@ -20,7 +23,24 @@ from penstock.kernel.protocols.leaf import LeafSpec
 COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c", "coded")
 
 
-def encoded_part(specs: Sequence[LeafSpec], batches: Iterable[WrittenBatch]) -> bytes:
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What another process told."""
+
+    files: Sequence[str]  #: relative to the checkpoint directory
+    table: npt.NDArray[np.int64]  #: a row for each of `COLUMNS`
+    own: Sequence[Any]  #: of the leaves that it alone has; see `encoded_own`
+    digests: Mapping[str, bytes]  #: of what it wrote of leaves, by the names to record them under
+
+
+def encoded_part(
+    specs: Sequence[LeafSpec],
+    batches: Iterable[WrittenBatch],
+    numbers: Sequence[int] | npt.NDArray[np.int64] | None = None,
+    own: Sequence[Any] = (),
+    digests: Mapping[str, bytes] = MappingProxyType({}),
+) -> bytes:
     """Encode where everything of some batches lies.
 
     Neighbouring rows differ by little, so differences are what is compressed.
@@ -28,6 +48,9 @@ def encoded_part(specs: Sequence[LeafSpec], batches: Iterable[WrittenBatch]) -> 
     Args:
         specs: Of all leaves, in flatten order.
         batches: What was written.
+        numbers: By which each leaf is told of; by default its place.
+        own: Told beside it: of the leaves that this process alone has.
+        digests: Told beside it: of what this process wrote of leaves, by the names to record them under.
     """
     grids: dict[int, tuple[int, ...]] = {}
     files: dict[str, int] = {}
@@ -40,7 +63,7 @@ def encoded_part(specs: Sequence[LeafSpec], batches: Iterable[WrittenBatch]) -> 
 
             rows.append(
                 (
-                    part.leaf,
+                    part.leaf if numbers is None else int(numbers[part.leaf]),
                     _flat(part.chunk, grid),
                     part.start,
                     files.setdefault(part.file, len(files)),
@@ -53,27 +76,64 @@ def encoded_part(specs: Sequence[LeafSpec], batches: Iterable[WrittenBatch]) -> 
 
     table = np.array(sorted(rows), np.int64).reshape(-1, len(COLUMNS))
     columns = [np.diff(column, prepend=0).astype("<i8").tobytes() for column in table.T]
-    return zlib.compress(msgpack.packb({"files": list(files), "columns": columns}), 1)
+    told = {"files": list(files), "columns": columns, "own": own, "digests": dict(digests)}
+    return zlib.compress(msgpack.packb(told, unicode_errors="surrogatepass"), 1)
 
 
-def decoded_part(specs: Sequence[LeafSpec], data: bytes) -> WrittenBatch:
-    """Decode what `encoded_part` made, of the same leaves.
+def decoded_part(data: bytes) -> Part:
+    """Decode what `encoded_part` made.
 
     Raises:
         CoordinationError: If it is something else.
     """
+    with reading_part():
+        unpacked: Any = msgpack.unpackb(zlib.decompress(data), unicode_errors="surrogatepass")
+        table = np.array([_summed(column) for column in unpacked["columns"]])
+        return Part(list(unpacked["files"]), table, list(unpacked["own"]), dict(unpacked["digests"]))
+
+
+def written_by(
+    specs: Sequence[LeafSpec], part: Part, places: npt.NDArray[np.int64] | None = None
+) -> WrittenBatch:
+    """Return what another process wrote.
+
+    Args:
+        specs: Of all leaves.
+        part: What it told.
+        places: Of the leaves among all of them, by the numbers that it told; by default the same.
+
+    Raises:
+        CoordinationError: If it names what is not there.
+    """
+    table = part.table
+    with reading_part():
+        if places is not None:
+            table = table.copy()
+            table[0] = places[_checked(table[0], len(places))]
+
+        _check(table, specs, part.files)
+
+    columns = WrittenColumns(specs=specs, files=part.files, **dict(zip(COLUMNS, table, strict=True)))
+    return WrittenBatch((), columns=(columns,))
+
+
+@contextmanager
+def reading_part() -> Generator[None]:
+    """Have what is wrong with a part, in the block, be a `CoordinationError`."""
     try:
-        found = cast("dict[str, Any]", msgpack.unpackb(zlib.decompress(data)))
-        files = cast("list[str]", found["files"])
-        table = np.array([_summed(column) for column in cast("list[bytes]", found["columns"])])
-        _check(table, specs, files)
+        yield
     except (zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise CoordinationError(
             f"what another process wrote cannot be read ({error}): do all processes run one penstock?"
         ) from error
 
-    columns = WrittenColumns(specs=specs, files=files, **dict(zip(COLUMNS, table, strict=True)))
-    return WrittenBatch((), columns=(columns,))
+
+def _checked(numbers: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Return numbers of leaves, if each is below `count`."""
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < count):
+        raise ValueError("it names what is not there")
+
+    return numbers
 
 
 def _summed(column: bytes) -> npt.NDArray[np.int64]:

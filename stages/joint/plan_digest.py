@@ -5,10 +5,11 @@ from __future__ import annotations
 __all__ = ("described_plan", "digest_of_plan")
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from penstock.kernel.messages.save import SavePlan
-from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock.stages.joint.own_leaves import keys_of_node, places_of_own
 
 SHOWN = 6
 """Bytes of a digest that are shown."""
@@ -24,7 +25,12 @@ def digest_of_plan(plan: SavePlan, digests: Mapping[str, bytes], options: Mappin
     """
     texts = {number: _described(spec) for number, spec in {id(spec): spec for spec in plan.specs}.items()}
     whole = hashlib.sha256(repr(sorted(options.items())).encode("utf-8", "surrogatepass"))
-    for info, spec in zip(plan.infos, plan.specs, strict=True):
+    own = places_of_own(plan.infos)
+    whole.update(repr(_nodes(plan, own)).encode("utf-8", "surrogatepass"))
+    for at, (info, spec) in enumerate(zip(plan.infos, plan.specs, strict=True)):
+        if at in own:
+            continue
+
         row = (info.keys, [kind.name for kind in info.kinds], texts[id(spec)], digests.get(info.name))
         whole.update(repr(row).encode("utf-8", "surrogatepass"))
 
@@ -34,12 +40,22 @@ def digest_of_plan(plan: SavePlan, digests: Mapping[str, bytes], options: Mappin
 def described_plan(plan: SavePlan, digests: Mapping[str, bytes], options: Mapping[str, object]) -> list[str]:
     """Return the same as lines: a key path, or the name of an option, a tab, and what it is."""
     lines = [f"option {name}\t{value!r}" for name, value in sorted(options.items())]
-    for info, spec in zip(plan.infos, plan.specs, strict=True):
+    own = places_of_own(plan.infos)
+    lines += [f"{'.'.join(keys) or 'the tree'}\ta PerProcess" for keys in _nodes(plan, own)]
+    for at, (info, spec) in enumerate(zip(plan.infos, plan.specs, strict=True)):
+        if at in own:
+            continue
+
         digest = digests.get(info.name)
         held = "" if digest is None else f" with the SHA-256 {digest[:SHOWN].hex()}…"
         lines.append(f"{info.key_path or 'the tree'}\t{_described(spec)}{held}")
 
     return lines
+
+
+def _nodes(plan: SavePlan, own: Iterable[int]) -> list[KeyPath]:
+    """Return where each process has a value of its own."""
+    return sorted({keys_of_node(plan.infos[at]) for at in own})
 
 
 def _described(spec: LeafSpec) -> str:

@@ -9,6 +9,7 @@ __all__ = (
     "Matching",
     "TargetLeaves",
     "call_foreign",
+    "computed",
     "describe_stored",
     "describe_target",
     "described",
@@ -29,6 +30,8 @@ from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
 
 ABSENT: Final = -1
 """A row with this value means that no stored leaf is read for this leaf of the result."""
+
+MOST_INPUTS_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,13 @@ def keep(matching: Matching, info: ParamInfo, value: object) -> None:
         matching.differences.append(rule_difference(info.key_path, text))
 
     matching.changes.append(Change("kept", info.key_path))
+
+
+def computed(info: ParamInfo, function: Function) -> Change:
+    """Return what a report says of a leaf that a function makes."""
+    stored = [each.stored.info.key_path for each in function.inputs]
+    shown = ", ".join(stored[:MOST_INPUTS_SHOWN]) + (", ..." if len(stored) > MOST_INPUTS_SHOWN else "")
+    return Change("computed", info.key_path, shown)
 
 
 def _why_abstract(value: object) -> str:

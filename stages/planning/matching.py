@@ -13,22 +13,24 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from penstock.kernel.errors import TreeDifference
+from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import Only
 from penstock.kernel.messages.restore_options import Change, RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_infos import keys_of
+from penstock.stages.common.stored_columns import StoredInfos, key_columns, spec_column
 from penstock.stages.planning.leaf_sources import (
     ABSENT,
     Matching,
     TargetLeaves,
+    computed,
     describe_stored,
     describe_target,
     keep,
 )
+from penstock.stages.planning.own_values import NOTHING_OWN, OwnValues
 from penstock.stages.planning.renaming import leaves_within_leaves, rename_leaves
 from penstock.stages.planning.selection import select_rows
-from penstock.stages.planning.stored_columns import StoredInfos, key_columns, spec_column
 from penstock.stages.planning.transforms import match_transforms
 
 MOST_SUGGESTIONS: Final = 40  # a search for a similar name compares with every other name,
@@ -68,6 +70,7 @@ def match_leaves(
     target: TargetLeaves | None,
     options: RestoreOptions,
     only: Only | None = None,
+    own: OwnValues = NOTHING_OWN,
 ) -> Matching:
     """Decide where each leaf of a result comes from.
 
@@ -80,27 +83,33 @@ def match_leaves(
         target: The leaves to restore; None for every stored leaf, as it was saved.
         options: `rename`, `transforms`, `on_missing` and `on_unexpected` are used here.
         only: Limits the restore to some of the stored leaves.
+        own: What the target has of this process for itself.
 
     Raises:
         SpecError: If an option is invalid: `only` matches nothing, `rename` gives something that is not
-            a name, or a key of `transforms` is not a regular expression.
+            a name, a key of `transforms` is not a regular expression, or a value of one process is to be
+            divided anew beside `transforms`.
         HandlerFailedError: If `rename` is a function and raises.
     """
     keys, _ = key_columns(stored)
     rows: Sequence[int] = range(len(keys)) if only is None else select_rows(path, keys, only)
+    if own.hidden:
+        rows = [row for row in rows if row not in own.hidden]
+    if own.functions and options.transforms is not None:
+        raise SpecError("`transforms` cannot be combined with a PerProcess that divides its value anew")
     if options.transforms is not None and target is not None:
-        chosen = stored if only is None else [stored[row] for row in rows]
+        chosen = stored if isinstance(rows, range) else [stored[row] for row in rows]
         return match_transforms(target, chosen, rows, options)
 
     there: Sequence[ParamInfo] = StoredInfos(stored, rows)
     if options.rename is None:
-        names = keys if only is None else [keys[row] for row in rows]
-        return _by_keys(stored, rows, there, names, target, options)
+        names = keys if isinstance(rows, range) else [keys[row] for row in rows]
+        return _by_keys(stored, rows, there, names, target, options, own)
 
     targets = {} if target is None else {info.name: info for info in target.infos}
     renamed = rename_leaves(stored, rows, options.rename, targets)
     names = [info.keys for info in renamed.infos]
-    matching = _by_keys(stored, renamed.rows, renamed.infos, names, target, options)
+    matching = _by_keys(stored, renamed.rows, renamed.infos, names, target, options, own)
     matching.differences[:0] = renamed.differences
     matching.changes[:0] = renamed.changes
     if target is None:
@@ -116,6 +125,7 @@ def _by_keys(
     keys: Sequence[KeyPath],
     target: TargetLeaves | None,
     options: RestoreOptions,
+    own: OwnValues,
 ) -> Matching:
     """Match by equal keys.
 
@@ -126,6 +136,7 @@ def _by_keys(
         keys: For each row, its keys under that name.
         target: The leaves to restore; None for all rows.
         options: `on_missing` and `on_unexpected` are used here.
+        own: Whose functions make what is not stored as it is.
     """
     if target is None:
         return Matching(infos, None, rows)
@@ -143,7 +154,16 @@ def _by_keys(
     unexpected = [
         (infos[at], stored[rows[at]]) for at in pairing.unexpected if not specs[rows[at]].is_empty_marker
     ]
-    _tell_partners_missing(matching, pairing.missing, unexpected, options)
+    missing: list[int] = []
+    for at in pairing.missing:
+        function = own.functions.get(target.infos[at].keys)
+        if function is None:
+            missing.append(at)
+        else:
+            matching.functions[at] = function
+            matching.changes.append(computed(target.infos[at], function))
+
+    _tell_partners_missing(matching, missing, unexpected, options)
     return matching
 
 

@@ -23,6 +23,7 @@ from penstock.stages.planning.leaf_sources import (
     Input,
     Matching,
     TargetLeaves,
+    computed,
     described,
     keep,
     rule_difference,
@@ -110,7 +111,7 @@ class _Matcher:
             keep(self._matching, found.info, found.value)
         elif isinstance(source, Function):
             self._matching.functions[at] = source
-            self._note_function(found.info, source)
+            self._matching.changes.append(computed(found.info, source))
         elif source != ABSENT:
             self._note_read(found.info, source)
             return source
@@ -210,11 +211,6 @@ class _Matcher:
         stored = self._stored_leaves[number].info
         if stored.keys != info.keys:
             self._matching.changes.append(Change("renamed", info.key_path, stored.key_path))
-
-    def _note_function(self, info: ParamInfo, function: Function) -> None:
-        stored = [each.stored.info.key_path for each in function.inputs]
-        shown = ", ".join(stored[:8]) + (", ..." if len(stored) > 8 else "")
-        self._matching.changes.append(Change("computed", info.key_path, shown))
 
     def _refuse(self, info: ParamInfo, problem: str) -> None:
         self._matching.differences.append(rule_difference(info.key_path, problem))

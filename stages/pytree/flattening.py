@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-__all__ = ("FlatLeaf", "check_names", "flatten_tree", "is_empty", "nest", "nest_columns", "step")
+__all__ = ("ALONE", "FlatLeaf", "check_names", "flatten_tree", "is_empty", "nest", "nest_columns", "step")
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from jax import tree_util
 
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
 from penstock.kernel.protocols.leaf_infos import LeafInfos
+from penstock.stages.pytree.per_process import ProcessEntry, settled
 
 # Looked up once instead of for each step of each leaf. jax declares no types for them.
 _jax: Any = tree_util
 _DICT_KEY, _ATTRIBUTE_KEY = _jax.DictKey, _jax.GetAttrKey
 _SEQUENCE_KEY, _FLAT_KEY = _jax.SequenceKey, _jax.FlattenedIndexKey
-_SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
+_SEQUENCE, _MAPPING, _PROCESS = KeyKind.SEQUENCE, KeyKind.MAPPING, KeyKind.PROCESS
+
+ALONE: Final = (0, 1)
+"""The index of a process, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,12 @@ class FlatLeaf:
     value: Any
 
 
-def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any]:
+def flatten_tree(
+    tree: object,
+    directory: str = "",
+    process: tuple[int, int] = ALONE,
+    whole: AbstractSet[int] = frozenset(),
+) -> tuple[list[FlatLeaf], Any]:
     """Flatten a tree in JAX's order, with None and empty containers as leaves.
 
     The nodes are those of JAX: dict, list, tuple, namedtuple, and registered classes. An empty container
@@ -38,6 +48,8 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any
     Args:
         tree: Any PyTree, also a bare leaf.
         directory: The `directory` of every `ParamInfo`.
+        process: The index of this process and how many there are, for what each has for itself.
+        whole: Identities of nodes that are leaves here.
 
     Returns:
         The leaves, and the treedef for `jax.tree_util.tree_unflatten`.
@@ -45,10 +57,15 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any
     Raises:
         DuplicateNameError: If two leaves have the same stored name.
         SpecError: If jax cannot flatten the tree, because the keys of a dict cannot be sorted.
-        InvalidLeafError: If a key contains a surrogate, which no document can hold.
+        InvalidLeafError: If a key contains a surrogate, which no document can hold, or a `PerProcess`
+            lies within another one.
     """
+
+    def is_whole(node: object) -> bool:
+        return id(node) in whole or is_empty(node)
+
     try:
-        pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_empty)
+        pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_whole if whole else is_empty)
     except ValueError as error:  # the keys of a dict cannot be sorted
         raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
@@ -57,7 +74,7 @@ def flatten_tree(tree: object, directory: str = "") -> tuple[list[FlatLeaf], Any
         steps = [step(entry) for entry in path]
         keys = tuple([key for key, _ in steps])
         info = ParamInfo(keys, tuple([kind for _, kind in steps]), _jax.keystr(path), directory)
-        leaves.append(FlatLeaf(info, value))
+        leaves.append(FlatLeaf(settled(info, process) if _PROCESS in info.kinds else info, value))
 
     check_names([leaf.info for leaf in leaves])
     return leaves, treedef
@@ -178,5 +195,7 @@ def step(entry: Any) -> tuple[str, KeyKind]:
         return str(entry.idx), _SEQUENCE
     if isinstance(entry, _FLAT_KEY):
         return str(entry.key), _SEQUENCE
+    if isinstance(entry, ProcessEntry):
+        return "", _PROCESS
 
     return str(entry), _MAPPING  # a class registered with its own key entries

@@ -47,9 +47,19 @@ class NodeTypes:
 
         def make() -> Sequence[ParamInfo]:
             rows = zip(infos, _nodes(tree, ()), strict=True)
-            return tuple([replace(info, nodes=nodes) for info, nodes in rows])
+            return tuple([replace(info, nodes=_with_keys(nodes, info)) for info, nodes in rows])
 
         return self._known.get_or_make(ByIdentity(infos), make, lambda noted: _BYTES_OF_A_LEAF * len(noted))
+
+
+def _with_keys(nodes: tuple[str, ...], info: ParamInfo) -> tuple[str, ...]:
+    """Leave out a `PerProcess` that has no key, because there is one process."""
+    absent = len(nodes) - len(info.keys) - 1
+    return (
+        nodes
+        if not absent or info.own_from is None
+        else (*nodes[: info.own_from], *nodes[info.own_from + absent :])
+    )
 
 
 def _nodes(node: object, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

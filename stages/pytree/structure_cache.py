@@ -18,10 +18,11 @@ from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
 from penstock.kernel.protocols.leaf_infos import Children, LeafInfos, TreeNode
-from penstock.stages.pytree.flattening import check_names, flatten_tree, is_empty, step
+from penstock.stages.pytree.flattening import ALONE, check_names, flatten_tree, is_empty, step
+from penstock.stages.pytree.per_process import PerProcess, settled
 
 _jax: Any = tree_util
-_SEQUENCE, _MAPPING = KeyKind.SEQUENCE, KeyKind.MAPPING
+_SEQUENCE, _MAPPING, _PROCESS = KeyKind.SEQUENCE, KeyKind.MAPPING, KeyKind.PROCESS
 _BYTES_OF_A_LEAF: Final = 100  # its key in two lists, and the text where that is not the caller's own
 _LEAF: Final = "leaf"
 _SORTED: Final = "its keys, sorted"
@@ -41,6 +42,9 @@ _Mark: TypeAlias = tuple[int, object, object, object]
 """A container: the number of leaves before it, its class, its keys or length, and the types of its keys."""
 
 
+_Key: TypeAlias = tuple[int, tuple[_Mark, ...], tuple[int, int]]
+
+
 @final
 class StructureCache:
     """Flattens trees, and remembers the key paths of the last few structures. Thread-safe.
@@ -56,14 +60,16 @@ class StructureCache:
     __slots__ = ("_known",)
 
     def __init__(self, most: int = 8) -> None:
-        self._known: BoundedCache[tuple[int, tuple[_Mark, ...]], Sequence[ParamInfo]] = BoundedCache(most)
+        self._known: BoundedCache[_Key, Sequence[ParamInfo]] = BoundedCache(most)
 
     @property
     def caches(self) -> Sequence[BoundedCache[Any, Any]]:
         """See `Caching`."""
         return (self._known,)
 
-    def flatten(self, tree: object) -> tuple[Sequence[ParamInfo], list[Any], Any]:
+    def flatten(
+        self, tree: object, process: tuple[int, int] = ALONE
+    ) -> tuple[Sequence[ParamInfo], list[Any], Any]:
         """Flatten a tree as `flatten_tree` does, with the same result and the same errors.
 
         Returns:
@@ -77,23 +83,26 @@ class StructureCache:
             raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
         if not walk.plain:
-            return _by_path(tree)
+            return _by_path(tree, process)
 
         marks = tuple(walk.marks)
-        infos = self._known.get((len(leaves), marks))
+        key = len(leaves), marks, process
+        infos = self._known.get(key)
         if infos is None:
             infos = _infos(marks, len(leaves))
             if infos is None:
-                return _by_path(tree)
+                return _by_path(tree, process)
+            if any(cls is PerProcess for _, cls, _, _ in marks):
+                infos = tuple([settled(info, process) if _PROCESS in info.kinds else info for info in infos])
 
             check_names(infos)
-            self._known.put((len(leaves), marks), infos, _BYTES_OF_A_LEAF * len(infos))
+            self._known.put(key, infos, _BYTES_OF_A_LEAF * len(infos))
 
         return infos, leaves, treedef
 
 
-def _by_path(tree: object) -> tuple[Sequence[ParamInfo], list[Any], Any]:
-    flat, treedef = flatten_tree(tree)
+def _by_path(tree: object, process: tuple[int, int]) -> tuple[Sequence[ParamInfo], list[Any], Any]:
+    flat, treedef = flatten_tree(tree, process=process)
     return tuple([found.info for found in flat]), [found.value for found in flat], treedef
 
 

@@ -6,46 +6,27 @@ may be deleted.
 
 from __future__ import annotations
 
-__all__ = ("files_worth_linking", "set_aside", "take_digests")
+__all__ = ("divided_by", "files_worth_linking", "set_aside", "share")
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from hashlib import sha256
-from operator import attrgetter
-from typing import final
 
 from penstock.kernel.errors import PenstockError, StorageError
-from penstock.kernel.messages.leaves import Leaf, Leaves
-from penstock.kernel.messages.save import References, SavePlan, WrittenBatch
+from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.store_capabilities import SharedFiles, SyncsFiles
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.workspace import Workspace
-from penstock.stages.common.batching import grouped
-from penstock.stages.common.codec_rules import AUTO
-from penstock.stages.planning.stored_columns import key_columns, spec_column
-from penstock.stages.reuse.value_cache import KnownValues
+from penstock.stages.reuse.base_comparison import Candidates, compare
 
 LIVE_SHARE = 0.5
 """A file is linked if at least this share of its bytes is still needed. Otherwise the leaves in it are
 written again. So a chain of checkpoints never takes more than twice the bytes of its leaves."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """The unchanged leaves, and the places of their bytes in the base."""
-
-    leaves: Leaves
-    parts: Sequence[Sequence[Written]]  #: of each leaf
 
 
 async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
@@ -79,7 +60,7 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
 async def _set_aside(
     run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
 ) -> tuple[Leaves, SavePlan]:
-    directory, found, sizes = await run.threads.run(_compare, run, base, identity, leaves, plan)
+    directory, found, sizes = await run.threads.run(compare, run, base, identity, leaves, plan)
     if not found.parts:
         return leaves, plan
 
@@ -87,12 +68,12 @@ async def _set_aside(
     for folder in sorted({os.path.dirname(file) for file in files}):
         await run.workspace.open(folder)
 
-    shared = await run.threads.run(_share, run, directory, files)
-    return await run.threads.run(_divided, run, found, shared, leaves, plan)
+    shared = await run.threads.run(share, run, directory, files)
+    return await run.threads.run(divided_by, run, found, shared, leaves, plan)
 
 
-def _divided(
-    run: SaveRun, found: _Candidates, shared: set[str], leaves: Leaves, plan: SavePlan
+def divided_by(
+    run: SaveRun, found: Candidates, shared: set[str], leaves: Leaves, plan: SavePlan
 ) -> tuple[Leaves, SavePlan]:
     """Set aside the leaves all of whose files are shared."""
     chosen = [at for at, parts in enumerate(found.parts) if shared.issuperset([part.file for part in parts])]
@@ -134,222 +115,7 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
         files = enough
 
 
-def _compare(
-    run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
-) -> tuple[str, _Candidates, dict[str, int]]:
-    """Find the leaves that the base holds unchanged. Runs in a worker thread.
-
-    Returns:
-        The directory that the names of the base's data files are relative to, the leaves, and the sizes
-        of their files.
-    """
-    known: Mapping[str, References] = {} if run.by_digest else _known(run, base, identity)
-    nothing = _Candidates(leaves.part([]), ())
-    if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, plan, known):
-        return base, nothing, {}
-
-    checkpoint, key = _open(run, base)
-    if run.by_digest:
-        unchanged = _same_digest(leaves, plan, checkpoint)
-    else:
-        unchanged = list(_same_objects(leaves, plan, known.get(key, {})))
-
-    # Leaves that a later stage changes are always written: here they still have their old values.
-    unchanged = [at for at in unchanged if leaves.indices[at] not in plan.changes]
-    if not unchanged:
-        return checkpoint.directory, nothing, {}
-
-    found = _stored(run, leaves, unchanged, plan, checkpoint)
-    files = {part.file for parts in found.parts for part in parts}
-    sizes = {file: run.store.size(os.path.join(checkpoint.directory, file)) for file in files}
-    return checkpoint.directory, found, sizes
-
-
-def _stored(
-    run: SaveRun, leaves: Leaves, unchanged: Sequence[int], plan: SavePlan, checkpoint: StoredCheckpoint
-) -> _Candidates:
-    """Find the unchanged leaves whose stored bytes the new checkpoint can use as they are."""
-    rows = {keys: row for row, keys in enumerate(key_columns(checkpoint.leaves)[0])}
-    keys, before = keys_of(plan.infos), spec_column(checkpoint.leaves)
-    specs, lies_right = _Uncoded(), _Places(run, leaves)
-    alike: dict[tuple[int, int], bool] = {}  # by the identity of both specs, which many leaves share
-    chosen: list[int] = []
-    parts: list[Sequence[Written]] = []
-    for at in unchanged:
-        index, now = leaves.indices[at], leaves.specs[at]
-        row = rows.get(keys[index])
-        if row is None:
-            continue
-
-        both = id(now), id(before[row])
-        if both not in alike:
-            alike[both] = _alike(now, before[row])
-        if alike[both]:
-            there = [part.of_leaf(index) for part in checkpoint.parts(checkpoint.leaves[row])]
-            if there and lies_right.all_of(at, there):
-                chosen.append(at)
-                parts.append(there)
-
-    found = leaves.part(chosen)
-    return _Candidates(replace(found, specs=list(map(specs.of, found.specs))), parts)
-
-
-def _alike(now: LeafSpec, then: LeafSpec) -> bool:
-    """Whether the stored bytes have the same meaning. All other metadata of a leaf is always written anew."""
-    if not now.nbytes or now.codec not in (None, AUTO):
-        return False  # its encoded bytes are not known yet
-
-    return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
-
-
-@final
-class _Uncoded:
-    """Specs with no codec instead of an undecided one: the stored bytes have none."""
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[int, LeafSpec] = {}
-
-    def of(self, spec: LeafSpec) -> LeafSpec:
-        """Return the spec without a codec: one object for all leaves that share one."""
-        if spec.codec is None:
-            return spec
-        if id(spec) not in self._known:
-            self._known[id(spec)] = replace(spec, codec=None)
-
-        return self._known[id(spec)]
-
-
-@final
-class _Places:
-    """Says whether the new checkpoint would look for parts in files of the same names as the base."""
-
-    __slots__ = ("_folder", "_folders", "_items", "_layout", "_leaves", "_together")
-
-    def __init__(self, run: SaveRun, leaves: Leaves) -> None:
-        self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
-        self._items = run.layout if isinstance(run.layout, ItemsLayout) else None
-        self._leaves = leaves
-        self._folder = "" if self._layout is None else os.path.dirname(self._layout.data_file())
-        self._folders: dict[str, str] = {}
-        self._together: bool | None = None  #: whether all chunks may lie in any data files
-
-    def all_of(self, at: int, parts: Sequence[Written]) -> bool:
-        """Whether it would for all parts of the leaf with this number."""
-        layout = self._layout
-        if layout is None:
-            return True
-        if self._together is None:
-            self._together = layout.chunk_file(self._leaves[at], parts[0].chunk) is None
-        if not self._together:
-            leaf = self._leaves[at]
-            return all(part.file == layout.chunk_file(leaf, part.chunk) for part in parts)
-
-        folder = self._folder
-        if self._items is not None:
-            folder = os.path.join(self._items.folder(self._leaves[at]), folder)
-
-        return all(self._folder_of(part.file) == folder for part in parts)
-
-    def _folder_of(self, file: str) -> str:
-        folder = self._folders.get(file)
-        if folder is None:
-            folder = self._folders[file] = os.path.dirname(file)
-
-        return folder
-
-
-def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
-    """Open the base. Returns it with its key in the mapping that `_known` returns."""
-    if isinstance(run.layout, ItemsLayout):
-        return run.layout.open_all(run.store, base), ""
-
-    checkpoint = run.layout.open(run.store, base)
-    return checkpoint, checkpoint.directory
-
-
-def _known(run: SaveRun, base: str, identity: object) -> Mapping[str, References]:
-    """Return the known values of each tree in the base, by directory, and by stored name in this save.
-
-    The identity is that of the base before anything of it was read.
-    If this save writes items, the trees of all items are merged under one empty key.
-    """
-    known = run.shared.of(KnownValues).find(base, identity)
-    if not isinstance(run.layout, ItemsLayout):
-        return known
-
-    return {"": run.layout.from_folders({os.path.relpath(where, base): of for where, of in known.items()})}
-
-
-def _any_known(leaves: Leaves, plan: SavePlan, known: Mapping[str, References]) -> bool:
-    """Whether any leaf is a known object. If none is, the base need not be opened."""
-    return any(True for references in known.values() for _ in _same_objects(leaves, plan, references))
-
-
-def _same_objects(leaves: Leaves, plan: SavePlan, known: References) -> Iterator[int]:
-    """Yield the numbers of the leaves that are known objects."""
-    if not known:
-        return
-
-    names = names_of(plan.infos)
-    for at, (index, value) in enumerate(zip(leaves.indices, leaves.values or (), strict=True)):
-        reference = known.get(names[index])
-        if reference is not None and reference() is value:
-            yield at
-
-
-def _same_digest(leaves: Leaves, plan: SavePlan, checkpoint: StoredCheckpoint) -> list[int]:
-    """Return the numbers of the leaves that the base has with the same digest."""
-    recorded, names = checkpoint.digests, names_of(plan.infos)
-    digests = [plan.digests.get(names[index]) for index in leaves.indices]
-    return [
-        at
-        for at, (index, digest) in enumerate(zip(leaves.indices, digests, strict=True))
-        if digest is not None and digest == recorded.get(names[index])
-    ]
-
-
-async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, bytes]:
-    """Return the SHA-256 of every leaf that has bytes, by stored name. Reads every byte.
-
-    The bytes that must be copied to the host are leased, up to one piece at a time.
-    """
-    found: dict[str, bytes] = {}
-    most = run.limits.piece_bytes
-    for group in await run.threads.run(_groups, leaves, most):
-        nbytes = min(most, sum([leaf.spec.nbytes for leaf in group]))
-        lease = await run.lease(nbytes, group[0].info.key_path, prioritised=False)
-        try:
-            found.update(await run.threads.run(_digests, group, most))
-        finally:
-            lease.release()
-
-    return found
-
-
-def _groups(leaves: Sequence[Leaf], most: int) -> list[tuple[Leaf, ...]]:
-    return list(grouped([leaf for leaf in leaves if leaf.spec.nbytes], most))
-
-
-def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
-    """Hash the chunks of each leaf. The digest does not depend on the size or the order of the pieces."""
-    found: dict[str, bytes] = {}
-    for leaf in leaves:
-        digest = sha256()
-        plans = leaf.handler.pieces(leaf, piece_bytes)
-        for plan in sorted(plans, key=attrgetter("chunk", "start")):
-            if plan.start == 0:
-                digest.update(repr(plan.chunk).encode())
-
-            digest.update(plan.take())
-
-        found[leaf.info.name] = digest.digest()
-
-    return found
-
-
-def _share(run: SaveRun, directory: str, files: set[str]) -> set[str]:
+def share(run: SaveRun, directory: str, files: set[str]) -> set[str]:
     """Link each file into the new checkpoint, durably. Returns the files that could be linked.
 
     Whoever wrote a file may not have synced it: think of `cp -r`.

@@ -43,6 +43,11 @@ class Job:
         assert "error" not in found, f"{case} failed in {rank}\n{self.logs([found])}"
         return found["value"]
 
+    def saved(self) -> Path:
+        """Return the checkpoint that the case `saves_and_restores` left."""
+        self.results("saves_and_restores")
+        return self.folder / "saves_and_restores" / "step_1"
+
     def logs(self, results: Sequence[Any]) -> str:
         """Return what the processes said."""
         said = [result["error"] for result in results if result and "error" in result]

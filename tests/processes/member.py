@@ -24,15 +24,16 @@ def main() -> None:
     jax.distributed.initialize(address, int(count), int(rank), coordinator_bind_address=address)
     import anyio
     from jax._src import distributed
-    from tests.processes import cases as known
+    from tests.processes.cases import case
+    from tests.processes.job_case import Here
 
     client: Any = distributed.global_state.client
     for name in cases:
         client.wait_at_barrier(f"before {name}", BARRIER_MS)
         sys.stdout.write(f"==== {name}, after {time.perf_counter() - began:.1f} s\n")
-        here = known.Here(Path(folder) / name, int(rank), int(count), client)
+        here = Here(Path(folder) / name, int(rank), int(count), client)
         try:
-            result = {"value": anyio.run(getattr(known, name), here, backend=backend)}
+            result = {"value": anyio.run(case(name), here, backend=backend)}
         except BaseException:
             traceback.print_exc()
             result = {"error": f"---- process {rank}, {name}\n{traceback.format_exc()}"}

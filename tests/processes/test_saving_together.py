@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from tests.processes.launcher import Job, run_job, run_once
+from tests.processes.launcher import Job
 from tests.processes.trees import host_leaves, values
 
 import penstock.sync
 
-CASES = (
-    "saves_and_restores",
-    "orbax_reads",
-    "orbaxs_names_refuse_what_is_spread",
-    "trees_that_differ_are_refused",
-    "a_failure_ends_it_for_all",
-    "a_cancellation_ends_it_for_all",
-    "saves_in_opposite_order_do_not_cross",
-    "calls_and_keys_stay_few",
-    "the_budget_is_kept",
-    "every_format_can_be_written",
-    "steps_and_items",
-    "saves_large_arrays",
-    "reads_what_its_devices_hold",
-    "what_is_replicated_is_divided",
-    "one_is_stopped_and_wakes",
-    "one_dies_in_the_middle",
-)
-
 pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(2, "asyncio"), pytest.param((4, "trio"), marks=pytest.mark.slow)],
-    ids=["two", "four"],
-)
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Every case once, in one job: starting the processes is what takes long."""
-    count, backend = request.param
-    return run_once(tmp_path_factory, count, CASES, backend=backend)
-
-
-def saved(job: Job) -> Path:
-    job.results("saves_and_restores")
-    return job.folder / "saves_and_restores" / "step_1"
 
 
 def test_what_is_saved_together_is_restored_by_all(job: Job) -> None:
@@ -74,28 +35,10 @@ def test_one_process_restores_it_without_a_target(
     job: Job, assert_same: Callable[[object, object], None]
 ) -> None:
     with penstock.sync.Checkpointer() as opened:
-        found = opened.restore(saved(job))
+        found = opened.restore(job.saved())
 
     for name, want in {**values(), "numpy": host_leaves()["numpy"]}.items():
         assert_same(jax.tree.map(np.asarray, found[name]), jax.tree.map(np.asarray, want))
-
-
-def test_orbax_reads_it_in_one_process(job: Job) -> None:
-    path = saved(job)
-    restore_args = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in ("rows", "both", "replicated")}
-    found = ocp.PyTreeCheckpointer().restore(
-        path,
-        args=ocp.args.PyTreeRestore(
-            dict.fromkeys(restore_args, 0), restore_args=restore_args, partial_restore=True
-        ),
-    )
-
-    for name in restore_args:
-        np.testing.assert_array_equal(found[name], values()[name])
-
-
-def test_orbax_reads_it_in_all_processes(job: Job) -> None:
-    assert job.results("orbax_reads") == [{"differs": []}] * job.count
 
 
 def test_orbaxs_names_refuse_what_is_spread_in_each_process(job: Job) -> None:
@@ -103,7 +46,7 @@ def test_orbaxs_names_refuse_what_is_spread_in_each_process(job: Job) -> None:
 
 
 def test_each_process_has_data_files_of_its_own(job: Job) -> None:
-    names = os.listdir(saved(job))
+    names = os.listdir(job.saved())
     assert {f"ocdbt.process_{rank}" for rank in range(job.count)} <= set(names)
     assert "_PENSTOCK_PARTS" not in names
 
@@ -152,31 +95,6 @@ def test_the_budget_is_kept(job: Job) -> None:
     for result in job.results("the_budget_is_kept"):
         assert result["peak"] <= 2**20
         assert result["differs"] == []
-
-
-def test_each_process_reads_no_more_than_its_devices_hold(job: Job) -> None:
-    for result in job.results("reads_what_its_devices_hold"):
-        check_bytes_read(result)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_processes_of_another_number_read_no_more_either(job: Job, count: int, tmp_path: Path) -> None:
-    job.results("saves_large_arrays")
-    shutil.copytree(job.folder / "saves_large_arrays" / "step_1", tmp_path / "saved")
-    for result in run_job(tmp_path, count, ["reads_what_its_devices_hold"]).results(
-        "reads_what_its_devices_hold"
-    ):
-        # Four processes need half the rows of each chunk that two wrote of this array.
-        check_bytes_read(result, ("both",) if count > job.count else ())
-
-
-def check_bytes_read(result: Any, but: Sequence[str] = ()) -> None:
-    for name, need in result["need"].items():
-        read = result["read"][name] - result["documents"]
-        assert read >= 0.99 * need, name
-        if name not in but:
-            assert read <= 1.15 * need, name
 
 
 def test_every_format_can_be_written_and_overwritten(job: Job) -> None:

@@ -71,7 +71,7 @@ LARGE = {
 
 def large_values() -> dict[str, Any]:
     """Return arrays that are large enough to count the bytes that are read of them."""
-    x = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+    x = np.arange(1536 * 768, dtype=np.float32).reshape(1536, 768)  # 3 processes can divide them, and 8
     return {name: x + at for at, name in enumerate(LARGE)}
 
 

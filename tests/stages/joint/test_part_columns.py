@@ -22,7 +22,7 @@ from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 from penstock.stages.common.arrived_leaves import check_all_there
-from penstock.stages.joint.part_columns import decoded_part, encoded_part
+from penstock.stages.joint.part_columns import decoded_part, encoded_part, written_by
 
 FOLDER = "item/"
 Tree = tuple[list[LeafSpec], list[Written]]
@@ -61,6 +61,10 @@ def plan_of(specs: Sequence[LeafSpec]) -> tuple[SavePlan, TreeColumns]:
     return SavePlan(infos=infos, specs=specs, handlers=[]), TreeColumns.of(leaves)
 
 
+def decoded(specs: Sequence[LeafSpec], data: bytes) -> WrittenBatch:
+    return written_by(specs, decoded_part(data))
+
+
 def as_row(part: Written) -> tuple[object, ...]:
     return part.leaf, part.chunk, part.start, part.file, part.offset, part.nbytes, part.crc32c, part.coded
 
@@ -68,7 +72,7 @@ def as_row(part: Written) -> tuple[object, ...]:
 @given(trees())
 def test_what_is_decoded_is_what_was_written(tree: Tree) -> None:
     specs, written = tree
-    found = decoded_part(specs, encoded_part(specs, [WrittenBatch((), tuple(written))]))
+    found = decoded(specs, encoded_part(specs, [WrittenBatch((), tuple(written))]))
 
     order = attrgetter("leaf", "chunk", "start")
     assert list(map(as_row, found.parts())) == list(map(as_row, sorted(written, key=order)))
@@ -81,7 +85,7 @@ def test_documents_made_of_columns_are_those_made_of_objects(tree: Tree) -> None
     # As of two processes, each of which has whole chunks.
     halves = [[part for part in written if hash((part.leaf, part.chunk)) % 2 == half] for half in (0, 1)]
     objects = [WrittenBatch((), tuple(written))]
-    parts = [decoded_part(specs, encoded_part(specs, [WrittenBatch((), tuple(half))])) for half in halves]
+    parts = [decoded(specs, encoded_part(specs, [WrittenBatch((), tuple(half))])) for half in halves]
 
     check_all_there(plan, specs, parts)
     fixed = {"node_file": "d/nodes", "uuid": bytes(16), "commit_time_ns": 1}
@@ -95,7 +99,7 @@ def test_documents_made_of_columns_are_those_made_of_objects(tree: Tree) -> None
 @given(trees())
 def test_an_item_has_what_was_written_into_its_folder(tree: Tree) -> None:
     specs, written = tree
-    part = decoded_part(specs, encoded_part(specs, [WrittenBatch((), tuple(written))]))
+    part = decoded(specs, encoded_part(specs, [WrittenBatch((), tuple(written))]))
 
     assert [list(each.parts()) for each in written_in("other", [part])] in ([], [[]])
     (inside,) = written_in(FOLDER[:-1], [part])
@@ -113,10 +117,10 @@ def test_what_names_something_that_is_not_there_is_refused(change: str) -> None:
     found["columns"][at] = wrong
 
     with pytest.raises(CoordinationError, match="cannot be read"):
-        decoded_part(specs, zlib.compress(msgpack.packb(found)))
+        decoded(specs, zlib.compress(msgpack.packb(found)))
 
 
 @pytest.mark.parametrize("data", [b"", b"x", zlib.compress(b"\x81"), zlib.compress(msgpack.packb([1]))])
 def test_what_is_no_part_is_refused(data: bytes) -> None:
     with pytest.raises(CoordinationError, match="do all processes run one penstock"):
-        decoded_part([], data)
+        decoded([], data)

@@ -1,0 +1,121 @@
+"""Links to a base in a save by several processes: each links what it wrote there and would write again.
+
+Nothing need be agreed. A chunk that a process links has the bytes that it would write, whatever the others do
+with the rest of the leaf. Each process looks for its own chunks in its own folder, so no two link one file.
+
+Links are made once the primary has made the place, behind staging. Then it is too late to write a leaf after
+all, so what can be known of linking is tried before.
+"""
+
+from __future__ import annotations
+
+__all__ = ("find_links", "make_links")
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from penstock.kernel.errors import PenstockError, StorageError
+from penstock.kernel.messages.joint_plan import BaseLinks
+from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.messages.save import SavePlan
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.store_capabilities import SharedFiles
+from penstock.kernel.storage.holds import hold_for_reading
+from penstock.stages.reuse.base_comparison import compare
+from penstock.stages.reuse.incremental import divided_by, files_worth_linking, share
+
+
+async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
+    """Return the leaves that this process must write, and the plan with those that the base holds in `kept`.
+
+    Args:
+        run: Of the save, with a base.
+        leaves: Of which this process writes a part.
+        plan: With a `JointPlan`.
+
+    Raises:
+        CorruptCheckpointError: If the base is missing or damaged.
+    """
+    assert run.base is not None
+    identify = partial(run.threads.run, run.store.identity, run.base)
+    async with hold_for_reading(run.store, run.threads, run.base):
+        before = await identify()
+        try:
+            found = await run.threads.run(_find, run, run.base, before, leaves, plan)
+        except PenstockError:
+            if before == await identify():
+                raise
+        else:
+            if before == await identify():
+                return found
+
+    run.events.warning("save.base_replaced", path=run.path, base=run.base)
+    return leaves, plan
+
+
+def _find(
+    run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
+) -> tuple[Leaves, SavePlan]:
+    directory, found, sizes = compare(run, base, identity, leaves, plan)
+    files = files_worth_linking(found.parts, sizes)
+    if not files or not _can_link(run, os.path.join(directory, min(files))):
+        return leaves, plan
+
+    rest, plan = divided_by(run, found, files, leaves, plan)
+    if plan.kept is None or plan.joint is None:
+        return leaves, plan
+
+    linked = sorted({part.file for part in plan.kept.parts()})
+    links = BaseLinks(directory=directory, files=linked, identity=identity)
+    return rest, replace(plan, joint=replace(plan.joint, links=links))
+
+
+def _can_link(run: SaveRun, file: str) -> bool:
+    """Try to link a file of the base into a temporary directory beside the new checkpoint."""
+    store = run.store
+    if not isinstance(store, SharedFiles):
+        return False
+
+    parent = os.path.dirname(run.path)
+    while store.kind(parent) is None and parent != os.path.dirname(parent):
+        parent = os.path.dirname(parent)
+
+    name = os.path.basename(run.layout.temporary_name(run.path))
+    trial = os.path.join(parent, f"{name}-{secrets.token_hex(8)}")
+    try:
+        store.make_directory(trial)
+        store.share(file, os.path.join(trial, "link"))
+    except StorageError as error:
+        run.events.warning("save.not_linked", path=run.path, file=file, error=repr(error))
+        return False
+    finally:
+        with suppress(StorageError):
+            store.remove_tree(trial)
+
+    return True
+
+
+async def make_links(run: SaveRun, links: BaseLinks) -> None:
+    """Link the files, durably, into the place where the checkpoint is built.
+
+    Raises:
+        StorageError: If one cannot be linked, or the base was replaced meanwhile.
+    """
+    assert run.base is not None
+    for folder in sorted({os.path.dirname(file) for file in links.files}):
+        await run.workspace.open(folder)
+
+    identify = partial(run.threads.run, run.store.identity, run.base)
+    async with hold_for_reading(run.store, run.threads, run.base):
+        shared = await run.threads.run(share, run, links.directory, set(links.files))
+        if await identify() != links.identity:
+            raise StorageError("link", run.base, "the base was replaced while it was saved; save once more")
+
+    absent = sorted(set(links.files) - shared)
+    if absent:
+        problem = "it could be linked before, and cannot any more; save once more"
+        raise StorageError("link", os.path.join(links.directory, absent[0]), problem, errno.ESTALE)

@@ -1,0 +1,224 @@
+"""Finds the leaves that a base checkpoint holds unchanged, and where."""
+
+from __future__ import annotations
+
+__all__ = ("Candidates", "compare")
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.save import References, SavePlan
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, process_folder_of
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.leaf_infos import keys_of, names_of
+from penstock.kernel.protocols.written import Written
+from penstock.stages.common.codec_rules import AUTO
+from penstock.stages.common.stored_columns import key_columns, spec_column
+from penstock.stages.reuse.leaf_digests import digest_name
+from penstock.stages.reuse.value_cache import KnownValues
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The unchanged leaves, and the places of their bytes in the base."""
+
+    leaves: Leaves
+    parts: Sequence[Sequence[Written]]  #: of each leaf
+
+
+def compare(
+    run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
+) -> tuple[str, Candidates, dict[str, int]]:
+    """Find the leaves that the base holds unchanged. Runs in a worker thread.
+
+    Returns:
+        The directory that the names of the base's data files are relative to, the leaves, and the sizes
+        of their files.
+    """
+    known: Mapping[str, References] = {} if run.by_digest else _known(run, base, identity)
+    nothing = Candidates(leaves.part([]), ())
+    if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, plan, known):
+        return base, nothing, {}
+
+    checkpoint, key = _open(run, base)
+    if run.by_digest:
+        unchanged = _same_digest(run, leaves, plan, checkpoint)
+    else:
+        unchanged = list(_same_objects(leaves, plan, known.get(key, {})))
+
+    # Leaves that a later stage changes are always written: here they still have their old values.
+    unchanged = [at for at in unchanged if leaves.indices[at] not in plan.changes]
+    if not unchanged:
+        return checkpoint.directory, nothing, {}
+
+    found = _stored(run, leaves, unchanged, plan, checkpoint)
+    files = {part.file for parts in found.parts for part in parts}
+    sizes = {file: run.store.size(os.path.join(checkpoint.directory, file)) for file in files}
+    return checkpoint.directory, found, sizes
+
+
+def _stored(
+    run: SaveRun, leaves: Leaves, unchanged: Sequence[int], plan: SavePlan, checkpoint: StoredCheckpoint
+) -> Candidates:
+    """Find the unchanged leaves whose stored bytes the new checkpoint can use as they are."""
+    rows = {keys: row for row, keys in enumerate(key_columns(checkpoint.leaves)[0])}
+    keys, before = keys_of(plan.infos), spec_column(checkpoint.leaves)
+    specs, lies_right = _Uncoded(), _Places(run, leaves)
+    alike: dict[tuple[int, int], bool] = {}  # by the identity of both specs, which many leaves share
+    there: list[tuple[int, int]] = []  # the numbers of leaves, and their rows in the base
+    for at in unchanged:
+        row = rows.get(keys[leaves.indices[at]])
+        if row is None:
+            continue
+
+        now = leaves.specs[at]
+        both = id(now), id(before[row])
+        if both not in alike:
+            alike[both] = _alike(now, before[row])
+        if alike[both]:
+            there.append((at, row))
+
+    indices = [leaves.indices[at] for at, _ in there]
+    chosen: list[int] = []
+    parts: list[Sequence[Written]] = []
+    for (at, _), stored in zip(there, checkpoint.parts([row for _, row in there], indices), strict=True):
+        here = stored if run.operation is None else _written_here(leaves[at], stored)
+        if here and lies_right.all_of(at, here):
+            chosen.append(at)
+            parts.append(here)
+
+    found = leaves.part(chosen)
+    return Candidates(replace(found, specs=list(map(specs.of, found.specs))), parts)
+
+
+def _written_here(leaf: Leaf, parts: Sequence[Written]) -> list[Written]:
+    """Return the parts of the chunks that this process writes of a leaf; none if any is not there."""
+    here = {plan.chunk for plan in leaf.handler.pieces(leaf, leaf.spec.nbytes)}
+    found = [part for part in parts if part.chunk in here]
+    return found if {part.chunk for part in found} == here else []
+
+
+def _alike(now: LeafSpec, then: LeafSpec) -> bool:
+    """Whether the stored bytes have the same meaning. All other metadata of a leaf is always written anew."""
+    if not now.nbytes or now.codec not in (None, AUTO):
+        return False  # its encoded bytes are not known yet
+
+    return (now.shape, now.dtype, now.chunk_shape) == (then.shape, then.dtype, then.chunk_shape)
+
+
+@final
+class _Uncoded:
+    """Specs with no codec instead of an undecided one: the stored bytes have none."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, LeafSpec] = {}
+
+    def of(self, spec: LeafSpec) -> LeafSpec:
+        """Return the spec without a codec: one object for all leaves that share one."""
+        if spec.codec is None:
+            return spec
+        if id(spec) not in self._known:
+            self._known[id(spec)] = replace(spec, codec=None)
+
+        return self._known[id(spec)]
+
+
+@final
+class _Places:
+    """Says whether the new checkpoint would look for parts in files of the same names as the base."""
+
+    __slots__ = ("_folder", "_folders", "_items", "_layout", "_leaves", "_together")
+
+    def __init__(self, run: SaveRun, leaves: Leaves) -> None:
+        self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
+        self._items = run.layout if isinstance(run.layout, ItemsLayout) else None
+        self._leaves = leaves
+        self._folder = "" if self._layout is None else os.path.dirname(self._layout.data_file())
+        if run.operation is not None:
+            own = process_folder_of(run.layout, run.operation.process_index)
+            self._folder = os.path.join(own, self._folder)
+
+        self._folders: dict[str, str] = {}
+        self._together: bool | None = None  #: whether all chunks may lie in any data files
+
+    def all_of(self, at: int, parts: Sequence[Written]) -> bool:
+        """Whether it would for all parts of the leaf with this number."""
+        layout = self._layout
+        if layout is None:
+            return True
+        if self._together is None:
+            self._together = layout.chunk_file(self._leaves[at], parts[0].chunk) is None
+        if not self._together:
+            leaf = self._leaves[at]
+            return all(part.file == layout.chunk_file(leaf, part.chunk) for part in parts)
+
+        folder = self._folder
+        if self._items is not None:
+            folder = os.path.join(self._items.folder(self._leaves[at]), folder)
+
+        return all(self._folder_of(part.file) == folder for part in parts)
+
+    def _folder_of(self, file: str) -> str:
+        folder = self._folders.get(file)
+        if folder is None:
+            folder = self._folders[file] = os.path.dirname(file)
+
+        return folder
+
+
+def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
+    """Open the base. Returns it with its key in the mapping that `_known` returns."""
+    if isinstance(run.layout, ItemsLayout):
+        return run.layout.open_all(run.store, base), ""
+
+    checkpoint = run.layout.open(run.store, base)
+    return checkpoint, checkpoint.directory
+
+
+def _known(run: SaveRun, base: str, identity: object) -> Mapping[str, References]:
+    """Return the known values of each tree in the base, by directory, and by stored name in this save.
+
+    The identity is that of the base before anything of it was read.
+    If this save writes items, the trees of all items are merged under one empty key.
+    """
+    known = run.shared.of(KnownValues).find(base, identity)
+    if not isinstance(run.layout, ItemsLayout):
+        return known
+
+    return {"": run.layout.from_folders({os.path.relpath(where, base): of for where, of in known.items()})}
+
+
+def _any_known(leaves: Leaves, plan: SavePlan, known: Mapping[str, References]) -> bool:
+    """Whether any leaf is a known object. If none is, the base need not be opened."""
+    return any(True for references in known.values() for _ in _same_objects(leaves, plan, references))
+
+
+def _same_objects(leaves: Leaves, plan: SavePlan, known: References) -> Iterator[int]:
+    """Yield the numbers of the leaves that are known objects."""
+    if not known:
+        return
+
+    names = names_of(plan.infos)
+    for at, (index, value) in enumerate(zip(leaves.indices, leaves.values or (), strict=True)):
+        reference = known.get(names[index])
+        if reference is not None and reference() is value:
+            yield at
+
+
+def _same_digest(run: SaveRun, leaves: Leaves, plan: SavePlan, checkpoint: StoredCheckpoint) -> list[int]:
+    """Return the numbers of the leaves that the base has with the same digest."""
+    recorded, names = checkpoint.digests, names_of(plan.infos)
+    digests = [plan.digests.get(names[index]) for index in leaves.indices]
+    return [
+        at
+        for at, (index, digest) in enumerate(zip(leaves.indices, digests, strict=True))
+        if digest is not None and digest == recorded.get(digest_name(run, names[index]))
+    ]

@@ -1,0 +1,42 @@
+"""One job, in which every case runs once: starting the processes is what takes long."""
+
+from __future__ import annotations
+
+import pytest
+from tests.processes.launcher import Job, run_once
+
+CASES = (
+    "saves_and_restores",
+    "orbax_reads",
+    "orbax_v1_reads",
+    "orbaxs_names_refuse_what_is_spread",
+    "trees_that_differ_are_refused",
+    "a_failure_ends_it_for_all",
+    "a_cancellation_ends_it_for_all",
+    "saves_in_opposite_order_do_not_cross",
+    "calls_and_keys_stay_few",
+    "the_budget_is_kept",
+    "every_format_can_be_written",
+    "steps_and_items",
+    "saves_large_arrays",
+    "reads_what_its_devices_hold",
+    "what_is_replicated_is_divided",
+    "each_keeps_its_own",
+    "what_is_of_one_process_is_checked",
+    "what_a_base_holds_is_linked",
+    "what_has_the_same_bytes_is_linked",
+    "what_cannot_be_linked_is_written",
+    "one_is_stopped_and_wakes",
+    "one_dies_in_the_middle",
+)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[(2, "asyncio"), pytest.param((4, "trio"), marks=pytest.mark.slow)],
+    ids=["two", "four"],
+)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two processes on asyncio, or four on trio."""
+    count, backend = request.param
+    return run_once(tmp_path_factory, count, CASES, backend=backend)

@@ -1,0 +1,111 @@
+"""How a process tells of leaves that it alone has, and how the primary joins them to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.kernel.errors import CoordinationError
+from penstock.kernel.messages.changed_specs import LeafChange
+from penstock.kernel.messages.save import SavePlan, WrittenBatch
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.written import Written
+from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, joined, numbers_told
+from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
+from penstock.stages.pytree.per_process import PerProcess
+from penstock.stages.pytree.structure_cache import StructureCache
+
+SHARED = LeafSpec("np.ndarray", (4,), "float32", 4, (4,))
+
+
+def plan_of(process: int, own: Sequence[LeafSpec]) -> SavePlan:
+    """Return the plan of one of two processes: a leaf, those of its own, and another leaf."""
+    tree = {"a": 0, "it": PerProcess({f"x{at}": 0 for at in range(len(own))}), "z": 0}
+    infos = StructureCache().flatten(tree, (process, 2))[0]
+    registry = default_handlers(entry_points=False)
+    handlers = [registry.for_typestr(spec.typestr, "") for spec in (SHARED, *own, SHARED)]
+    return SavePlan(infos=infos, specs=[SHARED, *own, SHARED], handlers=handlers)
+
+
+def names(infos: Sequence[ParamInfo]) -> list[str]:
+    return [info.name for info in infos]
+
+
+SPECS = (
+    LeafSpec("np.ndarray", (2, 3), "int16", 2, (2, 3)),
+    LeafSpec("string", text="a\udc80 text"),
+    LeafSpec("jax.Array", (3,), "uint32", 4, (3,), (3,), sharding="{}", random_key_impl="threefry2x32"),
+)
+
+
+def test_leaves_of_one_process_stand_behind_those_of_all() -> None:
+    primary, other = plan_of(0, SPECS[:1]), plan_of(1, SPECS)
+    assert numbers_told(other).tolist() == [0, 2, 3, 4, 1]
+
+    row = Written(4, (0,), 0, "ocdbt.process_1/d/a", 0, 16, 1)
+    own = Written(1, (0, 0), 0, "ocdbt.process_1/d/a", 16, 12, 2)
+    told = encoded_part(
+        other.specs, [WrittenBatch((), (row, own))], numbers_told(other), encoded_own(other, other.specs)
+    )
+    part = decoded_part(told)
+    found = joined(primary, primary.specs, {1: part.own}, default_handlers(entry_points=False))
+
+    assert names(found.plan.infos) == [
+        *names(primary.infos),
+        *[f"it.process_1-of-2.x{at}" for at in range(3)],
+    ]
+    assert found.specs[3:] == list(SPECS)
+    written = [(one.leaf, one.nbytes) for one in written_by(found.specs, part, found.places[1]).parts()]
+    assert written == [(2, 16), (3, 12)]
+
+
+def test_what_stages_did_to_them_is_told() -> None:
+    other = plan_of(1, SPECS[:1])
+    change = LeafChange(("quantise",), SHARED)
+    other = replace(other, changes={1: change})
+    part = decoded_part(encoded_part(other.specs, [], None, encoded_own(other, other.specs)))
+    primary = plan_of(0, SPECS[:1])
+    found = joined(primary, primary.specs, {1: part.own}, default_handlers(entry_points=False))
+
+    assert found.plan.changes == {3: change}
+
+
+def test_a_plan_in_which_no_process_has_any_stays_the_same() -> None:
+    plan = plan_of(0, SPECS[:1])
+    found = joined(plan, plan.specs, {1: []}, default_handlers(entry_points=False))
+
+    assert found.plan is plan
+    assert found.specs is plan.specs
+    assert found.places[1].tolist() == [0, 2]
+
+
+def test_the_lists_of_an_earlier_save_are_used_again_if_nothing_differs() -> None:
+    plan, registry = plan_of(0, SPECS[:1]), default_handlers(entry_points=False)
+    rows = encoded_own(plan_of(1, SPECS), plan_of(1, SPECS).specs)
+    trees = JoinedTrees()
+    first = trees.of(plan, plan.specs, {1: rows}, registry)
+    again = trees.of(replace(plan, digests={"a": b""}), plan.specs, {1: rows}, registry)
+    other = trees.of(plan, plan.specs, {1: rows[:2]}, registry)
+
+    assert again.specs is first.specs
+    assert again.plan.infos is first.plan.infos
+    assert again.plan.digests == {"a": b""}
+    assert len(other.specs) == len(first.specs) - 1
+
+
+@pytest.mark.parametrize("row", [{}, {"keys": ["x"], "kinds": [9], "stages": ()}, 7])
+def test_what_is_no_leaf_is_refused(row: object) -> None:
+    plan = plan_of(0, SPECS[:1])
+    with pytest.raises(CoordinationError, match="cannot be read"), reading_part():
+        joined(plan, plan.specs, {1: [row]}, default_handlers(entry_points=False))
+
+
+def test_a_number_beyond_the_leaves_is_refused() -> None:
+    plan = plan_of(0, SPECS[:1])
+    part = decoded_part(encoded_part(plan.specs, [WrittenBatch((), (Written(2, (0,), 0, "a", 0, 16, 1),))]))
+    with pytest.raises(CoordinationError, match="not there"):
+        written_by(plan.specs, part, np.arange(2))
