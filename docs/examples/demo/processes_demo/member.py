@@ -52,11 +52,9 @@ def main() -> None:
 
 async def train(root: Path, rank: int, is_killed: bool) -> dict[str, Any]:
     """Train from the latest step, or from the beginning; return the losses, or who ended the job."""
-    import jax
+    from processes_demo.model import digest, init, make_mesh, make_step  # it asks jax for the devices
 
-    from processes_demo.model import digest, init, make_step
-
-    mesh = jax.make_mesh((jax.device_count(),), ("device",))
+    mesh = make_mesh()
     state, step_once = init(mesh), make_step(mesh)
     store = FaultyStore(LocalStore())
     losses: dict[int, str] = {}

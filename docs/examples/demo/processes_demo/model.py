@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, cast
+from importlib import import_module
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from processes_demo.member import BATCH, WIDTH
 
-SHARDED: Any = PartitionSpec("device")
+jax: Any = import_module("jax")  # which annotates little of what is used here
+WHOLE, SHARDED = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("device")
+
+State = dict[str, Any]
 
 
-def init(mesh: Mesh) -> dict[str, Any]:
+def make_mesh() -> Any:
+    """Return a mesh of all devices of the job."""
+    return jax.make_mesh((jax.device_count(),), ("device",))
+
+
+def init(mesh: Any) -> State:
     """Return the state before the first step, spread over the mesh by rows."""
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 16 for name in ("first", "second")}
@@ -28,59 +34,60 @@ def init(mesh: Mesh) -> dict[str, Any]:
     return {"params": _spread(weights, mesh), "momentum": _spread(zeros, mesh)}
 
 
-def make_step(mesh: Mesh) -> Callable[[dict[str, Any], int], tuple[dict[str, Any], Any]]:
+def make_step(mesh: Any) -> Callable[[State, int], tuple[State, Any]]:
     """Return the function that takes a state and a step's number to the next state and the loss."""
+    specs = {"in_specs": (SHARDED, WHOLE), "out_specs": (SHARDED, WHOLE)}
+    update: Any = jax.jit(jax.shard_map(_on_device, mesh=mesh, **specs, check_vma=False))
 
-    def on_device(state: Any, batch: Any) -> Any:
-        whole = jax.tree.map(lambda x: jax.lax.all_gather(x, "device", tiled=True), state["params"])
-        loss, gradients = jax.value_and_grad(_loss)(whole, batch)
-        n_rows, at = WIDTH // jax.lax.axis_size("device"), jax.lax.axis_index("device")
-
-        def own(x: Any) -> Any:
-            return jax.lax.dynamic_slice_in_dim(x, at * n_rows, n_rows)
-
-        momentum = jax.tree.map(lambda m, g: 0.9 * m + own(g), state["momentum"], gradients)
-        params = jax.tree.map(lambda p, m: p - 0.01 * m, state["params"], momentum)
-        return {"params": params, "momentum": momentum}, loss
-
-    spread: Any = jax.shard_map
-    update = jax.jit(
-        spread(
-            on_device,
-            mesh=mesh,
-            in_specs=(SHARDED, PartitionSpec()),
-            out_specs=(SHARDED, PartitionSpec()),
-            check_vma=False,
-        )
-    )
-
-    def step_once(state: dict[str, Any], step: int) -> tuple[dict[str, Any], Any]:
+    def step_once(state: State, step: int) -> tuple[State, Any]:
         batch = np.random.default_rng(step).normal(size=(BATCH, WIDTH)).astype(np.float32)
-        found: Any = update(state, batch)
-        return cast("tuple[dict[str, Any], Any]", found)
+        after, loss = update(state, batch)
+        return after, loss
 
     return step_once
 
 
-def digest(state: dict[str, Any]) -> dict[str, str]:
+def digest(state: State) -> dict[str, str]:
     """Return a digest of each part of the state that this process holds, by where it lies in the whole."""
-    return {
-        f"{jax.tree_util.keystr(path)} {shard.index[0].start or 0}": hashlib.sha256(
-            np.asarray(shard.data).tobytes()
-        ).hexdigest()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        for shard in leaf.addressable_shards
-    }
+    found: dict[str, str] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        for shard in leaf.addressable_shards:
+            place = f"{jax.tree_util.keystr(path)} {shard.index[0].start or 0}"
+            found[place] = hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest()
+
+    return found
 
 
-def _loss(params: Any, batch: Any) -> Any:
-    hidden = jnp.tanh(batch @ params["first"])
-    return jnp.mean((hidden @ params["second"] - batch) ** 2)
+def _on_device(state: State, batch: Any) -> tuple[State, Any]:
+    def gathered(part: Any) -> Any:
+        return jax.lax.all_gather(part, "device", tiled=True)
+
+    n_rows, at = WIDTH // jax.lax.axis_size("device"), jax.lax.axis_index("device")
+
+    def moved(momentum: Any, gradient: Any) -> Any:
+        return 0.9 * momentum + jax.lax.dynamic_slice_in_dim(gradient, at * n_rows, n_rows)
+
+    def stepped(param: Any, momentum: Any) -> Any:
+        return param - 0.01 * momentum
+
+    whole: State = jax.tree.map(gathered, state["params"])
+    loss, gradients = jax.value_and_grad(_loss)(whole, batch)
+    momentum = jax.tree.map(moved, state["momentum"], gradients)
+    return {"params": jax.tree.map(stepped, state["params"], momentum), "momentum": momentum}, loss
 
 
-def _spread(values: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
-    over = NamedSharding(mesh, SHARDED)
-    return {
-        name: jax.make_array_from_callback(value.shape, over, lambda index, held=value: held[index])
-        for name, value in values.items()
-    }
+def _loss(params: State, batch: Any) -> Any:
+    hidden = jax.numpy.tanh(batch @ params["first"])
+    return jax.numpy.mean((hidden @ params["second"] - batch) ** 2)
+
+
+def _spread(values: State, mesh: Any) -> State:
+    over = jax.sharding.NamedSharding(mesh, SHARDED)
+
+    def one(value: Any) -> Any:
+        def part(index: Any) -> Any:
+            return value[index]
+
+        return jax.make_array_from_callback(value.shape, over, part)
+
+    return {name: one(value) for name, value in values.items()}
