@@ -125,6 +125,16 @@ class AsyncCheckpointer(Checkpointer):
             self.wait_until_finished()
 
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
+            joint = self._joint(directory, custom_metadata, force=force)
+            if joint is not None:
+                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+                found = run_sync(partial(self._handler.async_save, joint, args=ckpt_args))
+                self._cancelled, self._futures = False, _flat(found)
+                self._pending = start_thread(
+                    self._await_joint, self._futures, begun, name="penstock.orbax.save"
+                )
+                return
+
             building = self._building(directory, force=force)
             building.check()
             ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
@@ -235,6 +245,18 @@ class AsyncCheckpointer(Checkpointer):
         except BaseException as error:
             if not _clean_up(building, futures):
                 error.add_note(f"{building.get()} is still being written, and was not removed")
+            raise
+
+        tell_of_async_save(begun_s)
+
+    def _await_joint(self, futures: Sequence[Future], begun_s: float) -> None:
+        """Wait until all processes have saved, and the checkpoint is visible. Runs in a thread of its own."""
+        try:
+            with timed(f"{WRITE}background_duration_secs"):
+                ChainedFuture(futures, self._before_publishing).result(self._timeout_s)
+        except BaseException:
+            for future in futures:
+                future.cancel()
             raise
 
         tell_of_async_save(begun_s)
