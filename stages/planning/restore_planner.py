@@ -23,15 +23,15 @@ from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler
 from penstock.kernel.protocols.reads import Target
+from penstock.stages.common.stored_columns import StoredInfos, spec_column
 from penstock.stages.planning.casting import DtypeRule, Refit, refit_spec
 from penstock.stages.planning.joined_memory import join_memory
 from penstock.stages.planning.leaf_reads import in_parts, plan_reads
 from penstock.stages.planning.leaf_sources import ABSENT, Input, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves
-from penstock.stages.planning.own_values import NOTHING_OWN, find_own
+from penstock.stages.planning.own_values import NOTHING_OWN, OwnValues, find_own
 from penstock.stages.planning.pack_selection import Wanted, make_packs
 from penstock.stages.planning.result_size import ResultBytes, check_expansion
-from penstock.stages.planning.stored_columns import StoredInfos, spec_column
 from penstock.stages.planning.value_conversion import maker
 from penstock.stages.pytree.flattening import flatten_tree, nest, nest_columns
 from penstock.stages.pytree.structure_cache import StructureCache
@@ -67,21 +67,7 @@ def plan_restore(
     """
     checkpoint, options = located.checkpoint, located.options or RestoreOptions()
     options.check_target(has_like=located.has_like)
-    target: TargetLeaves | None = None
-    treedef: Any = None
-    own = NOTHING_OWN
-    if located.has_like:
-        infos, values, treedef = run.shared.of(StructureCache).flatten(located.like, run.process)
-        own = find_own(checkpoint.leaves, located.like, infos, run.process)
-        if own.whole:
-            found, treedef = flatten_tree(located.like, "", run.process, own.whole)
-            infos, values = [leaf.info for leaf in found], [leaf.value for leaf in found]
-
-        target = TargetLeaves(infos, values)
-
-    if own.differences:
-        raise StructureMismatchError(checkpoint.path, own.differences)
-
+    target, treedef, own = _flattened(run, located) if located.has_like else (None, None, NOTHING_OWN)
     matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, located.only, own)
     if target is None:
         check_expansion(run.store, checkpoint, matching.rows, max_expansion)
@@ -104,6 +90,24 @@ def plan_restore(
     )
     _tell(run, plan.changes)
     return plan, packs, leaves
+
+
+def _flattened(run: RestoreRun, located: Located) -> tuple[TargetLeaves, Any, OwnValues]:
+    """Flatten the target. Return its leaves, its treedef, and what it has of this process for itself.
+
+    Raises:
+        StructureMismatchError: If another number of processes saved that, and no function divides it anew.
+    """
+    checkpoint = located.checkpoint
+    infos, values, treedef = run.shared.of(StructureCache).flatten(located.like, run.process)
+    own = find_own(checkpoint.leaves, located.like, infos, run.process)
+    if own.differences:
+        raise StructureMismatchError(checkpoint.path, own.differences)
+    if own.whole:
+        found, treedef = flatten_tree(located.like, "", run.process, own.whole)
+        infos, values = [leaf.info for leaf in found], [leaf.value for leaf in found]
+
+    return TargetLeaves(infos, values), treedef, own
 
 
 @final

@@ -18,7 +18,7 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.written import Written
 from penstock.stages.common.codec_rules import AUTO
-from penstock.stages.planning.stored_columns import key_columns, spec_column
+from penstock.stages.common.stored_columns import key_columns, spec_column
 from penstock.stages.reuse.leaf_digests import digest_name
 from penstock.stages.reuse.value_cache import KnownValues
 
