@@ -17,6 +17,7 @@ from penstock.blocking.background import run_sync, start_thread
 from penstock.kernel.errors import ConfigError, SpecError
 from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer, SaveContext
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args
+from penstock.orbax.v0.common.joint_directory import JointDirectory
 from penstock.orbax.v0.common.monitoring import WRITE, WRITE_ASYNC, tell_of_async_save, timed
 from penstock.orbax.v0.common.save_future import ChainedFuture, Future
 from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
@@ -127,11 +128,8 @@ class AsyncCheckpointer(Checkpointer):
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
             joint = self._joint(directory, custom_metadata, force=force)
             if joint is not None:
-                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-                found = run_sync(partial(self._handler.async_save, joint, args=ckpt_args))
-                self._cancelled, self._futures = False, _flat(found)
-                self._pending = start_thread(
-                    self._await_joint, self._futures, begun, name="penstock.orbax.save"
+                self._begin_joint(
+                    joint, construct_checkpoint_args(self._handler, True, *args, **kwargs), begun
                 )
                 return
 
@@ -248,6 +246,12 @@ class AsyncCheckpointer(Checkpointer):
             raise
 
         tell_of_async_save(begun_s)
+
+    def _begin_joint(self, joint: JointDirectory, ckpt_args: Any, begun_s: float) -> None:
+        """Start to save together with the other processes; return when the tree has been copied."""
+        found = run_sync(partial(self._handler.async_save, joint, args=ckpt_args))
+        self._cancelled, self._futures = False, _flat(found)
+        self._pending = start_thread(self._await_joint, self._futures, begun_s, name="penstock.orbax.save")
 
     def _await_joint(self, futures: Sequence[Future], begun_s: float) -> None:
         """Wait until all processes have saved, and the checkpoint is visible. Runs in a thread of its own."""
