@@ -25,7 +25,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
-from penstock.kernel.protocols.stores import ReadableFile
+from penstock.kernel.protocols.stores import ReadableFile, SummedReads
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
@@ -230,18 +230,29 @@ class _Reader:
     ) -> None:
         buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
         try:
-            file.read_at(run[0].offset, buffers)
+            found = self._fill(file, run, buffers)
         except TruncatedDataError as error:
             cut = next((read for read in run if read.offset + read.nbytes > error.found), run[-1])
             raise TruncatedDataError(
                 error.path, error.needed, error.found, key_path=names[cut.leaf]
             ) from error
 
-        for read, buffer in zip(run, buffers, strict=True):
-            if self._verify and read.crc32c is not None and crc32c(buffer) != read.crc32c:
+        for read, buffer, summed in zip(run, buffers, found, strict=True):
+            if summed != (read.crc32c if self._verify else None):
                 raise _differs(read, names)
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
+
+    def _fill(
+        self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], buffers: Sequence[memoryview]
+    ) -> list[int | None]:
+        """Fill the buffers, and return the checksum of each whose bytes are to be compared."""
+        compared = [self._verify and read.crc32c is not None for read in run]
+        if compared[0] and run[0].nbytes >= LARGE and isinstance(file, SummedReads):
+            return [file.read_summed(run[0].offset, buffers[0])]  # a large read is alone
+
+        file.read_at(run[0].offset, buffers)
+        return [crc32c(buffer) if is_one else None for buffer, is_one in zip(buffers, compared, strict=True)]
 
 
 async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -70,10 +71,31 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Call a sweep slow unless it is the plain one: the others repeat it for another kind of save."""
+    """Call slow what repeats another test: sweeps but the plain one, and most cases of a thinned test."""
+    cases: Counter[tuple[object, object]] = Counter()
     for item in items:
         if item.get_closest_marker("sweep") and "plain" not in item.name:
             item.add_marker(pytest.mark.slow)
+
+        thinned = item.get_closest_marker("thinned")
+        if thinned is not None:
+            test = item.parent, getattr(item, "originalname", None)
+            if sum_of_digits(cases[test], thinned.args[0]) % thinned.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
+
+
+def sum_of_digits(number: int, base: int) -> int:
+    """Return it. Of a product of choices, those where it is 0 modulo `base` have each choice of each kind.
+
+    Every n-th case would have the same last choice, where there are n.
+    """
+    total = 0
+    while number:
+        number, digit = divmod(number, base)
+        total += digit
+
+    return total
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ from itertools import groupby
 from threading import Lock
 from typing import final
 
+from crc32c import crc32c
+
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io, Part, address_of, open_direct, parts_of
 from penstock.handlers.stores.system_calls.linux_calls import cached_bytes
@@ -19,6 +21,8 @@ from penstock.kernel.errors import TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
 
 WINDOW = 16 * 2**20  #: bytes that are read either directly or buffered; a direct read is one call for all
+SUMMED = 2 * 2**20
+"""Bytes that are read at a time from the page cache to be summed: a huge page, and the caches hold it."""
 
 
 @final
@@ -69,8 +73,28 @@ class LocalReadableFile:
                     end = at + sum(map(len, group))
                     at = self._read_large(at, group[0]) if is_large else self._read(at, group)
                     if at < end:
-                        found = os.fstat(self._descriptor.number).st_size
-                        raise TruncatedDataError(self.path, needed, found)
+                        raise self._truncated(needed)
+
+    def read_summed(self, offset: int, buffer: memoryview) -> int:
+        """Fill one buffer as `read_at` does, and return the crc32c of its bytes.
+
+        Bytes from the page cache are summed block by block, before they leave the processor's cache.
+
+        Args:
+            offset: Bytes from the beginning of the file.
+            buffer: Writable and contiguous, of any item type.
+
+        Raises:
+            TruncatedDataError: If the file ends before the buffer is full.
+            StorageError: If the medium refuses.
+        """
+        view = buffer.cast("B")
+        summed = _Summed()
+        with translated("read", self.path):
+            if self._read_large(offset, view, summed) < offset + len(view):
+                raise self._truncated(offset + len(view))
+
+        return summed.crc32c
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -85,7 +109,7 @@ class LocalReadableFile:
         self._count(buffered_bytes=reached - offset)
         return reached
 
-    def _read_large(self, offset: int, view: memoryview) -> int:
+    def _read_large(self, offset: int, view: memoryview, summed: _Summed | None = None) -> int:
         """Read each part directly or through the page cache, and return the offset reached."""
         parts = [Part(len(view), direct=False)]
         if not self._refused and (offset - address_of(view)) % PAGE == 0:
@@ -94,14 +118,33 @@ class LocalReadableFile:
         at = offset
         for part in parts:
             end = at + part.nbytes
+            rest = view[at - offset : end - offset]
             if part.direct and self._is_wanted_directly(at, part.nbytes):
-                at += self._read_direct(at, view[at - offset : end - offset])
+                moved = self._read_direct(at, rest)
+                if summed is not None:
+                    summed.add(rest[:moved])
+
+                at, rest = at + moved, rest[moved:]
             if at < end:  # the whole part, or the rest of a short direct read
-                at = self._read(at, [view[at - offset : end - offset]])
+                at = self._read(at, [rest]) if summed is None else self._read_summing(at, rest, summed)
             if at < end:
                 break
 
         return at
+
+    def _read_summing(self, offset: int, view: memoryview, summed: _Summed) -> int:
+        """Read through the page cache block by block, and return the offset reached."""
+        for start in range(0, len(view), SUMMED):
+            block = view[start : start + SUMMED]
+            moved = self._read(offset + start, [block]) - offset - start
+            summed.add(block[:moved])
+            if moved < len(block):
+                return offset + start + moved
+
+        return offset + len(view)
+
+    def _truncated(self, needed: int) -> TruncatedDataError:
+        return TruncatedDataError(self.path, needed, os.fstat(self._descriptor.number).st_size)
 
     def _is_wanted_directly(self, offset: int, nbytes: int) -> bool:
         if self._refused or self._io != "auto":
@@ -134,6 +177,19 @@ class LocalReadableFile:
     def _count(self, direct_bytes: int = 0, buffered_bytes: int = 0) -> None:
         with self._lock:
             self._transfers += Transfers(direct_bytes, buffered_bytes)
+
+
+@final
+class _Summed:
+    """The crc32c of the bytes so far."""
+
+    __slots__ = ("crc32c",)
+
+    def __init__(self) -> None:
+        self.crc32c = 0
+
+    def add(self, data: memoryview) -> None:
+        self.crc32c = crc32c(data, self.crc32c)
 
 
 def _is_large(view: memoryview) -> bool:

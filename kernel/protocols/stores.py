@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-__all__ = ("BuildToken", "DataFile", "ReadableFile", "Store")
+__all__ = ("BuildToken", "DataFile", "ReadableFile", "Store", "SummedReads")
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.transfers import Transfers
 
 
@@ -85,6 +86,23 @@ class BuildToken:
     def built(self) -> str:
         """The path, before publication, of what becomes `final`."""
         return self.place if self.file is None else os.path.join(self.place, self.file)
+
+
+@runtime_checkable
+class SummedReads(Capability, Protocol):
+    """A `ReadableFile` that computes checksums as it reads, while the bytes are in the processor's cache.
+
+    Of any other, bytes are read first and summed when they are all there.
+    """
+
+    def read_summed(self, offset: int, buffer: memoryview) -> int:
+        """Fill one buffer as `ReadableFile.read_at` does, and return the crc32c of its bytes. Blocking.
+
+        Raises:
+            TruncatedDataError: If the file ends before the buffer is full.
+            StorageError: If the medium refuses.
+        """
+        ...
 
 
 class Store(Protocol):

@@ -259,6 +259,7 @@ def mended(path: Path, aside: Path) -> Generator[None]:
     aside.rename(path)
 
 
+@pytest.mark.thinned(2)
 @kinds
 def test_damage_is_told_or_does_no_harm(name: str, corpus: Path, tmp_path: Path, checkpointer: Any) -> None:
     kind, root = KINDS[name], tmp_path / "ckpt"
@@ -306,6 +307,7 @@ def wrong_versions(document: Any, turn: Iterator[int]) -> Iterator[Any]:
 WRONG: Final[tuple[Any, ...]] = (None, [], -1, "x", {}, 2**62, True, ["x"], 1.5, {"x": {}}, "")
 
 
+@pytest.mark.thinned(2)
 @kinds
 def test_documents_with_parts_of_another_type(
     name: str, corpus: Path, tmp_path: Path, checkpointer: Any

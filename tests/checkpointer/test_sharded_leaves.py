@@ -98,6 +98,7 @@ def structs(tree: dict[str, Any], sharding: Sharding) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.anyio
 @pytest.mark.many_cases
 @pytest.mark.parametrize("target", SHARDINGS)
@@ -182,6 +183,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.anyio
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("source", ["4 x 2", "eight columns", "partly replicated", "replicated"])

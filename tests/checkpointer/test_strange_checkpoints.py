@@ -63,6 +63,7 @@ def questions(
     }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("name", STRANGE)
 async def test_nothing_but_an_error_of_penstock_or_a_result(name: str, tmp_path: Path) -> None:

@@ -55,9 +55,13 @@ def ways() -> dict[str, Way]:
     return {"scope": by_scope} if on_trio else {"scope": by_scope, "native": natively}
 
 
+EVERY_POINT = "every point"
+"""The plain kind once more: all its await points in each sweep."""
+
+
 def points(kind: str, way: int) -> range:
-    """Which await points to visit; those of `plain` all, of the others each in one of three sweeps."""
-    return range(1, 10_000) if kind == "plain" else range(1 + way, 10_000, 3)
+    """Which await points to visit: each in one of three sweeps, or all."""
+    return range(1, 10_000) if kind == EVERY_POINT else range(1 + way, 10_000, 3)
 
 
 def sweeps(kind: str) -> list[tuple[Way, range]]:
@@ -67,9 +71,9 @@ def sweeps(kind: str) -> list[tuple[Way, range]]:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", SAVINGS)
+@pytest.mark.parametrize("kind", [*SAVINGS, EVERY_POINT])
 async def test_a_save_cancelled_at_any_await_point_leaves_nothing_behind(folder: Path, kind: str) -> None:
-    place = Place(folder, SAVINGS[kind])
+    place = Place(folder, SAVINGS.get(kind, SAVINGS["plain"]))
     await place.prepare()
 
     async def save() -> None:
@@ -94,15 +98,15 @@ async def test_a_save_cancelled_at_any_await_point_leaves_nothing_behind(folder:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", ["plain", "codec", "directories", "third party"])
+@pytest.mark.parametrize("kind", ["plain", "codec", "directories", "third party", EVERY_POINT])
 async def test_a_save_that_its_future_cancels_at_any_step_leaves_nothing_behind(
     folder: Path, kind: str
 ) -> None:
-    place = Place(folder, SAVINGS[kind])
+    place = Place(folder, SAVINGS.get(kind, SAVINGS["plain"]))
     await place.prepare()
     at, cancelled = 0, True
     async with place.open() as checkpointer:
-        for at in points(kind, 0):
+        for at in points(kind, 2 * (len(ways()) == 1)):
             save = await place.save(checkpointer, 2, staging="overlap")
             with acting_at(at, save.cancel) as steps:
                 try:
@@ -125,9 +129,9 @@ async def test_a_save_that_its_future_cancels_at_any_step_leaves_nothing_behind(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", RESTORINGS)
+@pytest.mark.parametrize("kind", [*RESTORINGS, EVERY_POINT])
 async def test_a_restore_cancelled_at_any_await_point_holds_nothing(folder: Path, kind: str) -> None:
-    restoring = RESTORINGS[kind]
+    restoring = RESTORINGS.get(kind, RESTORINGS["plain"])
     place = Place(folder, restoring.saving)
     await place.prepare()
     found: list[set[int]] = []

@@ -109,6 +109,18 @@ class TestFaultyMemoryStore(TestMemoryStore):
         return FaultyStore(self.store)
 
 
+class _StoppedElsewhere(HandlerConformance):
+    """Its leaves travel as NumPy's do, which are stopped at each step."""
+
+    @pytest.mark.slow
+    def test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(self, tmp_path: Path) -> None:
+        super().test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(tmp_path)
+
+    @pytest.mark.slow
+    def test_a_restore_that_is_cancelled_anywhere_holds_nothing(self, tmp_path: Path) -> None:
+        super().test_a_restore_that_is_cancelled_anywhere_holds_nothing(tmp_path)
+
+
 class TestNumpy(HandlerConformance):
     memory_limit = 20_000
 
@@ -125,7 +137,7 @@ class TestNumpy(HandlerConformance):
         value[...] = 0
 
 
-class TestArray(HandlerConformance):
+class TestArray(_StoppedElsewhere):
     memory_limit = 20_000
 
     def make_handler(self) -> LeafHandler:
@@ -146,7 +158,7 @@ class TestArray(HandlerConformance):
         value.delete()
 
 
-class TestScalar(HandlerConformance):
+class TestScalar(_StoppedElsewhere):
     def make_handler(self) -> LeafHandler:
         return ScalarHandler()
 
@@ -154,7 +166,7 @@ class TestScalar(HandlerConformance):
         return [1, -(2**40), 0]
 
 
-class TestString(HandlerConformance):
+class TestString(_StoppedElsewhere):
     def make_handler(self) -> LeafHandler:
         return StringHandler()
 
@@ -176,7 +188,19 @@ class TestThirdParty(HandlerConformance):
         value.text = "another"
 
 
-class TestOurStages(StageConformance):
+class _StagesStoppedElsewhere(StageConformance):
+    """Encode is stopped at each step, with our other stages around it."""
+
+    @pytest.mark.slow
+    def test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(self, tmp_path: Path) -> None:
+        super().test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(tmp_path)
+
+    @pytest.mark.slow
+    def test_a_restore_that_is_cancelled_anywhere_holds_nothing(self, tmp_path: Path) -> None:
+        super().test_a_restore_that_is_cancelled_anywhere_holds_nothing(tmp_path)
+
+
+class TestOurStages(_StagesStoppedElsewhere):
     def pipelines(self, saving: Any, restoring: Any) -> Any:
         return saving, restoring
 
@@ -186,7 +210,7 @@ class TestEncode(StageConformance):
         return saving.insert_after("device_to_host", Encode(), called="encode"), restoring
 
 
-class TestLimitBytes(StageConformance):
+class TestLimitBytes(_StagesStoppedElsewhere):
     def pipelines(self, saving: Any, restoring: Any) -> Any:
         return saving.replace("limit_bytes", LimitBytes(in_flight_bytes=1000)), restoring
 

@@ -83,6 +83,7 @@ def target(saved: Any) -> Any:
     return () if isinstance(saved, list) else saved
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("version", "case"), CASES)
 def test_it_comes_back(version: str, case: str, earlier: Path, ours: Any) -> None:
     path, saved = earlier / version / case, decoded(EARLIER[version][case])
@@ -99,6 +100,7 @@ def test_an_array_alone_is_of_the_type_that_was_saved(version: str, earlier: Pat
     assert isinstance(found, np.ndarray if version == "0.2.7" else jax.Array)  # which recorded no types
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("version", "case"), CASES)
 def test_it_comes_back_with_a_target(version: str, case: str, earlier: Path, ours: Any) -> None:
     path, saved = earlier / version / case, decoded(EARLIER[version][case])

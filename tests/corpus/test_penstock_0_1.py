@@ -36,6 +36,7 @@ def ours() -> Iterator[Any]:
         yield checkpointer
 
 
+@pytest.mark.thinned(3)
 @case
 def test_it_comes_back_as_the_code_that_wrote_it_restored_it(
     case: str, folder: Path, ours: Any, assert_same: AssertSame
@@ -47,6 +48,7 @@ def test_it_comes_back_as_the_code_that_wrote_it_restored_it(
     assert_same(found, rebuild(about["found"]))
 
 
+@pytest.mark.thinned(3)
 @case
 def test_it_comes_back_as_the_tree_that_was_saved(
     case: str, folder: Path, ours: Any, assert_same: AssertSame
@@ -60,6 +62,7 @@ def test_it_comes_back_as_the_tree_that_was_saved(
     assert_same(found, saved)
 
 
+@pytest.mark.thinned(3)
 @case
 def test_it_can_be_mapped(case: str, folder: Path, ours: Any) -> None:
     about = PENSTOCK_0_1[case]

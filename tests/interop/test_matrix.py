@@ -29,6 +29,7 @@ def test_the_page_shows_it() -> None:
     assert render(page) == page, "stale: run `make interop`"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("what", WRITTEN)
 def test_every_reader(
     what: Any,

@@ -46,6 +46,7 @@ def struct(shape: Any, dtype: Any, sharding: Any = None) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]  # jax's
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "directories"])
 @pytest.mark.parametrize("use_zarr3", [True, False], ids=["zarr3", "zarr2"])
 @pytest.mark.parametrize("use_compression", [True, False], ids=["zstd", "plain"])

@@ -309,7 +309,7 @@ arrays = st.builds(
     st.lists(st.integers(0, 4), max_size=3).map(tuple),
     st.integers(0, 99),
 )
-many = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @many

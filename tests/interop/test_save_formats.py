@@ -89,9 +89,11 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 class TestFormats:
+    @pytest.mark.thinned(3)
     def test_without_a_target(self, saved: Any, mixed_tree: Any, compare: Compare, to_plain: ToPlain) -> None:
         compare(penstock.sync.restore(saved[1]), to_plain(mixed_tree))
 
+    @pytest.mark.thinned(3)
     def test_with_a_target(self, saved: Any, mixed_tree: Any, compare: Compare) -> None:
         compare(penstock.sync.restore(saved[1], like=mixed_tree), mixed_tree)
 

@@ -98,6 +98,7 @@ def story(ocp: Any, path: Path, *, use_ocdbt: bool, **options: Any) -> dict[str,
     }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("use_ocdbt", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -402,6 +403,7 @@ def chunk_shapes(path: Path) -> dict[str, Any]:
     return {name: one.storage.chunk_shape for name, one in about.items()}
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("use_zarr3", [True, False])
 @pytest.mark.parametrize("use_compression", [True, False])
 @pytest.mark.parametrize("chunk_bytes", [None, 5 * 1024, 100 * 1024])

@@ -43,6 +43,7 @@ def no_leaked_threads() -> None:
     assert [t.name for t in threading.enumerate() if t.name.startswith("penstock.orbax")] == []
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("database", [True, False], ids=["ocdbt", "directories"])
 @pytest.mark.parametrize("zarr3", [False, True], ids=["zarr2", "zarr3"])
 async def test_both_libraries_write_and_read_the_same(

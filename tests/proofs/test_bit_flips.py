@@ -6,6 +6,7 @@ import pytest
 from tests.proofs.bit_flips import KINDS, Kind, count_flips
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.is_safe], ids=lambda kind: kind.name)
 def test_no_flip_goes_unnoticed(kind: Kind) -> None:
     per_file = 12 if kind.name.startswith("safetensors") else 2  # all of it is in one file, or in a few

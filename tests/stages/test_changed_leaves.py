@@ -207,6 +207,7 @@ MIXED = {
 }
 
 
+@pytest.mark.thinned(4)
 @LAYOUTS
 @pytest.mark.parametrize("dtype", ["int32", "float16", "float64"])
 @pytest.mark.parametrize("place", ["flatten", "device_to_host", "limit_bytes"])

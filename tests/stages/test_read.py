@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 from crc32c import crc32c
 from tests.stages.stage_rig import ParcelHandler, Rig, cancel_in, run_one, run_stages
 
+from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ChecksumError,
     HandlerFailedError,
@@ -270,6 +271,40 @@ async def test_a_flipped_byte_is_found_if_it_is_asked_for(rig: Rig, file: str, s
     rig.check_idle()
 
     await run_one(rig.restore_run(), module.Read(verify=False), batch)
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["direct", "scatter"])
+@pytest.mark.parametrize("bare", [False, True], ids=["read, then summed", "summed as it is read"])
+async def test_a_flipped_byte_of_a_large_read_is_found(
+    rig: Rig, tmp_path: Path, scattered: bool, bare: bool
+) -> None:
+    path, data = str(tmp_path / "large"), bytearray(random.Random(0).randbytes(3 * module.LARGE))
+    crc = crc32c(data[module.LARGE :])
+    placed: list[bytes] = []
+    read, buffer = direct(0, path, module.LARGE, 2 * module.LARGE, crc)
+    wanted: Read = read
+    if scattered:
+        wanted = ScatterRead(
+            0, path, module.LARGE, 2 * module.LARGE, lambda view: placed.append(bytes(view)), crc
+        )
+
+    def run(*, verify: bool = True) -> Awaitable[list[HostBatch]]:
+        run = rig.restore_run()
+        run.store = LocalStore() if bare else rig.store
+        return run_one(run, module.Read(verify=verify), ReadBatch((leaf_of(0, wanted),), (wanted,)))
+
+    Path(path).write_bytes(data)
+    await run()
+    assert (placed.pop() if scattered else buffer.data) == data[module.LARGE :]
+
+    data[-1] ^= 1
+    Path(path).write_bytes(data)
+    with pytest.raises(ChecksumError, match=f"bytes {module.LARGE} to {3 * module.LARGE}"):
+        await run()
+
+    assert not placed
+    await run(verify=False)
+    assert (placed.pop() if scattered else buffer.data) == data[module.LARGE :]
 
 
 async def test_a_truncated_file_is_found_and_the_leaf_is_named(rig: Rig, file: str) -> None:

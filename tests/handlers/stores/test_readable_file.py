@@ -9,13 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.handlers.stores.large_files import IOS, MIB, aligned, content
 
 from penstock.handlers.stores.direct_io import PAGE, Io
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.readable_file import WINDOW, LocalReadableFile
+from penstock.handlers.stores.readable_file import SUMMED, WINDOW, LocalReadableFile
 from penstock.handlers.stores.system_calls import linux_calls as linux
 from penstock.kernel.errors import TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
@@ -68,7 +69,10 @@ def test_whatever_is_read_is_what_lies_there(io: Io, data: st.DataObject) -> Non
                 large = data.draw(st.sampled_from([left, left - 77, 2 * MIB, MIB - 1]))
                 buffers = memoryview(bytearray(small)), aligned(large, (shift + small) % PAGE)
                 assert read(file, offset, *buffers) == whole[offset : offset + small + large]
-                total += small + large
+                again = aligned(large, shift)
+                assert file.read_summed(offset, again) == crc32c(again)
+                assert again == whole[offset : offset + large]
+                total += small + 2 * large
 
             transfers = file.transfers
             assert transfers.direct_bytes + transfers.buffered_bytes == total
@@ -165,6 +169,40 @@ def test_a_file_that_ends_early_says_where(path: Path, io: Io, offset: int) -> N
         file.read_at(offset, [aligned(5 * MIB, offset % PAGE), memoryview(bytearray(9))])
 
     assert (caught.value.needed, caught.value.found) == (offset + 5 * MIB + 9, 4 * MIB + 77)
+
+
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("offset", [0, 2 * MIB, 2 * MIB + 3])
+def test_a_file_that_ends_early_has_no_sum(path: Path, io: Io, offset: int) -> None:
+    file = LocalStore(io=io).open_data_file(str(path))
+    with closing(file), pytest.raises(TruncatedDataError) as caught:
+        file.read_summed(offset, aligned(5 * MIB, offset % PAGE))
+
+    assert (caught.value.needed, caught.value.found) == (offset + 5 * MIB, 4 * MIB + 77)
+
+
+def test_what_is_summed_comes_from_the_page_cache_in_blocks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        sizes.append(sum(map(len, buffers)))
+        return system(descriptor, buffers, offset)
+
+    system = os.preadv
+    monkeypatch.setattr(os, "preadv", preadv)
+    with closing(LocalStore(io="buffered").open_data_file(str(path))) as file:
+        file.read_summed(0, aligned(4 * MIB + 77))
+
+    assert sizes == [SUMMED, SUMMED, 77]
+
+
+def test_what_is_summed_comes_directly_in_one_call(disk: Path, path: Path) -> None:
+    whole = content(4 * MIB + 77)
+    with closing(LocalStore(io="direct").open_data_file(str(path))) as file:
+        assert file.read_summed(0, aligned(4 * MIB)) == crc32c(whole[: 4 * MIB])
+        assert file.transfers == Transfers(direct_bytes=4 * MIB)
 
 
 def test_threads_read_one_file_directly_at_once(path: Path) -> None:

@@ -47,6 +47,7 @@ def test_each_reads_what_the_other_wrote(
     assert reader.is_orbax_checkpoint(tmp_path / "a")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("ocdbt", [True, False])
 @pytest.mark.parametrize("zarr3", [True, False])
 @pytest.mark.parametrize("compression", [True, False])

@@ -78,6 +78,7 @@ SPREAD: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.many_cases
 @pytest.mark.parametrize("alias", [True, False], ids=["view", "copy"])
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 200, 4])
