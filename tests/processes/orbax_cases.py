@@ -115,7 +115,9 @@ async def orbaxs_names_refuse_what_they_cannot(here: Here) -> Any:
 
         return told
 
-    return {"told": await anyio.to_thread.run_sync(save), "there": here.names()}
+    told = await anyio.to_thread.run_sync(save)
+    await here.meet("all are refused")
+    return {"told": told, "there": here.names()}
 
 
 async def orbaxs_names_tell_of_a_failure(here: Here) -> Any:
