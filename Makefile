@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-guides orbax-tests clean
+.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -97,6 +97,10 @@ faults-traced: $(VENV)/.installed ## The same, recorded by strace, with Orbax's 
 
 file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs and overlay, mounted for it in a user namespace
 	$(BIN)/python -m tests.proofs.file_systems
+
+processes: $(VENV)/.installed ## Kill and stop one of three processes at each point of a save, 64 times, and write docs/reference/process-kills.md
+	$(BIN)/python -m tests.proofs.process_kills --page docs/reference/process-kills.md $(PROCESSES)
+	$(BIN)/python -m pytest -n 0 -m slow tests/processes
 
 flips: $(VENV)/.installed ## Flip bits in every file of every kind of checkpoint, restore each, and write the table of docs/reference/bit-flips.md
 	$(BIN)/python -m tests.proofs.bit_flips --page docs/reference/bit-flips.md

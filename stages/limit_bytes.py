@@ -5,13 +5,12 @@ from __future__ import annotations
 __all__ = ("LimitBytes",)
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.messages.packs import ReadLeaf, ReadPack
 from penstock.kernel.messages.restore import ReadBatch, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
@@ -19,11 +18,8 @@ from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
-from penstock.stages.common.batching import UNKNOWN, Remaining, cuts, grouped
+from penstock.stages.common.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
-
-N_WORKERS: Final[Mapping[Flow, int]] = {"save": 4, "restore": 2}
-"""For how many the last messages are divided: as many write by default, and at least as many read."""
 
 
 @final
@@ -31,9 +27,8 @@ N_WORKERS: Final[Mapping[Flow, int]] = {"save": 4, "restore": 2}
 class LimitBytes:
     """Passes on pieces (of a save) or reads (of a restore) once their bytes fit the in-flight limit.
 
-    A piece larger than the limit is split; messages without bytes pass. The last messages are smaller, so
-    that those who write or read end together. Order is kept. All saves share one account of bytes in flight,
-    and all restores another: those of the `MemoryRegulator`.
+    A piece larger than the limit is split; messages without bytes pass. Order is kept. All saves share
+    one account of bytes in flight, and all restores another: those of the `MemoryRegulator`.
 
     Attributes:
         in_flight_bytes: Bytes that this save or restore may have in flight at once, in an account of its own
@@ -53,13 +48,12 @@ class LimitBytes:
 
 @final
 class _Limiter:
-    __slots__ = ("_let_on", "_most", "_own", "_run", "_shared")
+    __slots__ = ("_most", "_own", "_run", "_shared")
 
     def __init__(self, run: Run, shared: ByteAccount, own: ByteAccount | None) -> None:
         self._run = run
         self._shared = shared
         self._own = own
-        self._let_on = 0  # bytes of the messages so far
         self._most = min(shared.limit if own is None else own.limit, shared.limit, run.limits.piece_bytes)
 
     def __call__(
@@ -76,12 +70,8 @@ class _Limiter:
         return self._admit_reads(batch)
 
     async def _admit_pieces(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
-        remaining = self._remaining()
-        packed = sum([pack.nbytes for pack in batch.packs])
-        cut = _cut(batch.pieces, self._most, remaining.without(packed))
-        items = itertools.chain(_cut_packs(batch.packs, self._most), cut)
-        groups = list(grouped(items, self._most, remaining=remaining))
-        self._let_on += batch.nbytes
+        items = itertools.chain(_cut_packs(batch.packs, self._most), _cut(batch.pieces, self._most))
+        groups = list(grouped(items, self._most))
         for group in groups[:-1]:
             lease = await self._let_in(sum([item.nbytes for item in group]))
             staged = batch.staged.split(sum([item.cost for item in group])) if batch.staged else None
@@ -100,15 +90,14 @@ class _Limiter:
 
         # A unit is a large leaf, or small ones in one group. All host bytes of a unit are leased at once,
         # buffers for its reads included: a holder of host bytes must never wait for more.
-        for unit in grouped(batch.leaves, self._most, _weight, self._remaining()):
+        for unit in grouped(batch.leaves, self._most, _weight):
             reads = [read for leaf in unit for read in leaf.reads]
             room = await self._stage(unit, reads, prioritised=batch.prioritised)
             staged = tuple(
                 [(leaf.index, room.split(leaf.target.staging_bytes)) for leaf in unit] if room else ()
             )
             try:
-                for group in list(grouped(reads, self._most, remaining=self._remaining())) or [()]:
-                    self._let_on += sum([read.nbytes for read in group])
+                for group in list(grouped(reads, self._most)) or [()]:
                     part = await self._admit_group(unit, group, room, prioritised=batch.prioritised)
                     message, staged = replace(part, staged=staged, plan=batch.plan), ()
                     yield message
@@ -166,7 +155,6 @@ class _Limiter:
     async def _admit_packs(
         self, pack: ReadPack, plan: RestorePlan | None, *, prioritised: bool
     ) -> AsyncIterator[ReadBatch]:
-        self._let_on += pack.nbytes
         for part in pack.cut(len(pack), self._most):
             # The bytes are copied out of the read buffer, which is freed then.
             oversize = part.nbytes > self._run.memory.limit
@@ -179,9 +167,6 @@ class _Limiter:
                 raise
 
             yield ReadBatch((), (), ((part.indices[0], staged),), lease, part, plan=plan)
-
-    def _remaining(self) -> Remaining:
-        return Remaining(self._run.progress.bytes_total - self._let_on, N_WORKERS[self._run.flow])
 
     async def _let_in(self, nbytes: int, *, prioritised: bool = False) -> ByteLease:
         shared, flow = self._shared, self._run.path
@@ -206,16 +191,12 @@ def _weight(leaf: ReadLeaf) -> int:
     return max(leaf.nbytes, leaf.target.staging_bytes + scratch_bytes(leaf.reads))
 
 
-def _cut(pieces: tuple[Piece, ...], most: int, remaining: Remaining = UNKNOWN) -> Iterator[Piece]:
+def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:
     for piece in pieces:
-        rest = piece
-        while rest.nbytes > (room := remaining.message_bytes(most)):
-            first, rest = rest.divided(room)
-            remaining = remaining.without(room)
-            yield first
-
-        remaining = remaining.without(rest.nbytes)
-        yield rest
+        if piece.nbytes > most:
+            yield from piece.cut(most)
+        else:
+            yield piece
 
 
 def _cut_packs(packs: tuple[Pack, ...], most: int) -> Iterator[Pack | Piece]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import final
 
 from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.coordination.announcements import JobAnnouncements
 from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
@@ -63,3 +64,7 @@ class JobCoordinator:
     def operation(self, path: str) -> JointOperation:
         """Return an operation on `path`, to be joined with the other processes."""
         return JointOperation(self._job, path)
+
+    def announcements(self, about: str) -> JobAnnouncements:
+        """Return what the primary decides alone about something that lasts, such as a root of steps."""
+        return JobAnnouncements(self._job, about)

@@ -116,10 +116,11 @@ class Touch:
         """
         limits = self._job.limits
         of_primary = isinstance(error, PeerSilentError) and PRIMARY in error.seen and self.verdict is None
+        # The service mostly lives in the primary, and is silent with it.
+        is_silent = of_primary or isinstance(error, OutcomeUnknownError)
         with (
             CancelScope(shield=True),
-            # The service mostly lives in the primary, and is silent with it.
-            move_on_after(limits.beat_s / 2 if of_primary else 3 * limits.call_s),
+            move_on_after(limits.beat_s / 2 if is_silent else 3 * limits.call_s),
             suppress(CoordinationError),
         ):
             standing = None

@@ -145,10 +145,11 @@ class Piece:
         """Stored bytes of the whole chunk that it is of."""
         return self.leaf.spec.chunk_nbytes if self.coded is None else self.coded
 
-    def divided(self, nbytes: int) -> tuple[Piece, Piece]:
-        """Return the first `nbytes` as a piece of its own, and the rest, which carries the cost."""
-        first = replace(self, data=self.data[:nbytes], cost=0)
-        return first, replace(self, start=self.start + nbytes, data=self.data[nbytes:])
+    def cut(self, nbytes: int) -> Iterator[Piece]:
+        """Yield the same bytes in pieces of at most `nbytes`; the last one carries the cost."""
+        for at in range(0, len(self.data), nbytes):
+            cost = self.cost if at + nbytes >= len(self.data) else 0
+            yield replace(self, start=self.start + at, data=self.data[at : at + nbytes], cost=cost)
 
 
 @dataclass(frozen=True, slots=True)

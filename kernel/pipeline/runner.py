@@ -7,9 +7,9 @@ __all__ = (
     "run_pipeline",
 )
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast, final
 
@@ -82,8 +82,8 @@ async def run_pipeline(
 
     del message  # or this frame would keep a staged tree alive
     outcome = _Outcome()
-    slots = zip(pipeline, meters, strict=True)
-    tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots if _is_needed(slot)]
+    slots = _needed(zip(pipeline, meters, strict=True))
+    tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
     await _run_stages(tasks, inlet, outcome)
 
     # Raised here, outside any `except` block, so that no exception group becomes its context.
@@ -306,8 +306,21 @@ async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) ->
             results.append(await inlet.receive())
 
 
-def _is_needed(slot: Slot[Any]) -> bool:
-    return slot.milestone is not None or not does_nothing(slot.stage)
+def _needed(slots: Iterable[tuple[Slot[Any], StageMeter]]) -> list[tuple[Slot[Any], StageMeter]]:
+    """Leave out what does nothing.
+
+    The stage before it gets its room, for one message and its queue: it would wait for the one behind
+    otherwise, and so would who waits for its milestone.
+    """
+    needed: list[tuple[Slot[Any], StageMeter]] = []
+    for slot, meter in slots:
+        if slot.milestone is not None or not does_nothing(slot.stage):
+            needed.append((slot, meter))
+        elif needed:
+            before, meter_before = needed[-1]
+            needed[-1] = replace(before, queue=before.queue + 1 + slot.queue), meter_before
+
+    return needed
 
 
 def _workers_of(slot: Slot[Any]) -> int:

@@ -183,12 +183,19 @@ class StoredCheckpoint(Protocol):
         """The digest of each leaf's bytes, by stored name, where one was recorded."""
         ...
 
-    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
-        """Return where the bytes of a leaf lie, as recorded when they were written.
+    def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[Written]]:
+        """Return where the bytes of some leaves lie, as recorded when they were written.
+
+        Args:
+            numbers: Places in `leaves`, the leaves of this checkpoint.
+            leaves: What to put into `Written.leaf`, for each of them.
 
         Returns:
-            Parts that tile every chunk, as plain bytes with known checksums, in files named from
-            `directory` (their `leaf` is 0); nothing if the leaf lies in any other way.
+            For each leaf parts that tile every chunk, as plain bytes with known checksums, in files named
+            from `directory`; nothing if the leaf lies in any other way.
+
+        Raises:
+            CorruptCheckpointError: If a chunk is of another length than it must have, or is missing.
         """
         ...
 

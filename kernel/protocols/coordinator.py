@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "Announcements",
     "Coordinator",
     "KeyValues",
     "Operation",
@@ -99,6 +100,30 @@ class Operation(Protocol):
         ...
 
 
+class Announcements(Protocol):
+    """What the primary decides alone and the others obey, by name; see `JobAnnouncements`."""
+
+    async def tell(self, name: str, value: str) -> None:
+        """Say what was decided. The primary's."""
+        ...
+
+    async def hear(self, name: str) -> str:
+        """Return what the primary decided, as soon as it has. For the others."""
+        ...
+
+    async def ask(self, what: str) -> None:
+        """Tell the primary that something was asked of this process. For the others."""
+        ...
+
+    async def take(self, what: str) -> bool:
+        """Return whether any other process has asked this since the last call. The primary's."""
+        ...
+
+    async def leave(self) -> None:
+        """Ask and tell no more."""
+        ...
+
+
 class Coordinator(Protocol):
     """How the processes of one job agree. Every wait has a deadline."""
 
@@ -110,6 +135,10 @@ class Coordinator(Protocol):
     def is_primary(self) -> bool: ...
     def operation(self, path: str) -> Operation | None:
         """Return an operation on `path`, to be joined with the other processes; None if there are none."""
+        ...
+
+    def announcements(self, about: str) -> Announcements | None:
+        """Return what the primary decides alone about something; None if there are no other processes."""
         ...
 
 
@@ -136,4 +165,8 @@ class SingleProcessCoordinator:
 
     def operation(self, path: str) -> None:
         """None: nobody need agree."""
+        return
+
+    def announcements(self, about: str) -> None:
+        """None: nobody else need obey."""
         return

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("Remaining", "adjacent", "batched", "batched_columns", "cuts", "grouped")
+__all__ = ("adjacent", "batched", "batched_columns", "cuts", "grouped")
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import Batchable, LeafBatch
@@ -24,12 +23,6 @@ class _Weighs(Protocol):
 L = TypeVar("L", bound=Batchable)
 W = TypeVar("W", bound=_Weighs)
 T = TypeVar("T")
-
-LEAST: Final = 4 * 2**20
-"""Bytes. Smaller messages would cost more than workers that wait for the last one."""
-
-STEP: Final = 2 * 2**20
-"""Bytes. Pieces cut at its multiples begin on a page of the file, and are written in whole blocks."""
 
 
 def batched(
@@ -117,55 +110,19 @@ def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBat
         yield LeafBatch(tuple(owned), prioritised, plan, handler)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """What is still to come, and for how many workers.
-
-    Workers end together if the last messages are small. Otherwise one of them moves a large one while the
-    others have nothing to do. ("Guided self-scheduling", Polychronopoulos and Kuck 1987: each takes its share
-    of what is left.)
-    """
-
-    nbytes: int  #: 0 or less if it is not known
-    n_workers: int
-
-    def message_bytes(self, most: int) -> int:
-        """Return how large the next message may be: `most`, but less towards the end."""
-        if self.nbytes <= 0 or self.nbytes >= self.n_workers * most:
-            return most
-
-        return min(most, max(LEAST, self.nbytes // self.n_workers // STEP * STEP))
-
-    def without(self, nbytes: int) -> Remaining:
-        """Return what remains after so many bytes."""
-        return Remaining(self.nbytes - nbytes, self.n_workers)
-
-
-UNKNOWN: Final = Remaining(0, 1)
-"""All messages are as large as they may be."""
-
-
 def grouped(
-    items: Iterable[W], most: int, weigh: Callable[[W], int] | None = None, remaining: Remaining = UNKNOWN
+    items: Iterable[W], most: int, weigh: Callable[[W], int] | None = None
 ) -> Iterator[tuple[W, ...]]:
     """Yield the items in order, in groups that weigh at most `most` bytes.
 
-    An item that weighs more is yielded alone.
-
-    Args:
-        items: Whatever has a weight.
-        most: Bytes of a group.
-        weigh: Gives the bytes of an item; by default its `nbytes`.
-        remaining: What is to come, these items included; towards its end groups are smaller.
+    An item that weighs more is yielded alone. Without `weigh` an item weighs its `nbytes`.
     """
     group: list[W] = []
     nbytes = 0
     for item in items:
         weight = item.nbytes if weigh is None else weigh(item)
-        if group and nbytes + weight > remaining.message_bytes(most):
+        if group and nbytes + weight > most:
             yield tuple(group)
-            remaining = remaining.without(nbytes)
             group, nbytes = [], 0
 
         group.append(item)

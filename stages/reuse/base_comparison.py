@@ -71,24 +71,27 @@ def _stored(
     keys, before = keys_of(plan.infos), spec_column(checkpoint.leaves)
     specs, lies_right = _Uncoded(), _Places(run, leaves)
     alike: dict[tuple[int, int], bool] = {}  # by the identity of both specs, which many leaves share
-    chosen: list[int] = []
-    parts: list[Sequence[Written]] = []
+    there: list[tuple[int, int]] = []  # the numbers of leaves, and their rows in the base
     for at in unchanged:
-        index, now = leaves.indices[at], leaves.specs[at]
-        row = rows.get(keys[index])
+        row = rows.get(keys[leaves.indices[at]])
         if row is None:
             continue
 
+        now = leaves.specs[at]
         both = id(now), id(before[row])
         if both not in alike:
             alike[both] = _alike(now, before[row])
         if alike[both]:
-            there = [part.of_leaf(index) for part in checkpoint.parts(checkpoint.leaves[row])]
-            if run.operation is not None:
-                there = _written_here(leaves[at], there)
-            if there and lies_right.all_of(at, there):
-                chosen.append(at)
-                parts.append(there)
+            there.append((at, row))
+
+    indices = [leaves.indices[at] for at, _ in there]
+    chosen: list[int] = []
+    parts: list[Sequence[Written]] = []
+    for (at, _), stored in zip(there, checkpoint.parts([row for _, row in there], indices), strict=True):
+        here = stored if run.operation is None else _written_here(leaves[at], stored)
+        if here and lies_right.all_of(at, here):
+            chosen.append(at)
+            parts.append(here)
 
     found = leaves.part(chosen)
     return Candidates(replace(found, specs=list(map(specs.of, found.specs))), parts)

@@ -18,9 +18,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.items.item_types import Composite
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import NotACheckpointError, SpecError, StorageError
 from penstock.kernel.protocols.written import Written
 from penstock.stages.reuse.incremental import files_worth_linking
@@ -69,6 +71,43 @@ async def test_the_same_arrays_are_linked_and_each_checkpoint_is_whole_by_itself
 
     restored = ocp.PyTreeCheckpointer().restore(tmp_path / "2")
     assert_same(jax.tree.map(np.asarray, restored), jax.tree.map(np.asarray, second))
+
+
+async def test_leaves_in_one_chunk_in_several_and_in_pieces_are_linked_alike(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = {
+        name: jnp.arange(n, dtype=jnp.float32) + n for name, n in (("a", 100), ("b", 6000), ("c", 900_000))
+    }
+    save_args = {"a": SaveArgs(), "b": SaveArgs(chunk_byte_size=8000), "c": SaveArgs()}
+    # The last one is written in several pieces.
+    config = Config.load(environ={}, arguments={"save": {"piece_bytes": 2**20}})
+    async with Checkpointer(config=config) as ckpt:
+        await (await ckpt.save(tmp_path / "1", tree, save_args=save_args))
+        stored = OrbaxLayout().open(LocalStore(), str(tmp_path / "1"))
+        assert [len(parts) for parts in stored.parts(range(3), range(3))] == [1, 3, 4]
+        for others in ({}, {"more": jnp.zeros(5)}):  # the second time leaves have other places in the tree
+            base, path = tmp_path / "1", tmp_path / f"2{len(others)}"
+            both = {**others, **tree}
+            asked = {**dict.fromkeys(others, SaveArgs()), **save_args}
+            report = await (await ckpt.save(path, both, base=base, save_args=asked))
+
+            assert report.nbytes_kept == sum(leaf.nbytes for leaf in tree.values())
+            assert_same(await ckpt.restore(path, like=both), both)
+
+
+async def test_leaves_of_items_are_linked_each_with_its_own_bytes(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    items = {name: {"x": jnp.full(1000, at), "y": jnp.arange(1000) + at} for at, name in enumerate("ab")}
+    changed = {**items, "a": {**items["a"], "x": jnp.zeros(1000)}}
+    async with Checkpointer() as ckpt:
+        await (await ckpt.save(tmp_path / "1", Composite(**items)))
+        report = await (await ckpt.save(tmp_path / "2", Composite(**changed), base=tmp_path / "1"))
+
+        assert (report.nbytes, report.nbytes_kept) == (4000, 12000)
+        for name, tree in changed.items():
+            assert_same(await ckpt.restore(tmp_path / "2", item=name, like=tree), tree)
 
 
 async def test_the_base_survives_the_checkpoint_that_shares_its_files(

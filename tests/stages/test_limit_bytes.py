@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from anyio import CancelScope, create_task_group
@@ -28,8 +27,6 @@ from penstock.stages.host_to_device import HostToDevice
 from penstock.stages.limit_bytes import LimitBytes
 
 pytestmark = pytest.mark.anyio
-
-MIB = 2**20
 
 
 @dataclass
@@ -130,28 +127,6 @@ async def test_a_piece_is_cut_along_its_bytes_and_its_lease_goes_with_the_last_p
         (13, bytes([8, 9])),
     ]
     assert leases == [0, 0, 10]
-
-
-async def test_the_last_messages_of_a_save_are_smaller_and_begin_on_a_page(rig: Rig) -> None:
-    rig.limits = replace(rig.limits, piece_bytes=16 * MIB)
-    tree = {"a": jnp.zeros(40 * MIB, jnp.uint8), "b": jnp.zeros(9 * MIB, jnp.uint8)}
-
-    batches = await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes())
-
-    pieces = [(piece.leaf.info.name, piece.start, piece.nbytes) for each in batches for piece in each.pieces]
-    sizes = {name: [size // MIB for of, _, size in pieces if of == name] for name in "ab"}
-    assert sizes == {"a": [12, 8, 6, 4, 4, 4, 2], "b": [4, 4, 1]}
-    assert [start for of, start, _ in pieces if of == "a"] == [at * MIB for at in (0, 12, 20, 26, 30, 34, 38)]
-    assert all(each.nbytes <= 12 * MIB for each in batches)
-
-
-async def test_messages_of_a_save_are_all_large_until_its_end_is_near(rig: Rig) -> None:
-    rig.limits = replace(rig.limits, piece_bytes=MIB)
-    tree = {name: jnp.zeros(8 * MIB, jnp.uint8) for name in "abcd"}
-
-    batches = await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes())
-
-    assert [batch.nbytes for batch in batches] == [MIB] * 32
 
 
 async def test_each_piece_takes_its_own_part_of_the_lease_with_it(rig: Rig) -> None:
@@ -255,18 +230,6 @@ async def test_a_leafs_staging_lease_goes_with_its_first_read(rig: Rig) -> None:
     batches = await run_stages(rig.restore_run(), LimitBytes(50), message=LeafBatch(leaves))
 
     assert [[at for at, _ in batch.staged] for batch in batches] == [[0], [], [], [1, 2]]
-
-
-async def test_the_last_messages_of_a_restore_are_smaller(rig: Rig) -> None:
-    rig.limits = replace(rig.limits, piece_bytes=32 * MIB)
-    run = rig.restore_run()
-    leaves = (read_leaf(0, [4 * MIB] * 24), *[read_leaf(at, [8 * MIB]) for at in range(1, 10)])
-    run.progress.plan(len(leaves), sum([leaf.nbytes for leaf in leaves]))
-
-    batches = await run_stages(run, LimitBytes(), message=LeafBatch(leaves))
-
-    sizes = [batch.nbytes // MIB for batch in batches]
-    assert sizes == [32, 32, 32, 32, 16, 8, 8, 8]
 
 
 async def test_an_indivisible_read_above_the_limit_goes_alone(rig: Rig) -> None:

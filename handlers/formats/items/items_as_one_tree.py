@@ -73,10 +73,20 @@ class JoinedCheckpoint:
     def committed_at_ns(self) -> int | None:
         return self.items[0].checkpoint.committed_at_ns if self.items else None
 
-    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
-        """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""
-        item, leaf = _origin(stored)
-        return [replace(part, file=f"{item.folder}/{part.file}") for part in item.checkpoint.parts(leaf)]
+    def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[Written]]:
+        """Say where the bytes of some leaves lie; see `StoredCheckpoint.parts`."""
+        found: list[Sequence[Written]] = [()] * len(numbers)
+        first = 0
+        for item in self.items:
+            behind = first + len(item.checkpoint.leaves)
+            of_item = [at for at, number in enumerate(numbers) if first <= number < behind]
+            rows, indices = [numbers[at] - first for at in of_item], [leaves[at] for at in of_item]
+            for at, parts in zip(of_item, item.checkpoint.parts(rows, indices), strict=True):
+                found[at] = [replace(part, file=f"{item.folder}/{part.file}") for part in parts]
+
+            first = behind
+
+        return found
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`."""

@@ -84,6 +84,9 @@ class CheckpointManager:
     that nobody awaited; leaving it on an error cancels the saves. One manager at a time saves into a
     root, and another is refused with a `RootInUseError`; any number may read it, with `read_only=True`.
 
+    In a job of several processes each has one, and all call `save` with the same steps. Process 0 asks the
+    policies, and the others do as it says; if it says nothing, they raise a `PeerSilentError`.
+
     Args:
         root: The directory of steps; made if it does not exist.
         save_when: Which of the steps offered to `save` are saved.
@@ -198,15 +201,22 @@ class CheckpointManager:
 
     @property
     def preempted(self) -> bool:
-        """Whether the process was told to end, since the manager was opened."""
-        return self._saves.preempted
+        """Whether the process was told to end, since the manager was opened.
+
+        In a job of several processes with `OnPreemption`: whether any of them was, as of the last `save`. All
+        see it after the same step.
+        """
+        return self._saves.decisions.preempted
 
     def preempt(self) -> None:
         """Note that the process was told to end, as SIGTERM does. From any thread, or a signal handler."""
-        self._saves.preempt()
+        self._saves.decisions.preempt()
 
     def should_save(self, step: SupportsIndex) -> bool:
-        """Whether `save` would save `step` now: it is newer than the latest and the policy wants it."""
+        """Whether `save` would save `step` now: it is newer than the latest and the policy wants it.
+
+        In a job of several processes, process 0 decides, unless the policy looks at the step alone.
+        """
         self._saves.check_open()
         return not self._read_only and self._saves.should_save(step_number(step))
 
@@ -256,7 +266,7 @@ class CheckpointManager:
             Cancels the save and returns when its temporary files are gone.
         """
         number = self._writable(step, "saved")
-        if not self._saves.admits(number, force=force, overwrite=overwrite):
+        if not await self._saves.admits(number, force=force, overwrite=overwrite):
             return None
 
         save = partial(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Retention",)
 
+import json
 import time
 from typing import final
 
@@ -11,8 +12,9 @@ from anyio import Event
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError, PenstockError, StorageError
+from penstock.kernel.protocols.coordinator import Announcements
 from penstock.steps.catalogue import Catalogue
-from penstock.steps.keep_policies import KeepPolicy, StepInfo, steps_to_delete
+from penstock.steps.keep_policies import KeepAll, KeepPolicy, StepInfo, steps_to_delete
 from penstock.steps.step_deletion import Deleter
 
 
@@ -24,11 +26,32 @@ class Retention:
         catalogue: The steps that exist.
         policy: Which of them stay.
         threads: Run the policy, and read what it looks at.
+        announcements: How the primary of a job tells the others what it decided; None if there are none.
+        is_primary: Whether this process decides.
     """
 
-    __slots__ = ("_catalogue", "_outcomes", "_policy", "_threads", "deleter", "pins")
+    __slots__ = (
+        "_announcements",
+        "_catalogue",
+        "_is_primary",
+        "_outcomes",
+        "_policy",
+        "_threads",
+        "deleter",
+        "pins",
+    )
 
-    def __init__(self, catalogue: Catalogue, policy: KeepPolicy, threads: Threads) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        policy: KeepPolicy,
+        threads: Threads,
+        announcements: Announcements | None,
+        *,
+        is_primary: bool,
+    ) -> None:
+        self._announcements = None if isinstance(policy, KeepAll) else announcements
+        self._is_primary = is_primary
         self._catalogue = catalogue
         self._policy = policy
         self._threads = threads
@@ -41,12 +64,27 @@ class Retention:
 
         Raises:
             Exception: What the policy raises.
+            PeerSilentError: If the primary does not say which.
         """
+        announcements, name = self._announcements, f"delete after {saved}"
+        if announcements is None:
+            going = await self._doomed(saved)
+        elif self._is_primary:
+            going = []
+            try:
+                going = await self._doomed(saved)
+            finally:
+                await announcements.tell(name, json.dumps(going))
+        else:
+            going = json.loads(await announcements.hear(name))
+
+        self.deleter.ask(self._catalogue.remove(going))
+
+    async def _doomed(self, saved: int) -> list[int]:
         steps = self._catalogue.snapshot()
         doomed = await self._threads.run(self._decide, steps, saved)
         # Pins as of now. A step that came since was not part of the decision and stays.
-        going = [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
-        self.deleter.ask(self._catalogue.remove(going))
+        return [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
 
     async def delete(self, step: int) -> None:
         """Delete a step and return when it is gone. While a reader on this machine holds it, it stays.

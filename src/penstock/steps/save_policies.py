@@ -19,6 +19,7 @@ __all__ = (
     "SavePolicy",
     "WhenIdle",
     "awaits_preemption",
+    "follows_from_step",
 )
 
 from collections.abc import Collection, Sequence
@@ -183,3 +184,11 @@ def awaits_preemption(policy: SavePolicy) -> bool:
         return any(awaits_preemption(part) for part in policy.policies)
 
     return isinstance(policy, OnPreemption)
+
+
+def follows_from_step(policy: SavePolicy) -> bool:
+    """Whether what a policy says depends on nothing but the step; never known of a policy of others."""
+    if isinstance(policy, (SaveAnyOf, SaveAllOf)):
+        return all(follows_from_step(part) for part in policy.policies)
+
+    return isinstance(policy, (Always, Never, EverySteps, OnSteps))

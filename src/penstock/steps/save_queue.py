@@ -36,9 +36,9 @@ from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
 from penstock.steps.manager_opening import Opening
-from penstock.steps.preemption import hear_sigterm
 from penstock.steps.retention import Retention
-from penstock.steps.save_policies import SaveMoment, SavePolicy
+from penstock.steps.save_decisions import SaveDecisions, hear_sigterm
+from penstock.steps.save_policies import SavePolicy
 from penstock.steps.step_contents import step_items
 from penstock.steps.step_deletion import Deleter, prepare_root
 from penstock.steps.step_metrics import RankedMetrics
@@ -94,23 +94,26 @@ class StepSaves:
         self._root = root
         self._names = names
         self._writing = WriterHold(self._store, root)
-        self._save_when = save_when
         self._link = link
         self._pending: dict[int, _Pending] = {}
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._bases: list[int] = []  # steps whose values are known here, the latest last
-        self._saved_s = time.monotonic()
         self._tasks: TaskGroup | None = None
-        self._answered = False  # whether a save was begun since the preemption
         self._failure: BaseException | None = None
-        self.preempted = False
+        is_primary = engine.coordinator.is_primary
+        self._announcements = engine.coordinator.announcements(root)
+        self.decisions = SaveDecisions(
+            save_when, self._there, self._announcements, is_primary=is_primary
+        )  #: which steps are saved
         self.threads = Threads(BUSY_THREADS)
         stopping = engine.config.stopping
         self.reading = self.threads.leaving_calls(stopping.read_s)  #: for what only reads
         self._delete_s = stopping.delete_s
         self.catalogue = Catalogue(self._store, root, names, self._events)
         self._ranked = RankedMetrics(keep, self._infos_with_metrics, self._events)
-        self.retention = Retention(self.catalogue, keep, self.reading)
+        self.retention = Retention(
+            self.catalogue, keep, self.reading, self._announcements, is_primary=is_primary
+        )
         self.retention.deleter = Deleter(
             self._store,
             self.threads.leaving_calls(stopping.read_s),
@@ -118,7 +121,7 @@ class StepSaves:
             trash=trash,
             events=self._events,
             on_outcome=self.retention.note_outcome,
-            deletes=engine.coordinator.is_primary,
+            deletes=is_primary,
         )
 
     @property
@@ -135,7 +138,7 @@ class StepSaves:
                 async with own_tasks(self._raise_on_leaving) as tasks:
                     tasks.start_soon(self.retention.deleter.run)
                     if opening.sigterm:
-                        await tasks.start(hear_sigterm, self.preempt)
+                        await tasks.start(hear_sigterm, self.decisions.preempt)
 
                     self._tasks = tasks
                     yield
@@ -144,6 +147,9 @@ class StepSaves:
             finally:
                 self._tasks = None
                 self.retention.end()
+                if self._announcements is not None:
+                    await self._announcements.leave()
+
                 await self._end_writing()
 
     def check_open(self) -> None:
@@ -160,38 +166,21 @@ class StepSaves:
         waiting = self.retention.deleter.waiting
         self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
 
-    def preempt(self) -> None:
-        """Note that the process was told to end."""
-        self._answered = False
-        self.preempted = True
-
     def should_save(self, step: int) -> bool:
-        """Whether `step` is newer than any other and the policy wants it."""
-        return step > self._newest() and self.is_wanted(step)
+        """Whether `step` is newer than any other and the policy wants it, as this process asks it."""
+        return step > self._newest() and self.decisions.says(step)
 
-    def is_wanted(self, step: int) -> bool:
-        """Whether the policy wants `step` to be saved."""
-        steps = self.catalogue.steps
-        moment = SaveMoment(
-            step=step,
-            now_s=time.monotonic(),
-            steps=sorted({*steps, *self._pending}) if self._pending else steps,
-            saved_s=self._saved_s,
-            saving=bool(self._pending),
-            preempted=self.preempted and not self._answered,
-        )
-        return self._save_when.should_save(moment)
-
-    def admits(self, step: int, *, force: bool, overwrite: bool) -> bool:
-        """Whether `step` is to be saved now: the policy wants it, or it is forced.
+    async def admits(self, step: int, *, force: bool, overwrite: bool) -> bool:
+        """Whether `step` is to be saved now, in all processes: the policy wants it, or it is forced.
 
         Raises:
             StepExistsError, OlderStepError: As `check_order`.
             PenstockError: If something failed in the background and nobody was told yet.
+            PeerSilentError: If process 0 of a job of several does not decide.
         """
         self.raise_unseen()
         self.check_order(step, overwrite=overwrite)
-        return force or self.is_wanted(step)
+        return force or await self.decisions.wanted(step)
 
     def check_order(self, step: int, *, overwrite: bool) -> None:
         """Refuse a step that exists, or is older than the latest.
@@ -237,8 +226,7 @@ class StepSaves:
             raise
 
         pending.future = future
-        self._saved_s = begun_s
-        self._answered = True
+        self.decisions.note_begun(begun_s)
         future.add_done_callback(lambda done: self._note_done(step, pending, done))
         tasks.start_soon(self._follow, step, pending, future)
         return future
@@ -366,6 +354,10 @@ class StepSaves:
                 raise failure
             finally:
                 del failure  # the traceback refers to this frame
+
+    def _there(self) -> tuple[Sequence[int], bool]:
+        steps = self.catalogue.steps
+        return (sorted({*steps, *self._pending}) if self._pending else steps), bool(self._pending)
 
     def _newest(self) -> int:
         latest = self.catalogue.latest

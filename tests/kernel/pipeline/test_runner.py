@@ -6,6 +6,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 import anyio
@@ -19,7 +20,7 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
-from penstock.kernel.pipeline.stage import Actor
+from penstock.kernel.pipeline.stage import Actor, FunctionStage
 
 pytestmark = pytest.mark.anyio
 
@@ -209,6 +210,26 @@ async def test_a_stage_that_passes_everything_on_is_left_out_and_has_figures_of_
         ("marked", 3, 3),
         ("last", 0, 0),
     ]
+
+
+async def test_who_waits_for_the_stage_before_it_does_not_wait_for_the_one_behind() -> None:
+    behind, reached = Event(), Event()
+
+    async def held(message: int) -> int:
+        await behind.wait()
+        return message
+
+    pipeline: Pipeline[Any] = Pipeline(
+        (
+            Slot("first", Step(numbers), Milestone.PLANNED),
+            Slot("idle", Idle(passes_on=True)),
+            Slot("held", FunctionStage(held)),
+        )
+    )
+    async with create_task_group() as tasks:
+        tasks.start_soon(partial(run_pipeline, pipeline, None, 2, on_milestone=lambda _: reached.set()))
+        await reached.wait()
+        behind.set()
 
 
 async def test_where_every_stage_passes_everything_on_the_message_comes_out() -> None:

@@ -145,7 +145,7 @@ class ChunkIndex:
         rows: dict[str, list[tuple[int, int, int]]] = {}
         for slot, pieces in parts.items():
             at, index = self._order[int(self._places[pieces[0].leaf])], pieces[0].chunk
-            file, offset, length = _joined(self._arrays.infos[at], self._arrays.specs[at], index, pieces)
+            file, offset, length = _joined(self._arrays, at, index, pieces)
             rows.setdefault(file, []).append((slot, offset, length))
 
         for file, found in rows.items():
@@ -297,13 +297,14 @@ def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 def _joined(
-    info: ParamInfo, spec: LeafSpec, index: tuple[int, ...], pieces: Iterable[Written]
+    arrays: TreeColumns, at: int, index: tuple[int, ...], pieces: Iterable[Written]
 ) -> tuple[str, int, int]:
     """Return the file, offset and length of a chunk, after checking that its pieces cover it."""
+    spec = arrays.specs[at]
     ordered = sorted(pieces, key=lambda piece: piece.start)
     coded = ordered[0].coded
     if (coded is None) != (spec.codec is None) or any(piece.coded != coded for piece in ordered):
-        raise _broken(info, index, f"its codec is {spec.codec}, and not all of it was encoded so")
+        raise _broken(arrays.infos[at], index, f"its codec is {spec.codec}, and not all of it was encoded so")
 
     whole = spec.chunk_nbytes if coded is None else coded
     end = 0
@@ -313,11 +314,11 @@ def _joined(
         together = piece.file == first.file and piece.offset - piece.start == first.offset
         if piece.start != end or not together:
             problem = f"byte {end}: next is a piece at {piece.start}, at {piece.offset} of {piece.file!r}"
-            raise _broken(info, index, problem)
+            raise _broken(arrays.infos[at], index, problem)
         end += piece.nbytes
 
     if end != whole:
-        raise _broken(info, index, f"{end} of {whole} bytes were written")
+        raise _broken(arrays.infos[at], index, f"{end} of {whole} bytes were written")
 
     return ordered[0].file, ordered[0].offset, end
 

@@ -13,13 +13,14 @@ from penstock.kernel.protocols.written import Written
 
 
 def parts_of(
-    chunks: Iterable[tuple[tuple[int, ...], Value | None]], checksums: Mapping[str, Checksums]
+    chunks: Iterable[tuple[tuple[int, ...], Value | None]], checksums: Mapping[str, Checksums], leaf: int
 ) -> tuple[Written, ...]:
     """Find the checksummed parts that tile every chunk.
 
     Args:
         chunks: Each with where it lies; None if it was never written.
         checksums: By data file, by ascending offset.
+        leaf: What to put into `Written.leaf`.
 
     Returns:
         The parts, or nothing if a chunk lies in another way: in the index, or without a checksum.
@@ -39,7 +40,7 @@ def parts_of(
             if part.offset != at:
                 return ()
 
-            found.append(Written(0, index, at - value.offset, value.file, at, part.nbytes, part.crc32c))
+            found.append(Written(leaf, index, at - value.offset, value.file, at, part.nbytes, part.crc32c))
             at += part.nbytes
 
         if at != stop:

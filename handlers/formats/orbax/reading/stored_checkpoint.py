@@ -36,7 +36,7 @@ from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, 
 from penstock.handlers.formats.orbax.chunks.written_parts import parts_of
 from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
 from penstock.handlers.formats.orbax.reading.storage_details import leaf_codec, leaf_nbytes
-from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks
+from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks, whole_parts
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError
@@ -112,13 +112,21 @@ class OrbaxCheckpoint:
         packed = {each.file for each in self.leaves.table.details.values() if isinstance(each, PackedArray)}
         return self.index.inline_nbytes + bytes_on_medium(store, [*files, *sorted(packed)])
 
-    def parts(self, stored: StoredLeaf) -> Sequence[Written]:
-        """Say where the bytes of a leaf lie; see `StoredCheckpoint.parts`."""
+    def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[Written]]:
+        """Say where the bytes of some leaves lie; see `StoredCheckpoint.parts`."""
+        together = whole_parts(self.leaves, self.index, self.checksums, numbers, leaves)
+        return [
+            self._parts(number, leaf) if found is None else found
+            for number, leaf, found in zip(numbers, leaves, together, strict=True)
+        ]
+
+    def _parts(self, number: int, leaf: int) -> Sequence[Written]:
+        stored = self.leaves[number]
         array = stored.detail
         if not isinstance(array, StoredArray) or not array.format.plain:
             return ()
 
-        return parts_of(self._grid(stored, array), self.checksums)
+        return parts_of(self._grid(stored, array), self.checksums, leaf)
 
     def _grid(self, stored: StoredLeaf, array: StoredArray) -> Iterator[tuple[tuple[int, ...], Value | None]]:
         grid = tuple([(0, n) for n in array.format.grid_shape])

@@ -1,8 +1,8 @@
-"""Where leaves lie whose chunks follow each other in a file, looked up all at once. Pure."""
+"""Where leaves lie whose chunks were written in one piece each, looked up all at once. Pure."""
 
 from __future__ import annotations
 
-__all__ = ("whole_chunks",)
+__all__ = ("whole_chunks", "whole_parts")
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from penstock.handlers.formats.common.checksummed_reads import NONE
+from penstock.handlers.formats.common.chunk_keys import grid_indices
 from penstock.handlers.formats.common.combined_checksums import append_zeros_to_each
 from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.leaf_table import StoredLeaves
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.kernel.protocols.reads import WholeChunks
+from penstock.kernel.protocols.written import Written
 
 _Column = npt.NDArray[np.int64]
 
@@ -64,6 +67,73 @@ def whole_chunks(
         ids[stored], offsets[stored], crc32cs[stored] = there, index.offsets[firsts], sums
 
     return WholeChunks(files, ids.tolist(), offsets.tolist(), crc32cs.tolist())
+
+
+def whole_parts(
+    leaves: StoredLeaves,
+    index: Index,
+    recorded: Mapping[str, Checksums],
+    numbers: Sequence[int],
+    indices: Sequence[int],
+) -> list[tuple[Written, ...] | None]:
+    """Look up each chunk as the one part that it was written in.
+
+    Args:
+        leaves: Of the checkpoint.
+        index: Where their chunks lie.
+        recorded: Checksums by data file.
+        numbers: Which of `leaves`.
+        indices: What to put into `Written.leaf`, for each of them.
+
+    Returns:
+        None for a leaf that the caller handles separately: one of its chunks lies in the index, is missing,
+        is encoded or of a wrong length, or was written in several pieces.
+    """
+    chosen = np.asarray(numbers, np.int64)
+    rows, counts = leaves.table.chunk_rows.of(chosen)
+    found: list[tuple[Written, ...] | None] = [None] * len(chosen)
+    stored = np.flatnonzero(counts)
+    if not len(stored):
+        return found
+
+    ends = np.cumsum(counts[stored])
+    sizes = np.repeat(_chunk_nbytes(leaves, chosen[stored]), counts[stored])
+    sums = _recorded_sums(index, recorded, rows, sizes)
+    columns: list[list[int]] = [
+        column.tolist() for column in (index.ids[rows], index.offsets[rows], sizes, sums)
+    ]
+    chunks = list(zip(*columns, strict=True))
+    known = np.flatnonzero(np.logical_and.reduceat(sums >= 0, ends - counts[stored]))
+    grids: dict[int, list[tuple[int, ...]]] = {}  # by the identity of the format, which many leaves share
+    there: list[tuple[int, int]] = list(zip(stored[known].tolist(), ends[known].tolist(), strict=True))
+    for at, end in there:
+        form = leaves.table.formats[numbers[at]]
+        assert form is not None, "it has rows"
+        if id(form) not in grids:
+            grids[id(form)] = list(grid_indices([(0, n) for n in form.grid_shape]))
+
+        grid, leaf = grids[id(form)], indices[at]
+        found[at] = tuple(
+            [
+                Written(leaf, chunk, 0, index.files[file], offset, nbytes, crc32c)
+                for chunk, (file, offset, nbytes, crc32c) in zip(
+                    grid, chunks[end - len(grid) : end], strict=True
+                )
+            ]
+        )
+
+    return found
+
+
+def _recorded_sums(index: Index, recorded: Mapping[str, Checksums], rows: _Column, sizes: _Column) -> _Column:
+    """The checksum of each chunk; -1 of one that is not just a piece with the right length."""
+    sums = np.full(len(rows), -1, np.int64)
+    ids, right = index.ids[rows], (index.lengths[rows] == sizes) & (sizes > 0)
+    for number, file in enumerate(index.files):
+        here = np.flatnonzero((ids == number) & right)
+        sums[here] = recorded.get(file, NONE).exactly(index.offsets[rows[here]], sizes[here])
+
+    return sums
 
 
 def _chunk_nbytes(leaves: StoredLeaves, numbers: _Column) -> _Column:

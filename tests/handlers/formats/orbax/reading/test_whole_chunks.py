@@ -1,4 +1,4 @@
-"""Leaves whose chunks follow each other are found all at once, with one checksum each; others are not."""
+"""Leaves whose chunks were written in one piece each are found all at once; others are not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from penstock.handlers.formats.common.chunk_keys import GridKeys
 from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.common.zarr_metadata import decode, encode_v2
-from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks
+from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks, whole_parts
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec
 from penstock.kernel.protocols.reads import WholeChunks
+from penstock.kernel.protocols.written import Written
 
 SHAPE, CHUNK = (4, 6), (2, 3)  # four chunks of 24 bytes
 KEYS = [b"w/0.0", b"w/0.1", b"w/1.0", b"w/1.1"]
@@ -27,24 +28,84 @@ SINGLE = {b"s/0.0": Indirect("d/x", 0, 96)}
 DATA = bytes(range(196))
 
 
-def look_up(
-    values: Mapping[bytes, Value],
-    *,
-    recorded: Sequence[tuple[int, int]] | None = None,
-    arrays: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] | None = None,
-) -> WholeChunks:
-    """Where the leaves `s`, of one chunk, and `w` lie, if the pieces in `recorded` have checksums."""
-    arrays = {"s": (SHAPE, SHAPE), "w": (SHAPE, CHUNK)} if arrays is None else arrays
+Arrays = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+BOTH: Arrays = {"s": (SHAPE, SHAPE), "w": (SHAPE, CHUNK)}
+PIECES = [(0, 96), *[(100 + 24 * at, 24) for at in range(4)]]
+
+
+def stored(values: Mapping[bytes, Value], arrays: Arrays) -> tuple[StoredLeaves, Index]:
     index = Index.of(values)
     forms = [decode("x", encode_v2(shape, "float32", chunk)) for shape, chunk in arrays.values()]
     specs = [LeafSpec("jax.Array", shape, "float32", 4, chunk) for shape, chunk in arrays.values()]
     kinds = [(KeyKind.MAPPING,)] * len(arrays)
     table = LeafTable([(name,) for name in arrays], kinds, specs, forms, index.rows)
-    sums = {}
-    if recorded is not None:
-        sums = {"/c/d/x": Checksums.of([(at, n, crc32c(DATA[at : at + n])) for at, n in recorded])}
+    return StoredLeaves("/c", table), index
 
-    return whole_chunks(StoredLeaves("/c", table), index, sums, "/c", range(len(arrays)))
+
+def sums_of(pieces: Sequence[tuple[int, int]]) -> Checksums:
+    return Checksums.of([(at, n, crc32c(DATA[at : at + n])) for at, n in pieces])
+
+
+def look_up(
+    values: Mapping[bytes, Value],
+    *,
+    recorded: Sequence[tuple[int, int]] | None = None,
+    arrays: Arrays = BOTH,
+) -> WholeChunks:
+    """Where the leaves `s`, of one chunk, and `w` lie, if the pieces in `recorded` have checksums."""
+    leaves, index = stored(values, arrays)
+    sums = {} if recorded is None else {"/c/d/x": sums_of(recorded)}
+    return whole_chunks(leaves, index, sums, "/c", range(len(arrays)))
+
+
+def parts(
+    values: Mapping[bytes, Value], recorded: Sequence[tuple[int, int]] = PIECES, arrays: Arrays = BOTH
+) -> list[tuple[Written, ...] | None]:
+    """The parts of the leaves `w` and `s`, as those of the leaves 7 and 5 of another tree."""
+    leaves, index = stored(values, arrays)
+    return whole_parts(leaves, index, {"d/x": sums_of(recorded)}, [1, 0], [7, 5])
+
+
+def part(leaf: int, chunk: tuple[int, int], offset: int, nbytes: int) -> Written:
+    return Written(leaf, chunk, 0, "d/x", offset, nbytes, crc32c(DATA[offset : offset + nbytes]))
+
+
+def test_chunks_are_the_parts_that_they_were_written_in_wherever_they_lie() -> None:
+    chunks = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    in_order = tuple(part(7, chunk, 100 + 24 * at, 24) for at, chunk in enumerate(chunks))
+    single = (part(5, (0, 0), 0, 96),)
+    backwards = {key: Indirect("d/x", 172 - 24 * at, 24) for at, key in enumerate(KEYS)}
+
+    assert parts(SINGLE | IN_ORDER) == [in_order, single]
+    assert parts(SINGLE | backwards) == [
+        tuple(part(7, chunk, 172 - 24 * at, 24) for at, chunk in enumerate(chunks)),
+        single,
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {KEYS[1]: Indirect("d/y", 124, 24)},
+        {KEYS[1]: Indirect("d/x", 124, 23)},
+        {KEYS[1]: Indirect("d/x", 125, 24)},
+        {KEYS[3]: Inline(bytes(24))},
+        {KEYS[2]: None},
+    ],
+    ids=["a file without checksums", "another length", "another place", "inline", "missing"],
+)
+def test_a_leaf_with_a_chunk_that_is_no_recorded_piece_has_no_parts_here(change: dict[bytes, Any]) -> None:
+    values = {key: value for key, value in (SINGLE | IN_ORDER | change).items() if value is not None}
+
+    assert parts(values) == [None, (part(5, (0, 0), 0, 96),)]
+
+
+def test_a_chunk_in_two_pieces_or_that_juts_out_is_no_part_here() -> None:
+    pieces = [(0, 96), (100, 12), (112, 12), *[(100 + 24 * at, 24) for at in (1, 2, 3)]]
+
+    assert parts(SINGLE | IN_ORDER, pieces) == [None, (part(5, (0, 0), 0, 96),)]
+    assert parts(SINGLE | IN_ORDER, arrays={"s": (SHAPE, SHAPE), "w": ((4, 5), CHUNK)})[0] is None
+    assert parts({}) == [None, None]
 
 
 def test_chunks_that_follow_each_other_are_one_range() -> None:

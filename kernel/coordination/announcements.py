@@ -1,0 +1,161 @@
+"""What the primary decides alone and all others obey, outside of any operation."""
+
+from __future__ import annotations
+
+__all__ = ("JobAnnouncements",)
+
+import json
+import secrets
+from collections import Counter, deque
+from contextlib import suppress
+from typing import Final, cast, final
+
+from anyio import CancelScope, Lock, move_on_after, sleep
+
+from penstock.kernel.coordination.job import PRIMARY, Job
+from penstock.kernel.coordination.operation_keys import OperationKeys, join_key
+from penstock.kernel.errors import CoordinationError, PeerSilentError
+
+MOST_KEYS: Final = 8
+"""Of how many announcements the keys are kept."""
+
+MOST_REMEMBERED: Final = 64
+"""How many each announcement repeats, for a process that is so far behind."""
+
+
+@final
+class JobAnnouncements:
+    """One value after another that the primary tells and each other process hears, by name.
+
+    All processes ask for the same names in the same order; the n-th `hear` of a name gets what its n-th
+    `tell` said. Who is behind finds what it missed in what was told since. Nothing is sent before the first
+    call.
+
+    Args:
+        job: What this process knows of the job.
+        about: What they are about, such as a root of steps. One object at a time for each.
+    """
+
+    __slots__ = ("_about", "_asked", "_job", "_kept", "_keys", "_known", "_turn")
+
+    def __init__(self, job: Job, about: str) -> None:
+        self._job = job
+        self._about = f"announcements about {about}"
+        self._keys = OperationKeys("")
+        self._asked: Counter[str] = Counter()  # how often this process asked for each name
+        self._known: dict[str, str] = {}  # the last ones, by name and number
+        self._kept: deque[str] = deque()  # whose keys are there
+        self._turn = Lock()
+
+    async def tell(self, name: str, value: str) -> None:
+        """Say what was decided. The primary's.
+
+        Raises:
+            CoordinationError: If the service cannot be reached.
+        """
+        await self._join()
+        calls, numbered = self._job.calls, self._numbered(name)
+        self._remember({numbered: value})
+        await calls.put(self._key(numbered), json.dumps(self._known).encode(), replace=True)
+        self._kept.append(numbered)
+        if len(self._kept) > MOST_KEYS:
+            await calls.delete(self._key(self._kept.popleft()))
+
+    async def hear(self, name: str) -> str:
+        """Return what the primary decided, as soon as it has. For the others.
+
+        Raises:
+            PeerSilentError: If the primary says nothing within `JobLimits.patience_s`.
+            CoordinationError: If the service cannot be reached.
+        """
+        numbered = self._numbered(name)
+        with move_on_after(self._job.limits.patience_s):
+            while numbered not in self._known:
+                await self._join()
+                await self._listen(numbered)
+
+            return self._known[numbered]
+
+        raise PeerSilentError({PRIMARY: None}, self._job.limits.patience_s)
+
+    async def ask(self, what: str) -> None:
+        """Tell the primary that something was asked of this process. For the others."""
+        await self._join()
+        await self._job.calls.put(f"{self._keys.all}{what}", b"1", replace=True)
+
+    async def take(self, what: str) -> bool:
+        """Return whether any other process has asked this since the last call. The primary's."""
+        await self._join()
+        key = f"{self._keys.all}{what}"
+        if await self._job.calls.wait(key, 0.0) is None:
+            return False
+
+        await self._job.calls.delete(key)
+        return True
+
+    async def leave(self) -> None:
+        """Ask and tell no more. The last process to leave deletes the keys. Never raises.
+
+        Cancellation:
+            Delivered after `JobLimits.call_s` at most.
+        """
+        if not self._keys.identity:
+            return
+
+        job = self._job
+        with CancelScope(shield=True), move_on_after(job.limits.call_s), suppress(CoordinationError):
+            if await job.calls.count(self._keys.left) == job.count:
+                await job.calls.delete(self._keys.all)
+
+        self._keys = OperationKeys("")
+
+    def _key(self, numbered: str) -> str:
+        return f"{self._keys.each('said')}{numbered}"
+
+    def _numbered(self, name: str) -> str:
+        self._asked[name] += 1
+        found = f"{name}/{self._asked[name]}"
+        while len(self._asked) > MOST_REMEMBERED:
+            del self._asked[next(iter(self._asked))]
+
+        return found
+
+    def _remember(self, told: dict[str, str]) -> None:
+        self._known.update(told)
+        while len(self._known) > MOST_REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    async def _listen(self, numbered: str) -> None:
+        """Wait a moment for one; if it does not come, look whether it was told long ago, or never will be."""
+        job = self._job
+        found = await job.calls.wait(self._key(numbered), job.limits.beat_s)
+        if found is None:
+            told, wanted = await job.calls.under(self._keys.each("said")), json.dumps(numbered).encode()
+            found = next((value for value in told.values() if wanted in value), None)
+        if found is not None:
+            self._remember(cast("dict[str, str]", json.loads(found)))
+        if numbered not in self._known and await self._begun(0.0) != self._keys:
+            await job.calls.delete(self._keys.all)  # the primary did; this process was late
+            self._keys = OperationKeys("")
+
+    async def _begun(self, timeout_s: float) -> OperationKeys | None:
+        """Return the keys of what the primary has begun."""
+        found = await self._job.calls.wait(join_key(self._about), timeout_s)
+        return None if found is None else OperationKeys(found.decode())
+
+    async def _join(self) -> None:
+        """Take part, unless this process does already; wait for the primary to begin."""
+        job = self._job
+        async with self._turn:
+            while not self._keys.identity:
+                keys = await self._begun(0.0 if job.is_primary else job.limits.patience_s)
+                if job.is_primary:
+                    if keys is not None:  # some process has not left it, or left it unseen
+                        await job.calls.delete(keys.all)
+
+                    self._keys = OperationKeys(secrets.token_hex(8))
+                    await job.calls.put(join_key(self._about), self._keys.identity.encode(), replace=True)
+                elif keys is not None and await job.calls.put(keys.each("at", job.index), b"1"):
+                    self._keys = keys
+                else:  # this process was here: the primary has not begun the next
+                    await sleep(job.limits.beat_s)

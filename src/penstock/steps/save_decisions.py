@@ -1,0 +1,128 @@
+"""Whether a step is saved: by policy, once the process was told to end, and for all processes alike."""
+
+from __future__ import annotations
+
+__all__ = ("SaveDecisions", "hear_sigterm")
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+from anyio import TASK_STATUS_IGNORED, open_signal_receiver
+from anyio.abc import TaskStatus
+
+from penstock.kernel.events import get_logger
+from penstock.kernel.protocols.coordinator import Announcements
+from penstock.steps.save_policies import SaveMoment, SavePolicy, follows_from_step
+
+PREEMPTED: Final = "preempted"
+
+
+@final
+class SaveDecisions:
+    """Asks a policy. In a job of several processes the primary does, and the others obey.
+
+    A policy that looks at the step alone says the same everywhere, so there each process asks its own.
+
+    Args:
+        policy: Which steps are saved.
+        there: Returns the steps that are saved or being saved, ascending, and whether one is being saved.
+        announcements: How the primary tells the others; None if there are none.
+        is_primary: Whether this process decides.
+    """
+
+    def __init__(
+        self,
+        policy: SavePolicy,
+        there: Callable[[], tuple[Sequence[int], bool]],
+        announcements: Announcements | None,
+        *,
+        is_primary: bool,
+    ) -> None:
+        self._policy = policy
+        self._there = there
+        self._announcements = None if follows_from_step(policy) else announcements
+        self._is_primary = is_primary
+        self._saved_s = time.monotonic()
+        self._was_told = False  # this process, and the others do not know yet
+        self._answered = False  # whether a save was begun since the preemption
+        self.preempted = False  #: whether the process was told to end; one of them, if they decide together
+
+    def preempt(self) -> None:
+        """Note that the process was told to end. From any thread, or a signal handler."""
+        if self._announcements is None:
+            self._note_preempted()
+        else:  # the others must hear of it before the same step
+            self._was_told = True
+
+    def note_begun(self, begun_s: float) -> None:
+        """Note that a save was begun, on the clock of `time.monotonic`."""
+        self._saved_s = begun_s
+        self._answered = True
+
+    def says(self, step: int) -> bool:
+        """Whether the policy, as this process asks it, wants `step` to be saved."""
+        steps, saving = self._there()
+        moment = SaveMoment(
+            step=step,
+            now_s=time.monotonic(),
+            steps=steps,
+            saved_s=self._saved_s,
+            saving=saving,
+            preempted=self.preempted and not self._answered,
+        )
+        return self._policy.should_save(moment)
+
+    async def wanted(self, step: int) -> bool:
+        """Whether `step` is to be saved, the same in all processes.
+
+        Raises:
+            PeerSilentError: If the primary does not say.
+            CoordinationError: If the service cannot be reached.
+        """
+        announcements, name = self._announcements, f"save {step}"
+        if announcements is None:
+            return self.says(step)
+        if self._is_primary:
+            was_asked = await announcements.take(PREEMPTED)
+            if self._was_told or was_asked:
+                self._was_told = False
+                self._note_preempted()
+
+            found = self.says(step)
+            await announcements.tell(name, f"{found:d}{self.preempted:d}")
+            return found
+
+        if self._was_told:
+            await announcements.ask(PREEMPTED)
+            self._was_told = False
+
+        said = await announcements.hear(name)
+        if said[1] == "1" and not self.preempted:
+            self._note_preempted()
+
+        return said[0] == "1"
+
+    def _note_preempted(self) -> None:
+        self._answered = False
+        self.preempted = True
+
+
+async def hear_sigterm(
+    told: Callable[[], object], *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED
+) -> None:
+    """Call `told` at each SIGTERM, which no longer ends the process, until cancelled.
+
+    Python handles signals in the main thread only. In another thread this logs an event and returns.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        get_logger().warning("steps.no_signals", reason="not in the main thread")
+        task_status.started()
+        return
+
+    with open_signal_receiver(signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            told()
