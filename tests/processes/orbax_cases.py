@@ -96,14 +96,16 @@ async def orbaxs_names_refuse_what_they_cannot(here: Here) -> Any:
         tree = whole(mesh_of(here.count))
         # Each at a path of its own: of two that build in one place, the second is refused for that.
         path = here.folder / f"step_{here.rank}"
-        for name, options in {
-            "primary": ocp.options.MultiprocessingOptions(primary_host=1),
-            "some": ocp.options.MultiprocessingOptions(active_processes={0}),
-        }.items():
+        in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+        cases: dict[str, dict[str, Any]] = {
+            "primary": {"multiprocessing_options": ocp.options.MultiprocessingOptions(primary_host=1)},
+            "some": {"multiprocessing_options": ocp.options.MultiprocessingOptions(active_processes={0})},
+            "mode": {"file_options": ocp.options.FileOptions(path_permission_mode=0o700)},
+            "in place": {"atomicity_options": in_place},
+        }
+        for name, options in cases.items():
             try:
-                ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), multiprocessing_options=options).save(
-                    path, tree
-                )
+                ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), **options).save(path, tree)
             except ValueError as error:
                 told[name] = str(error)
 

@@ -229,10 +229,20 @@ class Checkpointer(AbstractCheckpointer):
         *,
         force: bool,
     ) -> JointDirectory | None:
-        """Return where all processes of the job save together; None if this one saves by itself."""
+        """Return where all processes of the job save together; None if this one saves by itself.
+
+        Raises:
+            ConfigError: If it is to be published in a way that several processes cannot.
+        """
         check_processes(self._processes)
         if not is_joint(self._processes) or not saves_together(self._handler):
             return None
+
+        atomicity = self._atomicity_options
+        if atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE:
+            raise ConfigError("atomicity_options", "several processes publish by a rename, not by a file")
+        if self._file_options.path_permission_mode is not None:
+            raise ConfigError("file_options", "several processes save with the permissions of the job")
 
         return JointDirectory(path_text(handler_path(directory)), force, custom_metadata)
 
