@@ -127,15 +127,15 @@ class AsyncCheckpointer(Checkpointer):
 
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
             joint = self._joint(directory, custom_metadata, force=force)
+            building = self._building(directory, force=force)
+            if joint is None:
+                building.check()
+
+            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
             if joint is not None:
-                self._begin_joint(
-                    joint, construct_checkpoint_args(self._handler, True, *args, **kwargs), begun
-                )
+                self._begin_joint(joint, ckpt_args, begun)
                 return
 
-            building = self._building(directory, force=force)
-            building.check()
-            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
             building.create()
             staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
             try:
@@ -155,8 +155,7 @@ class AsyncCheckpointer(Checkpointer):
                 building.discard()
                 raise
 
-            self._cancelled = False
-            self._futures, self._pending = _flat(found), pending
+            self._cancelled, self._futures, self._pending = False, _flat(found), pending
             staged.set_result(self._futures)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
