@@ -114,7 +114,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
 
     del tree
     trees = run.shared.of(SavedTrees)
-    asked = each_leaf(run.save_args, infos)
+    asked = each_leaf(run.save_args, infos, run.process)
     known = trees.find(infos)
     if known is not None and known.save_args != asked:
         known = None

@@ -10,10 +10,12 @@ from typing import cast
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
-from penstock.stages.pytree.flattening import flatten_tree, is_empty
+from penstock.stages.pytree.flattening import ALONE, flatten_tree, is_empty
 
 
-def each_leaf(asked: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | None]:
+def each_leaf(
+    asked: object, infos: Sequence[ParamInfo], process: tuple[int, int] = ALONE
+) -> Sequence[SaveArgs | None]:
     """Find the `SaveArgs` of each leaf.
 
     Args:
@@ -21,6 +23,7 @@ def each_leaf(asked: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
             None; or a prefix tree of them, in which each one applies to every leaf at or below its place.
             None asks for nothing special.
         infos: The infos of the leaves.
+        process: The index of this process and how many there are, for what each has for itself.
 
     Returns:
         One entry for each leaf; empty if `asked` is None.
@@ -39,13 +42,15 @@ def each_leaf(asked: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | 
         function = cast("Callable[[KeyPath], object]", asked)
         return [_answer(function, info) for info in infos]
 
-    return _by_prefix(asked, infos)
+    return _by_prefix(asked, infos, process)
 
 
-def _by_prefix(tree: object, infos: Sequence[ParamInfo]) -> Sequence[SaveArgs | None]:
+def _by_prefix(
+    tree: object, infos: Sequence[ParamInfo], process: tuple[int, int]
+) -> Sequence[SaveArgs | None]:
     given = {
         found.info.keys: (_checked(found.value, found.info.key_path), found.info.key_path)
-        for found in flatten_tree(tree)[0]
+        for found in flatten_tree(tree, process=process)[0]
     }
     used: set[KeyPath] = set()
     result: list[SaveArgs | None] = []

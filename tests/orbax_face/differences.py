@@ -149,10 +149,11 @@ HANDLERS: Final[Section] = {
     ),
     "options.MultiprocessingOptions": (
         (
-            "A `primary_host` that the job does not have is a ValueError of the call that saves. There is "
-            "one process: `active_processes` and `barrier_sync_key_prefix` are without effect."
+            "A `primary_host` that the job does not have is a ValueError of the call that saves; so is, if "
+            "several processes save together, another one than 0, and `active_processes` that are not all. "
+            "There are no barriers, so `barrier_sync_key_prefix` is without effect."
         ),
-        "Orbax waits ten minutes for it. With one process they have none in Orbax, either.",
+        "Orbax waits ten minutes for it. Process 0 merges and publishes what several processes save.",
     ),
     "BasePyTreeCheckpointHandler": (
         (

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import numpy as np
 from tests.processes.job_case import Here
 from tests.processes.trees import SPECS, differences, mesh_of, spread, values, whole
 
-from penstock.errors import InvalidLeafError
+from penstock.errors import InvalidLeafError, PlansDifferError
 
 
 async def orbax_reads(here: Here) -> Any:
@@ -39,18 +40,102 @@ async def orbax_v1_reads(here: Here) -> Any:
     return {"differs": differences(found, tree)}
 
 
-async def orbaxs_names_refuse_what_is_spread(here: Here) -> Any:
-    """They have no way yet to save it together, so no process may wait for another."""
+async def orbaxs_names_save_together(here: Here) -> Any:
+    """Save by each checkpointer of one tree, twice, and restore by it and by Orbax."""
+    mesh = mesh_of(here.count)
+    arrays = spread(values(), SPECS, mesh)
+    tree = {**arrays, "numpy": np.arange(6.0), "number": 7}
+
+    def save() -> dict[str, Any]:
+        import orbax.checkpoint as theirs
+
+        import penstock.orbax as ocp
+
+        found: dict[str, Any] = {}
+        path = here.folder / "sync"
+        with ocp.PyTreeCheckpointer() as opened:
+            opened.save(path, {**tree, "number": 6}, custom_metadata={"a": 1})
+            opened.save(path, tree, force=True)
+            args = ocp.args.PyTreeRestore(tree, ocp.checkpoint_utils.construct_restore_args(tree))
+            found["sync"] = differences(opened.restore(path, args=args), tree)
+
+        path = here.folder / "standard"
+        with ocp.StandardCheckpointer() as opened:
+            opened.save(path, arrays, custom_metadata={"a": 1})
+            opened.wait_until_finished()
+            found["standard"] = differences(opened.restore(path, arrays), arrays)
+            found["custom"] = opened.metadata(path).custom_metadata
+
+        path = here.folder / "async"
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+        with ocp.AsyncCheckpointer(handler) as opened:
+            opened.save(path, args=ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=8192))
+            opened.save(here.folder / "async 2", args=ocp.args.PyTreeSave(arrays))
+            opened.wait_until_finished()
+            args = ocp.args.PyTreeRestore(arrays, ocp.checkpoint_utils.construct_restore_args(arrays))
+            found["async"] = differences(opened.restore(path, args=args), arrays)
+
+        for name in ("standard", "async", "async 2"):
+            wanted = theirs.checkpoint_utils.construct_restore_args(arrays)
+            args = theirs.args.PyTreeRestore(arrays, restore_args=wanted)
+            read = theirs.PyTreeCheckpointer().restore(here.folder / name, args=args)
+            found[f"{name}, by Orbax"] = differences(read, arrays)
+
+        return found
+
+    return {**await anyio.to_thread.run_sync(save), "there": here.names()}
+
+
+async def orbaxs_names_refuse_what_they_cannot(here: Here) -> Any:
+    """What they have no way yet to save together, so no process may wait for another."""
+
+    def save() -> dict[str, str]:
+        import penstock.orbax as ocp
+
+        told: dict[str, str] = {}
+        tree = whole(mesh_of(here.count))
+        # Each at a path of its own: of two that build in one place, the second is refused for that.
+        path = here.folder / f"step_{here.rank}"
+        in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+        cases: dict[str, dict[str, Any]] = {
+            "primary": {"multiprocessing_options": ocp.options.MultiprocessingOptions(primary_host=1)},
+            "some": {"multiprocessing_options": ocp.options.MultiprocessingOptions(active_processes={0})},
+            "mode": {"file_options": ocp.options.FileOptions(path_permission_mode=0o700)},
+            "in place": {"atomicity_options": in_place},
+        }
+        for name, options in cases.items():
+            try:
+                ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), **options).save(path, tree)
+            except ValueError as error:
+                told[name] = str(error)
+
+        try:
+            handler = ocp.CompositeCheckpointHandler()
+            ocp.Checkpointer(handler).save(path, ocp.args.Composite(state=ocp.args.PyTreeSave(tree)))
+        except InvalidLeafError as error:
+            told["items"] = str(error.key_path)
+
+        return told
+
+    told = await anyio.to_thread.run_sync(save)
+    await here.meet("all are refused")
+    return {"told": told, "there": here.names()}
+
+
+async def orbaxs_names_tell_of_a_failure(here: Here) -> Any:
+    """One process saves another tree than the others."""
 
     def save() -> str:
         import penstock.orbax as ocp
 
-        try:
-            # Each at a path of its own: of two that build in one place, the second is refused for that.
-            ocp.PyTreeCheckpointer().save(here.folder / f"step_{here.rank}", whole(mesh_of(here.count)))
-        except InvalidLeafError as error:
-            return str(error.key_path)
+        tree = {"x": np.arange(3) + here.rank}
+        with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()) as opened:
+            try:
+                opened.save(here.folder / "x", args=ocp.args.PyTreeSave(tree))
+                opened.wait_until_finished()
+            except PlansDifferError as error:
+                return error.differences[0]
 
         return "saved"
 
-    return await anyio.to_thread.run_sync(save)
+    return {"told": await anyio.to_thread.run_sync(save), "there": here.names()}

@@ -12,7 +12,8 @@ from tests.processes.trees import P, differences, mesh_of, spread
 
 from penstock import PerProcess
 from penstock.errors import InvalidLeafError, PeerError, StructureMismatchError
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.items import Composite, Json
+from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 
 FORMATS = {
     "plain": SaveFormat(),
@@ -56,6 +57,16 @@ async def each_keeps_its_own(here: Here) -> Any:
             await (await opened.save(path, tree, overwrite=True))
             found[name] = differences(await opened.restore(path, like=tree), tree)
             assert (await opened.verify(path)).intact
+
+    async with checkpointer() as opened:
+        path = here.folder / "items"
+        save_args = {"state": {"iterator": PerProcess({"buffer": SaveArgs(chunk_byte_size=1000)})}}
+        items = Composite(state=tree, more={"own": PerProcess(here.rank)}, notes=Json(1))
+        await (await opened.save(path, items, save_args=save_args))
+        like = {"state": tree, "more": {"own": PerProcess(0)}}
+        back = await opened.restore_items(path, like=like)
+        found["items"] = differences(back["state"], tree)
+        assert back["more"]["own"].value == here.rank
 
     return found
 

@@ -42,10 +42,6 @@ def test_one_process_restores_it_without_a_target(
         assert_same(jax.tree.map(np.asarray, found[name]), jax.tree.map(np.asarray, want))
 
 
-def test_orbaxs_names_refuse_what_is_spread_in_each_process(job: Job) -> None:
-    assert job.results("orbaxs_names_refuse_what_is_spread") == ["['both']"] * job.count
-
-
 def test_each_process_has_data_files_of_its_own(job: Job) -> None:
     names = os.listdir(job.saved())
     assert {f"ocdbt.process_{rank}" for rank in range(job.count)} <= set(names)

@@ -23,7 +23,7 @@ def saved(job: Job, name: str = "plain") -> Path:
 
 
 def test_each_process_gets_its_own_back(job: Job) -> None:
-    assert job.results("each_keeps_its_own") == [{name: [] for name in FORMATS}] * job.count
+    assert job.results("each_keeps_its_own") == [{name: [] for name in (*FORMATS, "items")}] * job.count
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -17,6 +17,7 @@ from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, SpecErr
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.stages.flatten import Flatten
 from penstock.stages.pytree.flattening import flatten_tree
+from penstock.stages.pytree.per_process import PerProcess
 from penstock.stages.pytree.save_args import each_leaf
 
 A, B, C = SaveArgs(dtype="float16"), SaveArgs(chunk_byte_size=64), SaveArgs(shard_axes=(0,))
@@ -207,3 +208,19 @@ async def test_no_other_dtype_is_promised_by_a_handler_that_cannot_cast(rig: Rig
         await specs(rig, {"x": np.ones(64)}, A)
 
     assert caught.value.key_path == "['x']"
+
+
+@pytest.mark.parametrize("process", [(0, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("save_args", "found"),
+    [
+        ({"it": PerProcess({"x": A})}, [A, None]),
+        ({"it": PerProcess(A)}, [A, A]),
+        ({"it": A}, [A, A]),
+    ],
+)
+def test_what_each_process_has(
+    process: tuple[int, int], save_args: object, found: list[SaveArgs | None]
+) -> None:
+    leaves, _ = flatten_tree({"it": PerProcess({"x": 1.0, "y": 2.0})}, process=process)
+    assert each_leaf(save_args, [leaf.info for leaf in leaves], process) == found

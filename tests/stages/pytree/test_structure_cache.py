@@ -17,6 +17,7 @@ from jax import tree_util
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of, runs_of
 from penstock.stages.pytree.flattening import flatten_tree
+from penstock.stages.pytree.per_process import PerProcess
 from penstock.stages.pytree.structure_cache import StructureCache
 
 _jax: Any = tree_util
@@ -295,3 +296,18 @@ def test_any_trees_one_after_the_other(found: list[object]) -> None:
                 cache.flatten(tree)
         else:
             check_same(cache, tree)
+
+
+@pytest.mark.parametrize("keys", [("x", "y"), ("x", 1.5)], ids=["cached", "never cached"])
+def test_what_each_process_has_stands_below_its_key(keys: tuple[object, ...]) -> None:
+    cache = StructureCache()
+    tree = {"a": 0, "it": PerProcess([dict.fromkeys(keys[:1], 0), 0]), "z": dict.fromkeys(keys[1:], 0)}
+    found = {count: cache.flatten(tree, (count - 1, count))[0] for count in (1, 2, 3)}
+
+    assert [info.name for info in found[1]][:3] == ["a", "it.0.x", "it.1"]
+    for count in (2, 3):
+        assert [info.name for info in found[count]][1] == f"it.process_{count - 1}-of-{count}.0.x"
+        assert len(found[count][1].kinds) == len(found[count][1].keys)
+    assert {info.own_from for infos in found.values() for info in infos[1:3]} == {1}
+    assert {info.own_from for infos in found.values() for info in (infos[0], *infos[3:])} == {None}
+    assert cache.flatten(tree, (0, 2))[0][1].name == "it.process_0-of-2.0.x"

@@ -102,7 +102,7 @@ def whole_parts(
     columns: list[list[int]] = [
         column.tolist() for column in (index.ids[rows], index.offsets[rows], sizes, sums)
     ]
-    chunks = list(zip(*columns, strict=True))
+    chunks: list[tuple[int, ...]] = list(zip(*columns, strict=True))
     known = np.flatnonzero(np.logical_and.reduceat(sums >= 0, ends - counts[stored]))
     grids: dict[int, list[tuple[int, ...]]] = {}  # by the identity of the format, which many leaves share
     there: list[tuple[int, int]] = list(zip(stored[known].tolist(), ends[known].tolist(), strict=True))

@@ -17,6 +17,7 @@ from penstock.blocking.background import run_sync, start_thread
 from penstock.kernel.errors import ConfigError, SpecError
 from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer, SaveContext
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args
+from penstock.orbax.v0.common.joint_directory import JointDirectory
 from penstock.orbax.v0.common.monitoring import WRITE, WRITE_ASYNC, tell_of_async_save, timed
 from penstock.orbax.v0.common.save_future import ChainedFuture, Future
 from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
@@ -125,9 +126,16 @@ class AsyncCheckpointer(Checkpointer):
             self.wait_until_finished()
 
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
+            joint = self._joint(directory, custom_metadata, force=force)
             building = self._building(directory, force=force)
-            building.check()
+            if joint is None:
+                building.check()
+
             ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+            if joint is not None:
+                self._begin_joint(joint, ckpt_args, begun)
+                return
+
             building.create()
             staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
             try:
@@ -147,8 +155,7 @@ class AsyncCheckpointer(Checkpointer):
                 building.discard()
                 raise
 
-            self._cancelled = False
-            self._futures, self._pending = _flat(found), pending
+            self._cancelled, self._futures, self._pending = False, _flat(found), pending
             staged.set_result(self._futures)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -235,6 +242,24 @@ class AsyncCheckpointer(Checkpointer):
         except BaseException as error:
             if not _clean_up(building, futures):
                 error.add_note(f"{building.get()} is still being written, and was not removed")
+            raise
+
+        tell_of_async_save(begun_s)
+
+    def _begin_joint(self, joint: JointDirectory, ckpt_args: Any, begun_s: float) -> None:
+        """Start to save together with the other processes; return when the tree has been copied."""
+        found = run_sync(partial(self._handler.async_save, joint, args=ckpt_args))
+        self._cancelled, self._futures = False, _flat(found)
+        self._pending = start_thread(self._await_joint, self._futures, begun_s, name="penstock.orbax.save")
+
+    def _await_joint(self, futures: Sequence[Future], begun_s: float) -> None:
+        """Wait until all processes have saved, and the checkpoint is visible. Runs in a thread of its own."""
+        try:
+            with timed(f"{WRITE}background_duration_secs"):
+                ChainedFuture(futures, self._before_publishing).result(self._timeout_s)
+        except BaseException:
+            for future in futures:
+                future.cancel()
             raise
 
         tell_of_async_save(begun_s)

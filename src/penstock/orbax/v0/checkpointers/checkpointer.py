@@ -17,6 +17,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args, has_registered_args
+from penstock.orbax.v0.common.joint_directory import JointDirectory, check_processes, is_joint
 from penstock.orbax.v0.common.monitoring import READ, WRITE, recorded
 from penstock.orbax.v0.common.step_metadata import (
     MetadataStore,
@@ -32,9 +33,8 @@ from penstock.orbax.v0.common.v0_options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
-    check_primary_host,
 )
-from penstock.orbax.v0.handlers.checkpoint_handler import CheckpointHandler, is_durable
+from penstock.orbax.v0.handlers.checkpoint_handler import CheckpointHandler, is_durable, saves_together
 from penstock.orbax.v0.handlers.composite_handler import CompositeCheckpointHandler
 from penstock.orbax.v0.handlers.legacy_handler import get_legacy_handler_wrapper
 
@@ -101,7 +101,7 @@ class Checkpointer(AbstractCheckpointer):
 
         self._handler: Any = handler if has_registered_args(handler) else get_legacy_handler_wrapper(handler)
         self._durable = is_durable(handler)
-        self._primary_host = multiprocessing_options.primary_host
+        self._processes = multiprocessing_options
         self._file_options = file_options
         self._atomicity_options = atomicity_options
         self._store = LocalStore()
@@ -141,6 +141,12 @@ class Checkpointer(AbstractCheckpointer):
             Exception: What the handler raises.
         """
         with recorded(WRITE):
+            joint = self._joint(directory, custom_metadata, force=force)
+            if joint is not None:
+                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+                self._handler.save(joint, args=ckpt_args)
+                return
+
             building = self._building(directory, force=force)
             building.check()
             ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
@@ -207,7 +213,6 @@ class Checkpointer(AbstractCheckpointer):
         self.close()
 
     def _building(self, directory: str | os.PathLike[str], *, force: bool) -> TemporaryDirectory:
-        check_primary_host(self._primary_host)
         return TemporaryDirectory(
             self._store,
             path_text(handler_path(directory)),
@@ -216,6 +221,30 @@ class Checkpointer(AbstractCheckpointer):
             files=self._file_options,
             links=links_in_force(),
         )
+
+    def _joint(
+        self,
+        directory: str | os.PathLike[str],
+        custom_metadata: dict[str, Any] | None,
+        *,
+        force: bool,
+    ) -> JointDirectory | None:
+        """Return where all processes of the job save together; None if this one saves by itself.
+
+        Raises:
+            ConfigError: If it is to be published in a way that several processes cannot.
+        """
+        check_processes(self._processes)
+        if not is_joint(self._processes) or not saves_together(self._handler):
+            return None
+
+        atomicity = self._atomicity_options
+        if atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE:
+            raise ConfigError("atomicity_options", "several processes publish by a rename, not by a file")
+        if self._file_options.path_permission_mode is not None:
+            raise ConfigError("file_options", "several processes save with the permissions of the job")
+
+        return JointDirectory(path_text(handler_path(directory)), force, custom_metadata)
 
     def _begin(self, building: TemporaryDirectory, begun_ns: int) -> None:
         """Record in what is built when its save began."""

@@ -47,10 +47,10 @@ class MultiprocessingOptions:
     """Which processes save.
 
     Attributes:
-        primary_host: The process that writes what is written once; None: every process does.
-        active_processes: The processes that take part; None for all of the job.
-        barrier_sync_key_prefix: Starts the names of barriers, so that several savers can be told apart.
-            A single process has no barriers.
+        primary_host: The process that publishes; None: every process saves by itself. If several save
+            together, it is 0.
+        active_processes: The processes that take part; None for all of the job, and others are refused.
+        barrier_sync_key_prefix: Without effect: there are no barriers, and saves are told apart by paths.
     """
 
     primary_host: int | None = 0

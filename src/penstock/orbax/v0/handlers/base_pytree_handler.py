@@ -6,7 +6,7 @@ __all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSa
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -26,6 +26,7 @@ from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
+from penstock.orbax.v0.common.joint_directory import JointDirectory, check_processes
 from penstock.orbax.v0.common.lazy_mapping import LazyMapping
 from penstock.orbax.v0.common.monitoring import WRITE, timed
 from penstock.orbax.v0.common.save_future import Future, PipelineFuture
@@ -35,7 +36,6 @@ from penstock.orbax.v0.common.v0_options import (
     MemoryLimitOptions,
     MultiprocessingOptions,
     PyTreeMetadataOptions,
-    check_primary_host,
 )
 from penstock.orbax.v0.handlers.checkpoint_handler import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.v0.handlers.pytree_calls import (
@@ -44,6 +44,7 @@ from penstock.orbax.v0.handlers.pytree_calls import (
     note_moved,
     open_checkpointers,
     restore_value,
+    start_joint_save,
     start_save,
     with_type_handlers,
 )
@@ -91,6 +92,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
 
     _DURABLE = True
+    _SAVES_TOGETHER = True
     _single = False  # whether the tree is one array, stored under its own name
 
     def __init__(
@@ -117,6 +119,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             codec="auto" if use_compression else "none",
             rich_types=pytree_metadata_options.support_rich_types,
         )
+        self._processes = multiprocessing_options
         self._primary_host = multiprocessing_options.primary_host
         self._validator = array_metadata_validator
         self._is_first = is_prioritized_key_fn
@@ -126,7 +129,11 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._layout = TreeLayout(self._form, single=self._single)
         self._type_handler_registry = type_handler_registry
-        self._loop = LoopThread(partial(open_checkpointers, self._layout, limits), name="penstock.orbax")
+        # By its own chunks, each process would decide on its own whether a leaf is worth a codec.
+        self._joint_form = replace(self._form, codec="zstd:1" if use_compression else "none")
+        self._loop = LoopThread(
+            partial(open_checkpointers, self._layout, limits, self._joint_form), name="penstock.orbax"
+        )
 
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
@@ -145,10 +152,12 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         Raises:
             ValueError: If the tree is empty, or has leaves that cannot be saved.
         """
-        check_primary_host(self._primary_host)
+        check_processes(self._processes)
         item = args.item
         if not jax.tree.leaves(item) and not item:
             raise ValueError("Found empty item.")
+        if isinstance(directory, JointDirectory):
+            return [await self._save_jointly(directory, args)]
         if not isinstance(directory, os.PathLike | str) and isinstance(directory, PathAwaitingCreation):
             directory = await directory.await_creation()
 
@@ -177,6 +186,37 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
         return [PipelineFuture(save, keep=self._loop)]
+
+    async def _save_jointly(self, directory: JointDirectory, args: BasePyTreeSaveArgs) -> Future:
+        """Begin to save a tree as a whole checkpoint, together with the other processes.
+
+        Raises:
+            ValueError: If there is custom metadata of the tree, or a leaf cannot be saved.
+        """
+        if args.custom_metadata is not None:
+            raise ValueError("Several processes save the custom metadata of a checkpoint, not of a tree.")
+
+        form, most = self._joint_form, args.ocdbt_target_data_file_size
+        keywords: dict[str, Any] = {
+            "save_args": leaf_formats(args.item, args.save_args, form, most),
+            "prioritise": self._prioritise(args.item),
+        }
+        if most is not None and form.ocdbt:
+            files = pipelines.save_pipeline(self._layout).configure(
+                "write", file_bytes=most or pipelines.UNLIMITED
+            )
+            keywords["pipeline"] = files
+
+        workers = self._workers(
+            ocdbt_target_data_file_size=most, save_args=_by_name(args.save_args, SaveArgs)
+        )
+        call = partial(
+            self._loop.acall, start_joint_save, self._registry, workers, directory, with_markers(args.item)
+        )
+        try:
+            return PipelineFuture(await call(keywords), keep=self._loop)
+        except UnknownTypeError as error:
+            raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write a tree; return when it is durable. See `async_save`."""

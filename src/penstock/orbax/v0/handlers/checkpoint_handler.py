@@ -7,6 +7,7 @@ __all__ = (
     "CheckpointHandler",
     "DeferredPathAsyncCheckpointHandler",
     "is_durable",
+    "saves_together",
     "wait_for_all",
 )
 
@@ -28,6 +29,7 @@ class CheckpointHandler(Counterpart):
     _ORBAX_CLASS = ("", "CheckpointHandler")
     _ORBAX_NAME: ClassVar[str]  # of penstock's handlers: the name in `_CHECKPOINT_METADATA`
     _DURABLE: ClassVar[bool]  # of penstock's handlers: whether `save` syncs all that it writes
+    _SAVES_TOGETHER: ClassVar[bool]  # likewise: whether several processes save one tree by it
 
     @abc.abstractmethod
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,6 +76,11 @@ class DeferredPathAsyncCheckpointHandler(AsyncCheckpointHandler):
 def is_durable(handler: object) -> bool:
     """Whether a handler syncs what it writes. Files of other handlers are synced for them."""
     return bool(vars(type(handler)).get("_DURABLE", False))
+
+
+def saves_together(handler: object) -> bool:
+    """Whether a handler takes a `JointDirectory`, for what several processes save together."""
+    return bool(vars(type(handler)).get("_SAVES_TOGETHER", False))
 
 
 def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> None:

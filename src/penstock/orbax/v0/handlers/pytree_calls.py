@@ -4,42 +4,62 @@ from __future__ import annotations
 
 __all__ = (
     "Limit",
+    "Resources",
     "Serving",
     "describe",
     "note_moved",
     "open_checkpointers",
     "restore_value",
+    "start_joint_save",
     "start_save",
     "with_type_handlers",
 )
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
+from penstock.handlers.coordinators.jax_processes import processes_of_jax
 from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.tree_layout import TreeLayout
-from penstock.kernel.errors import CorruptCheckpointError, StorageError
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import ConfigError, CorruptCheckpointError, StorageError
 from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 from penstock.orbax.common.byte_limiters import Limiters
+from penstock.orbax.v0.common.joint_directory import JointDirectory
 from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers
 from penstock.stages.reuse.value_cache import KnownValues
 
 Limit: TypeAlias = int | None
 Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
 """Gives a Checkpointer the type handlers of one save or restore."""
-Resources: TypeAlias = tuple[Checkpointer, ...]
-"""What saves, and what restores: the same if both have one budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What saves, and what restores: the same if both have one budget."""
+
+    save: Checkpointer
+    restore: Checkpointer
+    together: Checkpointer | None  #: saves with the other processes of the job, if there are any
 
 
 @asynccontextmanager
-async def open_checkpointers(layout: TreeLayout, limits: tuple[Limit, Limit]) -> AsyncGenerator[Resources]:
-    """Yield the Checkpointer that saves and the one that restores."""
+async def open_checkpointers(
+    layout: TreeLayout, limits: tuple[Limit, Limit], form: SaveFormat
+) -> AsyncGenerator[Resources]:
+    """Yield the Checkpointers of a tree handler.
+
+    Args:
+        layout: Of trees in given directories.
+        limits: Host bytes that saves may hold, and restores.
+        form: How several processes store arrays together.
+    """
     chosen = AutoLayout(layout)
     async with AsyncExitStack() as stack:
         opened: list[Checkpointer] = []
@@ -48,7 +68,12 @@ async def open_checkpointers(layout: TreeLayout, limits: tuple[Limit, Limit]) ->
             checkpointer = Checkpointer(layout=chosen, memory_limit=limit, coordinator=alone)
             opened.append(await stack.enter_async_context(checkpointer))
 
-        yield tuple(opened)
+        together: Checkpointer | None = None
+        if processes_of_jax()[1] > 1:
+            joint = Checkpointer(save_format=form, memory_limit=limits[0])
+            together = await stack.enter_async_context(joint)
+
+        yield Resources(opened[0], opened[-1], together)
 
 
 async def start_save(
@@ -56,7 +81,7 @@ async def start_save(
 ) -> SaveFuture:
     """Begin to save; unchanged leaves are linked to `keywords["base"]`, if that is still whole."""
     base = keywords.pop("base", None)
-    checkpointer = serves(resources[0], "save")
+    checkpointer = serves(resources.save, "save")
     if base is not None:
         try:
             return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
@@ -67,15 +92,43 @@ async def start_save(
     return await checkpointer.save(path, item, overwrite=True, **keywords)
 
 
+async def start_joint_save(
+    resources: Resources,
+    registry: Any,
+    workers: StageWorkers,
+    directory: JointDirectory,
+    item: Any,
+    keywords: dict[str, Any],
+) -> SaveFuture:
+    """Begin to save a whole checkpoint together with the other processes.
+
+    Raises:
+        ConfigError: If there were none yet when this handler was first used.
+    """
+    if resources.together is None:
+        problem = "must be initialised before the first save of a checkpointer"
+        raise ConfigError("jax.distributed", problem)
+
+    limiters = Limiters.of(resources.together.engine.memory, "save")
+    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    return await resources.together.with_handlers(handlers).save(
+        directory.path,
+        item,
+        overwrite=directory.overwrite,
+        custom_metadata=directory.custom_metadata,
+        **keywords,
+    )
+
+
 async def note_moved(resources: Resources, path: str, built: str, to: str) -> None:
     """Note that a checkpoint whose values are known lies at `built`, and is about to be moved to `to`."""
-    engine = resources[0].engine
+    engine = resources.save.engine
     engine.shared.of(KnownValues).moved(path, to, engine.store.identity(built))
 
 
 async def restore_value(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:
     """Return the tree at `path`."""
-    return await serves(resources[-1], "restore").restore(path, **keywords)
+    return await serves(resources.restore, "restore").restore(path, **keywords)
 
 
 def with_type_handlers(
@@ -96,4 +149,4 @@ def with_type_handlers(
 
 async def describe(resources: Resources, serves: Serving, path: str) -> CheckpointMetadata:
     """Say what the tree at `path` is."""
-    return await serves(resources[-1], "restore").metadata(path)
+    return await serves(resources.restore, "restore").metadata(path)

@@ -61,6 +61,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
     _DURABLE = True
+    _SAVES_TOGETHER = True
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
     _DURABLE = True
+    _SAVES_TOGETHER = True
 
     def __init__(
         self,
