@@ -34,7 +34,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-guides orbax-tests clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -43,6 +43,9 @@ help: ## Say what there is (the default)
 
 demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
 	@$(BIN)/penstock demo
+
+demo-processes: $(VENV)/.installed ## Four processes train together; one is killed in the middle of a save; two go on, bit for bit
+	@PYTHONPATH=docs/examples/demo $(BIN)/python -m processes_demo
 
 test: lint ## Check style and types, then run the suite, but for the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

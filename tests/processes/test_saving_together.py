@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from tests.processes.launcher import Job
+from tests.processes.launcher import Job, run_job
 from tests.processes.trees import host_leaves, values
 
 import penstock.sync
@@ -80,7 +81,16 @@ def test_saves_in_opposite_order_do_not_cross(job: Job) -> None:
         assert differences == [[], [], [], []]
 
 
-def test_calls_and_keys_stay_few(job: Job) -> None:
+def test_calls_and_keys_stay_few_in_a_hundred_saves(job: Job) -> None:
+    check_calls_and_keys(job)
+
+
+@pytest.mark.slow
+def test_they_are_no_more_from_eight_processes(tmp_path: Path) -> None:
+    check_calls_and_keys(run_job(tmp_path, 8, ["calls_and_keys_stay_few"]))
+
+
+def check_calls_and_keys(job: Job) -> None:
     for rank, result in enumerate(job.results("calls_and_keys_stay_few")):
         beats = 1  # one at once
         assert max(result["calls"]) <= (16 if rank == 0 else 12) + beats, result
