@@ -99,8 +99,8 @@ class SystemCalls:
             return None
 
         thread, text = match.groups()
-        if text.endswith("<unfinished ...>"):
-            self._unfinished[thread] = text.removesuffix("<unfinished ...>")
+        if text.endswith(" <unfinished ...>"):
+            self._unfinished[thread] = text.removesuffix(" <unfinished ...>")
             return None
         if text.startswith("<... "):
             return self._unfinished.pop(thread, "") + text.partition("resumed>")[2]
