@@ -14,9 +14,8 @@ from typing import Any
 import anyio
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.handlers import LocalStore
+from penstock.kernel import JobLimits
 from penstock.steps import EverySteps
 from penstock.testing import FaultyStore
 
@@ -59,7 +58,7 @@ async def train(root: Path, rank: int, is_killed: bool) -> dict[str, Any]:
     store = FaultyStore(LocalStore())
     losses: dict[int, str] = {}
     manager = penstock.CheckpointManager(
-        root, save_when=EverySteps(EVERY), config=Config(processes=LIMITS), store=store
+        root, save_when=EverySteps(EVERY), config=penstock.Config(processes=LIMITS), store=store
     )
     try:
         async with manager:
