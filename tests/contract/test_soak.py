@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.proofs.soak import Steps, soak
 
-STEPS = 200
+STEPS = 100
 
 
 @pytest.mark.slow
