@@ -60,9 +60,8 @@ async def _agree(run: SaveRun, batch: StagedBatch) -> None:
     if isinstance(workspace, JoinedWorkspace):
         workspace.enter(await operation.wait_begun(joint.digest, joint.describe))
     else:
-        workspace.build_below(
-            operation.identity
-        )  # one that sleeps until the next save cannot write into that
+        # A process that sleeps until the next save knows another name, and cannot write into that one.
+        workspace.build_below(operation.identity)
         await workspace.open()
         await operation.begin(workspace.path(""))
 

@@ -28,5 +28,4 @@ class JointPlan:
     digest: bytes  #: of all leaves and options, and of the bytes of leaves that each process holds whole
     describe: Callable[[], Sequence[str]] = field(repr=False)
     """Returns the same in words: for each leaf its key path, a tab, and what it is."""
-    own: Sequence[int] = ()  #: places of the leaves that this process alone has
     links: BaseLinks | None = None

@@ -16,9 +16,8 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
-from penstock.kernel.errors import PenstockError, StorageError
+from penstock.kernel.errors import StorageError
 from penstock.kernel.messages.joint_plan import BaseLinks
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan
@@ -26,7 +25,12 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.store_capabilities import SharedFiles
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.stages.reuse.base_comparison import compare
-from penstock.stages.reuse.incremental import divided_by, files_worth_linking, share
+from penstock.stages.reuse.incremental import (
+    divided_by,
+    files_worth_linking,
+    link_files,
+    unless_replaced,
+)
 
 
 async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
@@ -40,21 +44,11 @@ async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leav
     Raises:
         CorruptCheckpointError: If the base is missing or damaged.
     """
-    assert run.base is not None
-    identify = partial(run.threads.run, run.store.identity, run.base)
-    async with hold_for_reading(run.store, run.threads, run.base):
-        before = await identify()
-        try:
-            found = await run.threads.run(_find, run, run.base, before, leaves, plan)
-        except PenstockError:
-            if before == await identify():
-                raise
-        else:
-            if before == await identify():
-                return found
 
-    run.events.warning("save.base_replaced", path=run.path, base=run.base)
-    return leaves, plan
+    async def look(base: str, identity: object) -> tuple[Leaves, SavePlan]:
+        return await run.threads.run(_find, run, base, identity, leaves, plan)
+
+    return await unless_replaced(run, look) or (leaves, plan)
 
 
 def _find(
@@ -106,13 +100,9 @@ async def make_links(run: SaveRun, links: BaseLinks) -> None:
         StorageError: If one cannot be linked, or the base was replaced meanwhile.
     """
     assert run.base is not None
-    for folder in sorted({os.path.dirname(file) for file in links.files}):
-        await run.workspace.open(folder)
-
-    identify = partial(run.threads.run, run.store.identity, run.base)
     async with hold_for_reading(run.store, run.threads, run.base):
-        shared = await run.threads.run(share, run, links.directory, set(links.files))
-        if await identify() != links.identity:
+        shared = await link_files(run, links.directory, links.files)
+        if await run.threads.run(run.store.identity, run.base) != links.identity:
             raise StorageError("link", run.base, "the base was replaced while it was saved; save once more")
 
     absent = sorted(set(links.files) - shared)

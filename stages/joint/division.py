@@ -52,7 +52,7 @@ async def divided(
     found = await take_digests(run, held_whole)
     digest = await run.threads.run(digest_of_plan, plan, found, options_of(run))
     describe = partial(described_plan, plan, found, options_of(run))
-    joint = JointPlan(shares=_scaled(shares, leaves, plan), digest=digest, describe=describe, own=tuple(own))
+    joint = JointPlan(shares=_scaled(shares, leaves, plan), digest=digest, describe=describe)
     kept, plan = leaves.part([at for at, share in enumerate(shares) if share]), replace(plan, joint=joint)
     if run.by_digest:
         plan = replace(plan, digests=await take_digests(run, kept))

@@ -78,7 +78,8 @@ class Joined:
 
     plan: SavePlan  #: the primary's, with those behind it that other processes have for themselves
     specs: Sequence[LeafSpec]
-    places: Mapping[int, npt.NDArray[np.int64]]  #: of each other process: the place of each number it tells
+    places: Mapping[int, npt.NDArray[np.int64]]
+    """Of each other process: the place of each number it tells. Without an entry the number is the place."""
 
 
 def joined(
@@ -100,6 +101,9 @@ def joined(
         HandlerError: If there is no handler for a type of leaf that only another process has.
     """
     here = places_of_own(plan.infos)
+    if not here and not any(own.values()):
+        return Joined(plan, specs, {})
+
     common = np.array([at for at in range(len(plan.infos)) if at not in here], np.int64)
     if not any(own.values()):
         return Joined(plan, specs, dict.fromkeys(own, common))

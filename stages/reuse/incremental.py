@@ -6,13 +6,14 @@ may be deleted.
 
 from __future__ import annotations
 
-__all__ = ("divided_by", "files_worth_linking", "set_aside", "share")
+__all__ = ("divided_by", "files_worth_linking", "link_files", "set_aside", "unless_replaced")
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.messages.leaves import Leaves
@@ -23,6 +24,8 @@ from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.workspace import Workspace
 from penstock.stages.reuse.base_comparison import Candidates, compare
+
+T = TypeVar("T")
 
 LIVE_SHARE = 0.5
 """A file is linked if at least this share of its bytes is still needed. Otherwise the leaves in it are
@@ -38,12 +41,31 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
     Raises:
         CorruptCheckpointError: If the base is missing or damaged.
     """
-    assert run.base is not None
-    identify = partial(run.threads.run, run.store.identity, run.base)
-    async with hold_for_reading(run.store, run.threads, run.base):
+
+    async def look(base: str, identity: object) -> tuple[Leaves, SavePlan]:
+        return await _set_aside(run, base, identity, leaves, plan)
+
+    found = await unless_replaced(run, look)
+    if found is not None:
+        return found
+
+    assert isinstance(run.workspace, Workspace), "several processes that save together link elsewhere"
+    await run.workspace.restart()
+    return leaves, plan
+
+
+async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[T]]) -> T | None:
+    """Return what `look` finds in the base, given its path and identity; None if it is replaced meanwhile.
+
+    The base is held for reading. What `look` raises counts only if the base stayed the same.
+    """
+    base = run.base
+    assert base is not None
+    identify = partial(run.threads.run, run.store.identity, base)
+    async with hold_for_reading(run.store, run.threads, base):
         before = await identify()
         try:
-            found = await _set_aside(run, run.base, before, leaves, plan)
+            found = await look(base, before)
         except PenstockError:
             if before == await identify():
                 raise
@@ -51,10 +73,8 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
             if before == await identify():
                 return found
 
-    run.events.warning("save.base_replaced", path=run.path, base=run.base)
-    assert isinstance(run.workspace, Workspace), "several processes that save together link nothing"
-    await run.workspace.restart()
-    return leaves, plan
+    run.events.warning("save.base_replaced", path=run.path, base=base)
+    return None
 
 
 async def _set_aside(
@@ -64,11 +84,7 @@ async def _set_aside(
     if not found.parts:
         return leaves, plan
 
-    files = files_worth_linking(found.parts, sizes)
-    for folder in sorted({os.path.dirname(file) for file in files}):
-        await run.workspace.open(folder)
-
-    shared = await run.threads.run(share, run, directory, files)
+    shared = await link_files(run, directory, files_worth_linking(found.parts, sizes))
     return await run.threads.run(divided_by, run, found, shared, leaves, plan)
 
 
@@ -115,16 +131,24 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
         files = enough
 
 
-def share(run: SaveRun, directory: str, files: set[str]) -> set[str]:
-    """Link each file into the new checkpoint, durably. Returns the files that could be linked.
+async def link_files(run: SaveRun, directory: str, files: Iterable[str]) -> set[str]:
+    """Link each file below `directory` into the new checkpoint, durably. Returns those that could be linked.
 
     Whoever wrote a file may not have synced it: think of `cp -r`.
     """
+    names = sorted(files)
+    for folder in sorted(set(map(os.path.dirname, names))):
+        await run.workspace.open(folder)
+
+    return await run.threads.run(_link, run, directory, names)
+
+
+def _link(run: SaveRun, directory: str, files: Sequence[str]) -> set[str]:
     shared: set[str] = set()
     if not isinstance(run.store, SharedFiles):
         return shared
 
-    for file in sorted(files):
+    for file in files:
         path = run.workspace.path(file)
         try:
             run.store.share(os.path.join(directory, file), path)

@@ -127,15 +127,14 @@ class AsyncCheckpointer(Checkpointer):
 
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
             joint = self._joint(directory, custom_metadata, force=force)
-            building = self._building(directory, force=force)
-            if joint is None:
-                building.check()
-
-            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
             if joint is not None:
+                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
                 self._begin_joint(joint, ckpt_args, begun)
                 return
 
+            building = self._building(directory, force=force)
+            building.check()
+            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
             building.create()
             staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
             try:
